@@ -57,18 +57,18 @@ SPEECH = (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech)
         (
             None,
             {"mesh.sequence": 2, "model.attention.name": "window", "model.attention.options.window": 3},
-            "config.mesh.sequence=2 divides positions, which window attention does not allow: leave it at 1",
+            "config.mesh.sequence=2 shards positions, which window attention does not support: leave it at 1",
         ),
         (
             None,
             {"keep_every": 5, "checkpoint_every": 3},
             "config.keep_every=5 must be a multiple of checkpoint_every=3",
         ),
-        (SPEECH, {"task.data.min_digits": 3, "task.data.max_digits": 2}, "max_digits=2 is less than min_digits=3"),
+        (SPEECH, {"task.data.min_digits": 3, "task.data.max_digits": 2}, "max_digits=2 must be at least min_digits=3"),
         (
             VIT,
             {"model.image_size": 16, "task.data.image_size": 8},
-            "config.model.image_size=16 is not config.task.data",
+            "config.model.image_size=16 must equal config.task.data",
         ),
         (
             VIT,
@@ -91,7 +91,7 @@ SPEECH = (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech)
                 "model.num_channels": 2,
                 "task.data.num_channels": 2,
             },
-            "config.task.data.num_channels=2 must be 3, red, green and blue, or 1, gray",
+            "config.task.data.num_channels=2 must be 3 (RGB) or 1 (gray)",
         ),
     ],
 )
@@ -115,7 +115,7 @@ def _spelled(text):
         (lambda: parse_tree("  "), "the tree is empty"),
         (
             lambda: _attend_in_a_ring(None, linear_attention, None, None, None),
-            "config.mesh.sequence divides positions, which is for dense attention only: leave it at 1",
+            "config.mesh.sequence shards positions, which only dense attention supports: leave it at 1",
         ),
         (
             lambda: EventClassificationTask.attention(
@@ -128,17 +128,17 @@ def _spelled(text):
         ),
         (
             lambda: SentencePairTask.attention(types.SimpleNamespace(), None, "a dog", "  "),
-            "a pair needs its second sentence: --target=SENTENCE",
+            "a pair needs a second sentence: give --target=SENTENCE",
         ),
         (
             lambda: DuplicationConfig(DuplicationData(num_symbols=9)).setup(
                 GPTConfig(vocab_size=9), None, types.SimpleNamespace(starts_from_model=True)
             ),
-            "the model to start from has 9 tokens, 10 are needed",
+            "the initial model has 9 tokens, but the task needs 10",
         ),
         (
             lambda: changed(**{"task.data.dataset": "files", "task.data.train_source": "a.en"}).task.splits()["train"],
-            "config.task.data.train_target names no file; only a .tsv holds both sides",
+            "config.task.data.train_target is missing: name the target file; only a .tsv has both sides",
         ),
         (lambda: find_workdir(""), "--workdir is empty: name a folder"),
         (
@@ -174,7 +174,7 @@ def test_files_that_are_folders_or_empty(tmp_path):
     [
         ("exists", OSError(36, "File name too long"), "w cannot be used (File name too long): name another folder"),
         ("exists", RuntimeError("no\nanswer"), "w cannot be reached (no answer)"),
-        ("mkdir", OSError(30, "Read-only file system"), "w cannot be made (Read-only file system): take another --"),
+        ("mkdir", OSError(30, "Read-only file system"), "w cannot be created (Read-only file system): use another --"),
         ("mkdir", RuntimeError("no\nanswer"), "w cannot be reached (no answer)"),
     ],
 )
@@ -190,7 +190,7 @@ def test_labels_that_read_alike():
         as_written = staticmethod(_spelled)
         labels_as_written = TextToTextTask.labels_as_written
 
-    with pytest.raises(UserError, match="'card_arrival' and 'Card arrival' read alike in words: rename one"):
+    with pytest.raises(UserError, match="'card_arrival' and 'Card arrival' have the same text in words: rename one"):
         TextToTextTask._check_labels(Task())
 
 
@@ -257,7 +257,7 @@ def test_a_line_without_tokens_and_nothing_to_start_with():
 
 
 def test_a_model_to_start_from_without_a_tokenizer(tmp_path):
-    with pytest.raises(UserError, match=r"has no tokenizer: config.init_from takes a workdir or Hugging Face folder"):
+    with pytest.raises(UserError, match=r"has no tokenizer: config.init_from must be a workdir or Hugging Face folder"):
         artifacts._copy_tokenizer(epath.Path(tmp_path), epath.Path(tmp_path / "to"))
 
 
@@ -270,7 +270,7 @@ def test_a_model_to_start_from_that_has_nothing_in_common(monkeypatch):
 
 def test_labels_that_are_damaged(tmp_path):
     (tmp_path / "labels.json").write_text('["a", ')
-    with pytest.raises(UserError, match=r"labels.json is damaged \(.*\): put back a copy"):
+    with pytest.raises(UserError, match=r"labels.json is damaged \(.*\): restore a copy"):
         artifacts.setup_json(WorkdirArtifacts(tmp_path, can_make=False), "labels.json", list)
 
 
@@ -315,9 +315,9 @@ def _fails(arguments, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bench", "data", "--config=gpt_duplication:test", "--steps=1"], "bench data measures pairs of texts"),
-        (["train", "--config=mine.py", "--workdir=w"], "defines no get_config(variant): it is not an experiment file"),
-        (["train", "--config=other.py", "--workdir=w"], "other.py returns a int, not an ExperimentConfig"),
+        (["bench", "data", "--config=gpt_duplication:test", "--steps=1"], "bench data needs pairs of texts"),
+        (["train", "--config=mine.py", "--workdir=w"], "defines no get_config(variant): write that function"),
+        (["train", "--config=other.py", "--workdir=w"], "other.py must return an ExperimentConfig, got a int"),
         (
             ["train", "--config=transformer_demo:test", "--workdir=w", "--coordinator=localhost:1"],
             "--num-processes and --process-id missing: --coordinator, --num-processes, --process-id go together",
@@ -346,9 +346,11 @@ def test_models_that_neither_read_nor_hear(capfd, monkeypatch):
     for verb in ("transcribe", "attend", "support.options"):
         monkeypatch.setattr(f"tfx_jax.cli.{verb}.load_model", lambda *_, **__: (run, {}))
     run.trained = lambda params: params
-    with pytest.raises(UserError, match="digits holds a model without a tokenizer: it neither reads nor writes text"):
+    with pytest.raises(
+        UserError, match="digits holds a model without a tokenizer, but text needs one: name another run"
+    ):
         load_trained(types.SimpleNamespace(workdir="digits"))
-    line = "tfx-jax transcribe: tones learned from synthetic frames: it hears no sounds"
+    line = "tfx-jax transcribe: tones was trained on synthetic frames, not on audio: name a run of recorded speech"
     assert _fails(["transcribe", "--workdir=tones", "a.wav"], capfd) == line
     line = _fails(["attend", "--workdir=tones", "--image=a.png", "--output=b.png"], capfd)
-    assert line.endswith("tones holds no model of images: --image is for those that describe or classify")
+    assert "--image needs a model that captions or classifies images" in line

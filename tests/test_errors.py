@@ -58,7 +58,7 @@ def _list_events(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "show",
     [
-        lambda *_: Progress()._say(HOSTILE),
+        lambda *_: Progress()._write(HOSTILE),
         _train,
         _log,
         lambda *_: download._Meter("a").note(HOSTILE),

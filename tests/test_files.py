@@ -101,7 +101,7 @@ def test_the_tree_that_another_library_reads(tmp_path, monkeypatch):
     (tmp_path / "4" / "metrics").unlink()
     messages = dict.fromkeys(KINDS, "is a pipe, a device or a socket") | {
         "link to itself": "cannot read",
-        "link to nowhere": "is a link to nowhere: delete it",
+        "link to nowhere": "is a broken link: delete it",
     }
     for kind, message in messages.items():
         hostile(tmp_path / "4" / "d" / "x", kind)
@@ -117,7 +117,7 @@ def test_a_link_to_a_folder_around_a_tree_is_not_followed(tmp_path, target):
     (folder / "d").mkdir(parents=True)
     (tmp_path / "around" / "large").write_bytes(bytes(1_000))
     (folder / "d" / "x").symlink_to(target)
-    with pytest.raises(UserError, match=r"4/d/x is a link to a folder around it, /.*: delete the link"):
+    with pytest.raises(UserError, match=r"4/d/x is a link to /.*, a folder that contains it: delete the link"):
         check_tree(folder, data_folder="d", max_bytes=999)
 
 
@@ -127,7 +127,9 @@ def test_links_that_would_be_written_through(tmp_path):
     check_no_links(tmp_path / "run", ["checkpoints"])  # the workdir itself may be a link
     (tmp_path / "elsewhere" / "checkpoints").symlink_to(tmp_path)
     (tmp_path / "elsewhere" / "other").symlink_to(tmp_path)
-    with pytest.raises(UserError, match=r"run/checkpoints is a symbolic link, through which nothing is written: rep"):
+    with pytest.raises(
+        UserError, match=r"run/checkpoints is a symbolic link, and tfx_jax does not write through links: rep"
+    ):
         check_no_links(tmp_path / "run", ["tensorboard", "checkpoints"])
     check_no_links(tmp_path / "run", ["tensorboard"])
     check_no_links("gs://bucket/run", ["checkpoints"])
@@ -151,7 +153,7 @@ def test_json(text, values):
         (rb'{"a": ["\ud83d"]}', r'^a string has half of a surrogate pair, "\\ud83d"$'),
         (rb'{"\uDE00\uD83D": 1}', r'^a string has half of a surrogate pair, "\\ude00"$'),
         (rb'"\\\ud83d"', "half of a surrogate pair"),
-        (b"[" * 100_000, "^it is nested too deep$"),
+        (b"[" * 100_000, "^the JSON is nested too deeply$"),
         (b'"\xff"', "can't decode byte 0xff"),
         (b"", "Expecting value"),
     ],

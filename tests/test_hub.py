@@ -149,11 +149,11 @@ def test_a_folder_in_a_store_that_cannot_be_read_is_one_line(capsys):
     """s3fs is none of our packages, and no test installs it."""
     assert main(["generate", "--model=s3://bucket/gpt2"]) == 2
     assert re.fullmatch(
-        r"tfx-jax \w+: s3://bucket/gpt2 cannot be reached \(.*s3fs.*\): install what is missing\n",
+        r"tfx-jax \w+: s3://bucket/gpt2 cannot be reached \(.*s3fs.*\): install the missing package\n",
         capsys.readouterr().err,
     )
     assert main(["generate", "--model=https://hub/gpt2"]) == 2
-    assert "https://hub/gpt2 cannot be read: name a local folder, or one in a store (gs://" in capsys.readouterr().err
+    assert "https://hub/gpt2 cannot be read: name a local folder or one in a store (gs://" in capsys.readouterr().err
 
 
 def test_a_name_that_nobody_has_is_one_line(hub, capsys):
@@ -168,7 +168,9 @@ def test_a_name_that_nobody_has_is_one_line(hub, capsys):
 def test_without_a_network_one_line_says_what_to_do(tmp_path, monkeypatch):
     _reach(monkeypatch, "http://127.0.0.1:9", tmp_path)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"no folder gpt2 here, .* cannot be downloaded .*: copy its folder") as raised:
+    with pytest.raises(
+        UserError, match=r"no folder gpt2 here, .* cannot be downloaded .*: download it on a machine"
+    ) as raised:
         hf.load("gpt2")
     assert "\n" not in str(raised.value)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

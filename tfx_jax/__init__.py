@@ -7,7 +7,7 @@
     tfx.generate(tfx.load("gpt2"), "Once upon")
 
 Packages: `functional` (jax and numpy only), `nn`, `models`, `generation`, `data`, `synthetic`, `metrics`, `tasks`,
-`training` and `planning`. Each is imported when it is first used, so that `import tfx_jax` costs nothing.
+`training` and `planning`. Each is imported at its first use, which keeps `import tfx_jax` fast.
 """
 
 import importlib
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tfx_jax.training import load, train
 
     __version__: str
-else:  # hidden from type checkers, which would take any name for a module
+else:  # hidden from type checkers: with `__getattr__` they would accept any attribute
 
     def __getattr__(name: str) -> Any:
         """Imports a package or function at first use."""
@@ -54,5 +54,5 @@ else:  # hidden from type checkers, which would take any name for a module
 
 
 def __dir__() -> list[str]:
-    """Includes packages and functions that are not imported yet."""
+    """Lists all public names, including packages and functions that are not imported yet."""
     return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "Any", "importlib"})

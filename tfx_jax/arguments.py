@@ -1,4 +1,4 @@
-"""One-line argument errors, without anything that is slow to import."""
+"""Argument parser of the command line and its value types; imports nothing slow."""
 
 import argparse
 import math
@@ -9,66 +9,66 @@ from tfx_jax.fields import MAX_BEAMS, MAX_LENGTH_PENALTY
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are `UserError`s and that takes no abbreviations of flags."""
+    """An argument parser that raises `UserError` for bad arguments and accepts no abbreviated flags."""
 
     def __init__(self, verb: str, description: str):
         super().__init__(f"tfx-jax {verb}", description=description, allow_abbrev=False)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As ever, but that "--" is no value: argparse takes it out and stores an empty list, whatever the type."""
+        """Parses as argparse does, but rejects `--flag=--`, for which argparse would store an empty list."""
         for argument in args or ():
             flag, _, value = argument.partition("=")
             if value == "--" and flag in self._option_string_actions:
-                self.error(f'argument {flag}: "--" is no value')
+                self.error(f'argument {flag}: "--" is not a value')
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Turns an argument error into one line."""
+        """Raises UserError instead of printing the usage and exiting."""
         raise UserError(f"{message}; see {self.prog} --help")
 
 
 def folder(text: str) -> str:
-    """Reads the name of a folder from the command line, where an empty one would mean the folder one is in."""
+    """Parses the name of a folder; an empty name, which would mean the current folder, is rejected."""
     if not text:
-        raise argparse.ArgumentTypeError("it is empty: name a folder")
+        raise argparse.ArgumentTypeError("must not be empty: name a folder")
     return text
 
 
 def at_least_one(text: str) -> int:
-    """Reads a count from the command line."""
+    """Parses a count: a whole number from 1 to 2^31 - 1."""
     if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) < 2**31:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of at least 1, of 31 bits')
+        raise argparse.ArgumentTypeError(f'must be a whole number from 1 to {2**31 - 1:,}, got "{text}"')
     return int(text)
 
 
 def beam_width(text: str) -> int:
-    """Reads the width of a beam from the command line."""
+    """Parses a beam width."""
     if at_least_one(text) > MAX_BEAMS:
-        raise argparse.ArgumentTypeError(f"{text} beams are more than {MAX_BEAMS:,}")
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_BEAMS:,} beams, got {text}")
     return int(text)
 
 
 def not_negative(text: str) -> float:
-    """Reads a number from the command line that may be 0, and is not infinite."""
+    """Parses a finite number of at least 0."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a number of at least 0')
+        raise argparse.ArgumentTypeError(f'must be a finite number of at least 0, got "{text}"')
     return number
 
 
 def seed(text: str) -> int:
-    """Reads a seed from the command line: JAX takes the low 32 bits of any other."""
+    """Parses a seed. Seeds beyond 32 bits are rejected, because JAX would use their low 32 bits only."""
     if not text.isdecimal() or len(text) > 10 or not int(text) < 2**32:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number of 0 to {2**32 - 1}')
+        raise argparse.ArgumentTypeError(f'must be a whole number from 0 to {2**32 - 1}, got "{text}"')
     return int(text)
 
 
 def length_penalty(text: str) -> float:
-    """Reads the exponent of a beam search's length penalty from the command line."""
+    """Parses the exponent of a beam search's length penalty."""
     number = not_negative(text)
     if number > MAX_LENGTH_PENALTY:
-        raise argparse.ArgumentTypeError(f"{text} is more than {MAX_LENGTH_PENALTY}")
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_LENGTH_PENALTY}, got {text}")
     return number

@@ -1,13 +1,13 @@
-"""The one exception that the command line turns into a single line, and what makes the text of others safe in it."""
+"""`UserError`, which the command line prints as one line, and helpers that make quoted text safe to print."""
 
-# Packages that reach stores, each of which raises errors of its own, and what they stand on.
+# Packages that access remote stores, and their dependencies; each raises its own error classes.
 _CLIENTS = ("gcsfs", "google", "s3fs", "botocore", "aiobotocore", "aiohttp", "fsspec", "requests", "urllib3")
 
 
 class UserError(ValueError):
-    """A mistake or a circumstance the user can fix; its message is one line that names the thing and the remedy.
+    """An error the user can fix. Its message is one line that says what is wrong and the remedy.
 
-    The message may quote files, servers and other programs: it is shown as `printable` gives it.
+    The message may quote files, servers and other programs, so `str` escapes it with `printable`.
     """
 
     def __str__(self) -> str:
@@ -18,7 +18,8 @@ def check_text(text: str, name: str) -> None:
     """Checks that a string can be written in UTF-8, as every tokenizer needs.
 
     Raises:
-      UserError: if it has half of a surrogate pair, such as the first half of an emoji; `name` says whose text it is.
+      UserError: if it contains half of a surrogate pair, such as the first half of an emoji; the message begins with
+        `name`.
     """
     try:
         text.encode()
@@ -31,11 +32,11 @@ def check_text(text: str, name: str) -> None:
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    r"""Escapes whatever would move the cursor, break the line or hide: text from a file or a server may do all that.
+    r"""Escapes characters that would move the cursor, break the line or be invisible on a terminal.
 
     Args:
-      text: from elsewhere.
-      limit: the most characters to show; what is cut off is marked with "...".
+      text: untrusted text, such as from a file or a server.
+      limit: maximum number of characters; longer text is cut and ends with "...".
 
     >>> print(printable("404 \x1b[2JNot\r\nFound \u202e"))
     404 \x1b[2JNot\r\nFound \u202e
@@ -46,10 +47,10 @@ def printable(text: str, limit: int | None = None) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, or its kind where that is nothing."""
+    """Returns the message of an error as one line, or the name of its class if it has no message."""
     return printable(" ".join(str(error).split()), 200) or type(error).__name__
 
 
-def is_of_store(error: BaseException) -> bool:
-    """Whether it is a client of a store (gs://, s3://) that raised the error."""
+def is_store_error(error: BaseException) -> bool:
+    """Returns whether the client of a remote store (gs://, s3://) raised the error."""
     return type(error).__module__.partition(".")[0] in _CLIENTS

@@ -1,4 +1,4 @@
-"""Fields of configurations that know which values they may have: `num_layers: int = at_least(1, 6)`."""
+"""Dataclass fields of configurations with declared bounds: `num_layers: int = at_least(1, 6)`."""
 
 import ast
 import dataclasses
@@ -18,56 +18,53 @@ from tfx_jax.errors import UserError, printable
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound=type)
 
-_LARGEST = 2**31 - 1  # what counts and sizes become on devices
+_LARGEST = 2**31 - 1  # counts and sizes are int32 on devices
 MAX_BEAMS = 10_000
-"""That a search may keep: no one gains by more than some tens, and memory grows with them."""
-
+"""Largest beam width; quality gains end at some tens of beams, and memory grows with the width."""
 
 MAX_LENGTH_PENALTY = 7
 """Largest exponent of a beam search's length penalty: ((5 + L) / 6)^7 is finite in float32 up to L = 1,000,000."""
 
 
 def at_least(least: float, default: T) -> T:
-    """Declares a field of a dataclass whose numbers are not below `least`; None, where allowed, is let through."""
+    """Declares a dataclass field with numbers of at least `least`; None is not checked."""
     return dataclasses.field(default=default, metadata={"at_least": least})
 
 
 def within(least: float, most: float, default: T) -> T:
-    """Declares a field of a dataclass whose numbers are in [least, most]; `most` may be beyond 31 bits."""
+    """Declares a dataclass field with numbers in [least, most]; `most` may be larger than 2^31 - 1."""
     return dataclasses.field(default=default, metadata={"at_least": least, "at_most": most})
 
 
 def fraction(default: T) -> T:
-    """Declares a field of a dataclass whose numbers are in [0, 1), such as a rate of dropout."""
+    """Declares a dataclass field with numbers in [0, 1), such as a dropout rate."""
     return dataclasses.field(default=default, metadata={"is_fraction": True})
 
 
 def one_of(choices: Iterable[str], default: str) -> str:
-    """Declares a field of a dataclass whose strings are among `choices`."""
+    """Declares a dataclass field with one of the strings `choices`."""
     return dataclasses.field(default=default, metadata={"choices": tuple(choices)})
 
 
 def check_fields(config: Any, name: str = "config") -> None:
-    """Checks every field of nested dataclasses against its declaration.
+    """Checks the type and value of every field of nested dataclasses against its declaration.
 
     Args:
       config: a dataclass.
-      name: what messages call it.
+      name: name of the dataclass in messages.
 
     Raises:
-      UserError: if a value is not allowed or of another type; the message names the field.
+      UserError: if a value is out of range or has the wrong type; the message names the field.
     """
     hints = _hints(type(config))
     for field in dataclasses.fields(config):
         value: Any = getattr(config, field.name)
         path, metadata = f"{name}.{field.name}", field.metadata
-        is_part = hasattr(value, "__dataclass_fields__")
-        if is_part:  # before its own type: a protocol looks at properties, which need fields of the right types
+        is_dataclass = hasattr(value, "__dataclass_fields__")
+        if is_dataclass:  # first: checking its type may read properties, which need valid fields
             check_fields(value, path)
         _check_type(path, value, hints[field.name])
-        if is_part:
-            continue
-        if value is None:
+        if is_dataclass or value is None:
             continue
         most = metadata.get("at_most", _LARGEST)
         if isinstance(value, int if "at_most" not in metadata else (int, float)) and value > most:
@@ -90,19 +87,19 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _check_type(path: str, value: Any, hint: Any) -> None:
-    """Raises UserError unless a value has the type that a field is annotated with; whole numbers are floats too."""
+    """Raises UserError unless a value has the annotated type of its field; integers are valid floats."""
     if _has_type(value, hint):
         return
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    names = " or ".join(_type_name(kind) for kind in kinds)
+    alternatives = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    names = " or ".join(_type_name(kind) for kind in alternatives)
     raise UserError(f"{path} must be {names}, got {_shown(value)}")
 
 
 def _check_integers(path: str, value: Any, most: float) -> None:
-    """Raises UserError unless a value, or each item of a tuple, fits into the integers of a device."""
+    """Raises UserError unless a value, or each item of a tuple, is in [-(2^31 - 1), most] if it is an integer."""
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, int) and not -_LARGEST <= number <= most:
-            raise UserError(f"{path} must be of 31 bits, got {_shown(number)}")
+            raise UserError(f"{path} must be from {-_LARGEST} to {most}, got {_shown(number)}")
 
 
 def _has_type(value: Any, hint: Any) -> bool:
@@ -113,7 +110,7 @@ def _has_type(value: Any, hint: Any) -> bool:
     if hint in (int, float):
         return isinstance(value, (int, hint)) and not isinstance(value, bool)
     if getattr(hint, "_is_protocol", False):  # typing.is_protocol from Python 3.13 on
-        return dataclasses.is_dataclass(value)  # a task of the user's own need not have every method
+        return dataclasses.is_dataclass(value)  # a user-defined task may lack optional methods
     return isinstance(value, hint)
 
 
@@ -121,36 +118,36 @@ def _type_name(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
         return f"a list of {_type_name(typing.get_args(kind)[0]).partition(' ')[2]}s"
     names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "None"}
-    return names.get(kind) or f"of the class {kind.__name__}"
+    return names.get(kind) or f"an instance of {kind.__name__}"
 
 
 def _shown(value: Any) -> str:
-    """A value as messages quote it: NumPy and Python refuse to print integers of thousands of digits."""
+    """Returns a value as text for messages; Python cannot print integers of thousands of digits."""
     if isinstance(value, int) and abs(value) > 10**30:
         return "a number of more than 30 digits"
     return printable(repr(value), 100)
 
 
 def documented(kind: Kind) -> Kind:
-    """Has `help` say of each field of a dataclass what the comment in its source says."""
+    """Appends the comments of a dataclass's fields in its source to its docstring."""
     kind.__doc__ = cast(Any, _Documentation(kind.__doc__))
     return kind
 
 
 class _Documentation:
-    """A docstring that reads the source when it is looked at: imports need not wait for it."""
+    """A docstring that reads the source when it is accessed, so that imports stay fast."""
 
     def __init__(self, text: str | None):
         self._text = inspect.cleandoc(text or "")
 
     def __get__(self, instance: Any, owner: type) -> str:
-        told = [f"{name}: {meaning}" for name, meaning in meanings(owner).items() if meaning]
-        lines = [line for text in told for line in textwrap.wrap(text, 100, subsequent_indent="  ")]
+        entries = [f"{name}: {meaning}" for name, meaning in meanings(owner).items() if meaning]
+        lines = [line for text in entries for line in textwrap.wrap(text, 100, subsequent_indent="  ")]
         return "\n".join([self._text, "", "Fields:", *(f"  {line}" for line in lines)])
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """Says of each field of a dataclass what the comment in its source says and which values it may have."""
+    """Returns the meaning of each field of a dataclass: its help text or source comment, and its allowed values."""
     comments = _comments(kind)
     texts = {name: field.metadata.get("help") or comments.get(name, "").rstrip(".") for name, field in _fields(kind)}
     return {name: "; ".join(filter(None, (texts[name], _allowed(field.metadata)))) for name, field in _fields(kind)}
@@ -161,7 +158,7 @@ def _fields(kind: type) -> list[tuple[str, Any]]:
 
 
 def _allowed(metadata: Any) -> str:
-    """What the declaration of a field lets it be."""
+    """Returns the values that the declaration of a field allows, as text; "" if it allows all."""
     if "choices" in metadata:
         return f"one of {', '.join(metadata['choices'])}"
     if "is_fraction" in metadata:
@@ -173,14 +170,14 @@ def _allowed(metadata: Any) -> str:
 
 @functools.cache
 def _comments(kind: type) -> dict[str, str]:
-    """The comment of each field of a dataclass, behind it or above it; nothing where there is no source."""
-    found: dict[str, str] = {}
+    """Returns the comment of each field of a dataclass, at its end or above it; {} without source code."""
+    result: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
         try:
             source = textwrap.dedent(inspect.getsource(base))
-        except (OSError, TypeError):  # made in a notebook, or by hand
+        except (OSError, TypeError):  # defined in a notebook or at run time
             continue
         comments = {
             token.start[0]: token.string.lstrip("# ")
@@ -191,14 +188,16 @@ def _comments(kind: type) -> dict[str, str]:
         (body,) = ast.parse(source).body
         for node in getattr(body, "body", ()):
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                behind = [comments[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in comments]
-                found[node.target.id] = " ".join(behind or _above(node.lineno, lines, comments))
-    return found
+                trailing = [
+                    comments[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in comments
+                ]
+                result[node.target.id] = " ".join(trailing or _above(node.lineno, lines, comments))
+    return result
 
 
 def _above(line: int, lines: list[str], comments: dict[int, str]) -> list[str]:
-    """The lines of comment right above a line of source."""
-    told: list[str] = []
+    """Returns the lines of comment directly above a line of source."""
+    above: list[str] = []
     while (line := line - 1) in comments and lines[line - 1].lstrip().startswith("#"):
-        told.insert(0, comments[line])
-    return told
+        above.insert(0, comments[line])
+    return above

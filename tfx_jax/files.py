@@ -1,4 +1,4 @@
-"""Files and folders from elsewhere: no pipe that never ends, no file that fills the memory, no store unreached."""
+"""Safe access to files and folders of unknown origin: no endless pipes, no huge files, clear errors for stores."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ from etils import epath
 from tfx_jax.errors import UserError, one_line
 
 MAX_BYTES = 256 << 20
-"""Of a description, a vocabulary or a tokenizer; the largest that are published have a tenth of it."""
+"""Size limit of a configuration, vocabulary or tokenizer file; the largest published ones have a tenth of it."""
 
 
 def read_small_file(path: epath.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
@@ -23,11 +23,11 @@ def read_small_file(path: epath.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
 
     Raises:
       OSError: if it cannot be read; FileNotFoundError if it does not exist.
-      UserError: if it is a pipe, a device or the like, or has more than `max_bytes`.
+      UserError: if it is a pipe, device or socket, or has more than `max_bytes`.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size if is_local(path) else epath.Path(path).stat().length
-        # A file of /proc has size 0, and a file may grow meanwhile: the read is bounded, too.
+        # Files in /proc have size 0, and a file may grow meanwhile: limit the read, too.
         data = b"" if size > max_bytes else file.read(max_bytes + 1)
     if max(size, len(data)) > max_bytes:
         raise UserError(f"{path} has {max(size, len(data)):,} bytes; such a file may have at most {max_bytes:,}")
@@ -35,18 +35,18 @@ def read_small_file(path: epath.PathLike, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def open_regular(path: epath.PathLike) -> BinaryIO:
-    """Opens a file for reading in binary mode, local or remote, and never waits for the writer of a pipe.
+    """Opens a file for reading in binary mode, local or remote, without waiting for the writer of a pipe.
 
     Raises:
       OSError: if it cannot be opened; FileNotFoundError if it does not exist.
-      UserError: if it is a pipe, a device or the like.
+      UserError: if it is a pipe, device or socket.
     """
     if not is_local(path):
         return cast(BinaryIO, epath.Path(path).open("rb"))
-    check_regular(path)  # opening a device may already have an effect
+    check_regular(path)  # before opening: opening a device may have side effects
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        _check_mode(os.fstat(descriptor).st_mode, path)  # of what was opened, whatever has the name by now
+        _check_mode(os.fstat(descriptor).st_mode, path)  # checks the opened file, in case the path was replaced
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -54,11 +54,11 @@ def open_regular(path: epath.PathLike) -> BinaryIO:
 
 
 def check_regular(path: epath.PathLike) -> None:
-    """Checks that a local path leads to a regular file; remote files always are regular.
+    """Checks that a local path is a regular file; remote files always are.
 
     Raises:
-      OSError: if the path cannot be looked at, or is a folder.
-      UserError: if it is a pipe, a device or the like, which may never end.
+      OSError: if the path cannot be accessed, or is a folder.
+      UserError: if it is a pipe, device or socket, which may never end.
     """
     if is_local(path):
         _check_mode(pathlib.Path(path).stat().st_mode, path)
@@ -72,17 +72,17 @@ def _check_mode(mode: int, path: epath.PathLike) -> None:
 
 
 def check_tree(folder: epath.PathLike, *, data_folder: str, max_bytes: int = MAX_BYTES) -> None:
-    """Checks all files of a folder that another library is going to read.
+    """Checks all files of a folder before another library reads it.
 
     Args:
-      folder: local; nothing is checked in a store, or where there is no folder.
-      data_folder: the name of folders whose files may have any size; other files are read as a whole.
-      max_bytes: of these other files.
+      folder: a folder; nothing is checked if it is remote or does not exist.
+      data_folder: name of the folders whose files may have any size.
+      max_bytes: size limit of all other files, which are read completely into memory.
 
     Raises:
       OSError: if a folder cannot be listed.
-      UserError: if there is a pipe, a device or the like, a link to nowhere or to a folder around `folder`, or a
-        description that is too large.
+      UserError: if there is a pipe, device or socket, a broken link, a link to a folder that contains `folder`, or a
+        file that is too large.
     """
     if not is_local(folder) or not pathlib.Path(folder).is_dir():
         return
@@ -90,39 +90,39 @@ def check_tree(folder: epath.PathLike, *, data_folder: str, max_bytes: int = MAX
     while waiting:
         for path in sorted(waiting.pop().iterdir()):
             try:
-                found = path.stat()
+                status = path.stat()
             except FileNotFoundError:
                 if not path.is_symlink():
-                    continue  # deleted meanwhile, as a training in the folder does with old checkpoints
-                raise UserError(f"{path} is a link to nowhere: delete it, or put back what it names") from None
+                    continue  # deleted meanwhile: a run that trains in the folder deletes old checkpoints
+                raise UserError(f"{path} is a broken link: delete it, or restore its target") from None
             except OSError as error:  # a link to itself
                 raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from None
-            if stat.S_ISDIR(found.st_mode):
+            if stat.S_ISDIR(status.st_mode):
                 if path.is_symlink() and pathlib.Path(folder).resolve().is_relative_to(path.resolve()):
-                    raise UserError(f"{path} is a link to a folder around it, {path.resolve()}: delete the link")
-                if (found.st_dev, found.st_ino) not in seen:  # links may lead in circles
-                    seen.add((found.st_dev, found.st_ino))
+                    raise UserError(f"{path} is a link to {path.resolve()}, a folder that contains it: delete the link")
+                if (status.st_dev, status.st_ino) not in seen:  # links may lead in circles
+                    seen.add((status.st_dev, status.st_ino))
                     waiting.append(path)
                 continue
-            _check_mode(found.st_mode, path)
-            if path.parent.name != data_folder and found.st_size > max_bytes:
-                raise UserError(f"{path} has {found.st_size:,} bytes; such a file may have at most {max_bytes:,}")
+            _check_mode(status.st_mode, path)
+            if path.parent.name != data_folder and status.st_size > max_bytes:
+                raise UserError(f"{path} has {status.st_size:,} bytes; such a file may have at most {max_bytes:,}")
 
 
 def check_no_links(folder: epath.PathLike, names: Iterable[str]) -> None:
-    """Checks, before something is written there, that nothing of these names in a local folder is a symbolic link.
+    """Checks, before writing, that none of these names in a local folder is a symbolic link.
 
-    A folder from elsewhere could otherwise have files written, replaced or deleted in any other place.
+    Through a link, a folder of unknown origin could have files outside it written, replaced or deleted.
 
     Raises:
-      UserError: names the link.
+      UserError: if one is a symbolic link; the message names it.
     """
     for name in names:
         path = pathlib.Path(folder) / name
         if is_local(folder) and path.is_symlink():
             raise UserError(
-                f"{path} is a symbolic link, through which nothing is written: replace it with what it names, or take "
-                "another --workdir (which may itself be a link)"
+                f"{path} is a symbolic link, and tfx_jax does not write through links: replace it with its target, or "
+                "use another --workdir (which may itself be a link)"
             )
 
 
@@ -130,15 +130,15 @@ def parse_json(text: str | bytes) -> Any:
     """Parses JSON in UTF-8, with or without a byte order mark.
 
     Raises:
-      ValueError: if it is not JSON, not UTF-8 or nested too deep, or if a string has half of a surrogate pair, which
-        no text can hold.
+      ValueError: if it is not JSON, not UTF-8 or nested too deeply, or if a string has half of a surrogate pair, which
+        UTF-8 cannot encode.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8-sig")
     try:
         values = json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("the JSON is nested too deeply") from None
     if re.search(r"\\u[dD][89a-fA-F]", text):
         try:
             json.dumps(values, ensure_ascii=False).encode()
@@ -148,57 +148,57 @@ def parse_json(text: str | bytes) -> Any:
     return values
 
 
-_STORES = ("gs", "s3", "az", "hf")  # that etils reads, each by a client that has to be installed
+_STORES = ("gs", "s3", "az", "hf")  # schemes that etils supports; each needs an installed client
 
 
 def reach(name: epath.PathLike) -> epath.Path:
-    """Returns the path of a folder that need not be there.
+    """Returns the path of a folder, which need not exist, after checking that it can be accessed.
 
     Raises:
-      UserError: if it can be none, or is in a store that cannot be reached or for which no client is installed.
+      UserError: if the name is invalid, or its store cannot be reached or has no installed client.
     """
     check_store(name)
     if not is_local(name):
-        _end_waiting()
+        _set_store_timeouts()
     try:
         path = epath.Path(name)
         path.exists()
     except ImportError as error:
-        raise UserError(f"{name} cannot be reached ({one_line(error)}): install what is missing") from None
+        raise UserError(f"{name} cannot be reached ({one_line(error)}): install the missing package") from None
     except Exception as error:
         if isinstance(error, OSError) and is_local(name):
             raise UserError(f"{name} cannot be used ({error.strerror or error}): name another folder") from None
-        raise UserError(f"{name} cannot be reached ({one_line(error)})") from None  # by whatever client it has
+        raise UserError(f"{name} cannot be reached ({one_line(error)})") from None  # an error of the store's client
     return path
 
 
 def check_store(name: epath.PathLike) -> None:
-    """Checks that a name is of a disk, or of a store that can be read; whether it is there is not asked.
+    """Checks that a path is local or in a supported store; it need not exist.
 
     Raises:
-      UserError: if it is neither, as an address of the web.
+      UserError: if it has another scheme, such as https://.
     """
     store, mark, _ = os.fspath(name).partition("://")
     if mark and store not in _STORES:
         listed = ", ".join(f"{store}://" for store in _STORES)
-        raise UserError(f"{name} cannot be read: name a local folder, or one in a store ({listed})")
+        raise UserError(f"{name} cannot be read: name a local folder or one in a store ({listed})")
 
 
 def absolute(path: epath.PathLike) -> epath.Path:
-    """The whole path, as Orbax asks for; `resolve` would take one in a store for a local folder named "gs:"."""
-    found = epath.Path(path)
-    return found.resolve() if is_local(found) else found
+    """Returns the absolute path, which Orbax requires; `resolve` would treat gs:// as a local folder "gs:"."""
+    path = epath.Path(path)
+    return path.resolve() if is_local(path) else path
 
 
 def is_local(path: epath.PathLike) -> bool:
-    """Whether it is on a disk, and in no store."""
+    """Returns whether a path is local rather than in a remote store."""
     return "://" not in os.fspath(path)
 
 
-def _end_waiting() -> None:
-    """Makes who reads Google's store give a request up that is not answered, after which it is tried again.
+def _set_store_timeouts() -> None:
+    """Sets timeouts after which clients of Google Cloud Storage abandon and retry an unanswered request.
 
-    By default gcsfs waits five minutes, six times, and tensorstore for ever; who has set something else keeps that.
+    By default gcsfs waits six times for five minutes, and tensorstore forever. Timeouts the user has set are kept.
     """
     with contextlib.suppress(ImportError):
         import fsspec.config

@@ -90,7 +90,7 @@ def test_what_is_done_is_not_done_again(workdir, monkeypatch, capsys):
 def test_another_configuration_is_trained_and_not_taken_for_what_is_there(workdir, capsys):
     with pytest.raises(SystemExit):
         long_range.main([f"--workdir={workdir}", *CHOSEN, "--config.model.d_ff=8"])
-    assert "was made with model.d_ff=32, not 8: take another --workdir" in " ".join(capsys.readouterr().err.split())
+    assert "was made with model.d_ff=32, not 8: restore these values" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_interruption_ends_the_command_without_a_result(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ def fails(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize("verb", [TRAIN, ["translate"], ["predict"], ["average"]])
 def test_folders_that_cannot_be(fails, verb, tmp_path):
     (tmp_path / "file").touch()
-    assert fails([*verb, "--workdir="]).startswith("argument --workdir: it is empty: name a folder; see tfx-jax")
+    assert fails([*verb, "--workdir="]).startswith("argument --workdir: must not be empty: name a folder; see tfx-jax")
     assert fails([*verb, f"--workdir={'x' * 300}"]).startswith("x" * 300)
     for name in ("file", "file/below"):
         assert fails([*verb, f"--workdir={name}"]).startswith(f"{name} ")
@@ -44,7 +44,7 @@ def test_folders_that_cannot_be(fails, verb, tmp_path):
 def test_a_folder_of_somebody_else(fails, tmp_path, monkeypatch):
     (tmp_path / "closed").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: pathlib.Path(path).name != "closed")  # root may write anywhere
-    line = "closed cannot be written into: take another --workdir, or change its permissions"
+    line = "closed is not writable: use another --workdir, or change its permissions"
     assert fails([*TRAIN, "--workdir=closed"]) == line
 
 
@@ -96,19 +96,19 @@ def test_numbers_that_are_none(fails, flag, message):
 @pytest.mark.parametrize("port", ["0", "65536", "99999", "x", ""])
 def test_ports_that_are_none(fails, port):
     flags = [f"--coordinator=localhost:{port}", "--num-processes=2", "--process-id=0"]
-    line = f"--coordinator=localhost:{port} is not HOST:PORT, a port being 1 to 65535"
+    line = f"--coordinator=localhost:{port} must be HOST:PORT with a port from 1 to 65535"
     assert fails([*TRAIN, "--workdir=w", *flags]) == line
 
 
 @pytest.mark.parametrize("arguments", [["generate", "--model=w", "--batch=--"], ["translate", "--workdir=--"]])
 def test_two_dashes_are_no_value(fails, arguments):
-    assert fails(arguments).startswith(f'argument {arguments[-1].partition("=")[0]}: "--" is no value; see tfx-jax')
+    assert fails(arguments).startswith(f'argument {arguments[-1].partition("=")[0]}: "--" is not a value; see tfx-jax')
 
 
 def test_whoever_develops_sees_where(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TFX_JAX_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="it is empty: name a folder"):
+    with pytest.raises(ValueError, match="must not be empty: name a folder"):
         main([*TRAIN, "--workdir="])
 
 
@@ -117,18 +117,18 @@ def test_what_nobody_thought_of_is_one_line_too(fails, monkeypatch):
         raise PermissionError(13, "Permission denied", "a\x1b[2Jb")
 
     monkeypatch.setattr("tfx_jax.cli.experiments.run", run)
-    line = "a\\x1b[2Jb: Permission denied; TFX_JAX_TRACEBACK=1 shows where that was met"
+    line = "a\\x1b[2Jb: Permission denied; set TFX_JAX_TRACEBACK=1 to see the traceback"
     assert fails(["experiments"]) == line
 
 
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--beam=100000000000", '"100000000000" is not a whole number of at least 1, of 31 bits'),
-        ("--beam=10001", "10001 beams are more than 10,000"),
-        ("--length-penalty=nan", '"nan" is not a number of at least 0'),
-        ("--alpha=-5", '"-5" is not a number of at least 0'),
-        ("--alpha=x", '"x" is not a number of at least 0'),
+        ("--beam=100000000000", 'must be a whole number from 1 to 2,147,483,647, got "100000000000"'),
+        ("--beam=10001", "must be at most 10,000 beams, got 10001"),
+        ("--length-penalty=nan", 'must be a finite number of at least 0, got "nan"'),
+        ("--alpha=-5", 'must be a finite number of at least 0, got "-5"'),
+        ("--alpha=x", 'must be a finite number of at least 0, got "x"'),
     ],
 )
 def test_flags_of_a_search(fails, flag, message):
@@ -144,7 +144,7 @@ def test_memory_that_does_not_suffice(fails, monkeypatch, error):
     monkeypatch.setattr("tfx_jax.cli.experiments.run", run)
     line = fails(["experiments"])
     assert line.startswith("out of memory (")
-    assert line.endswith("): give it less at once")
+    assert line.endswith("): use a smaller batch or shorter inputs")
     monkeypatch.setenv("TFX_JAX_TRACEBACK", "1")
     with pytest.raises(type(error)):
         main(["experiments"])

@@ -122,6 +122,7 @@ def test_every_verb_has_help(verb, capfd):
     flag = {
         "experiments": "--copy",
         "plan": "--topology",
+        "check-attention": "--case",
         "prepare": "--data-dir",
         "bench": "--json",
         "generate": "--model",
@@ -248,7 +249,7 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fly"], "unknown verb 'fly'; there are train, experiments, evaluate, translate, "),
+        (["fly"], "unknown verb 'fly'; use one of train, experiments, evaluate, translate, "),
         (["train", "--workdir=w"], "the following arguments are required: --config"),
         (["train", "--config=missing.py", "--workdir=w"], "missing.py does not exist"),
         (["train", "--config=transformer_deom", "--workdir=w"], "did you mean transformer_demo"),
@@ -269,21 +270,24 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
         (["train", f"--config={EXPERIMENT}", "--workdir=w", "--steps=3"], "unknown argument --steps=3"),
         (
             ["train", f"--config={EXPERIMENT}", "--workdir=w", "--config.num_steps"],
-            "--config.num_steps lacks its value",
+            "--config.num_steps has no value",
         ),
-        (["train", f"--config={EXPERIMENT}", "--workdir=w", "--profile=7:7"], "--profile=7:7 is not START:STOP"),
+        (["train", f"--config={EXPERIMENT}", "--workdir=w", "--profile=7:7"], "--profile=7:7 must be START:STOP"),
         (["translate", "--workdir=nowhere"], "nowhere has no config.json"),
-        (["translate", "--workdir=nowhere", "--beam=0"], '"0" is not a whole number of at least 1'),
-        (["evaluate", "--workdir=nowhere", "--source=a"], "--source and --reference go together"),
-        (["evaluate", "--workdir=nowhere", "--step=lates"], '"lates" is not a step'),
+        (["translate", "--workdir=nowhere", "--beam=0"], 'must be a whole number from 1 to 2,147,483,647, got "0"'),
+        (["evaluate", "--workdir=nowhere", "--source=a"], "--source and --reference must be given together"),
+        (["evaluate", "--workdir=nowhere", "--step=lates"], '"lates" must be a step number'),
         (["attend", "--workdir=nowhere", "--source= ", "--output=a.png"], "--source is empty"),
-        (["attend", "--workdir=nowhere", "--source=a"], "attend needs --output=PICTURE or --html=PAGE, or both"),
+        (
+            ["attend", "--workdir=nowhere", "--source=a"],
+            "attend needs a file to write: --output=IMAGE, --html=PAGE or both",
+        ),
         (
             ["attend", "--workdir=nowhere"],
-            "attend needs one of --source=SENTENCE, --image=FILE of a model of images, --row=NUMBER of events",
+            "attend needs exactly one of --source=SENTENCE (sentence pairs), --image=FILE (images) and --row=NUMBER",
         ),
-        (["attend", "--workdir=nowhere", "--source=a", "--image=3"], "attend needs one of --source=SENTENCE"),
-        (["attend", "--workdir=nowhere", "--row=0"], '"0" is not a whole number of at least 1'),
+        (["attend", "--workdir=nowhere", "--source=a", "--image=3"], "attend needs exactly one of --source=SENTENCE"),
+        (["attend", "--workdir=nowhere", "--row=0"], 'must be a whole number from 1 to 2,147,483,647, got "0"'),
     ],
 )
 def test_mistakes_cost_one_line(arguments, message, capfd, tmp_path, monkeypatch):
@@ -368,7 +372,7 @@ def test_damage_beside_the_checkpoints_is_named_and_nothing_is_made_or_lost(text
     (copy / file).unlink()
     if (verb, file) != (["train"], "config.json"):  # which the command line tells again
         message = fails_with(capfd, command)
-        assert re.search(f"copy/{file} is missing, and the checkpoints|copy has no config.json", message)
+        assert re.search(f"copy/{file} is missing, but the checkpoints|copy has no config.json", message)
         assert "delete" not in message
     after = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != "train.lock"}
     assert after == {path: content for path, content in before.items() if path != copy / file}

@@ -13,7 +13,8 @@ from flax import nnx
 from tfx_jax.cli import main
 from tfx_jax.cli.support import progress
 from tfx_jax.models import GPT, GPTConfig, hf
-from tfx_jax.models.hf import llama
+from tfx_jax.models.hf import llama, marian, t5
+from tfx_jax.models.hf.encoders import ENCODERS
 from tfx_jax.models.hf.folder import Fields
 
 CONFIG = GPTConfig(vocab_size=11, max_length=8, num_layers=2, d_model=4, num_heads=2)
@@ -58,7 +59,7 @@ def weights_of(folder):
 
 
 def leaves(model):
-    return jax.tree.leaves(nnx.state(model))
+    return jax.tree.leaves(nnx.state(model, nnx.Param))
 
 
 def refused(capfd, arguments, message):
@@ -105,7 +106,7 @@ def test_the_model_is_the_same(source, tmp_path, capfd, dtype):
     assert found["output"] == str(output)
     assert set(found["files"]) == names
     assert found["left_out"] == ["h.0.attn.bias"]
-    assert err.splitlines()[2].endswith("or of another architecture): h.0.attn.bias")
+    assert err.splitlines()[2].endswith("or parts of another architecture): h.0.attn.bias")
     assert f"GPT2LMHeadModel: {NUM_PARAMETERS:,} parameters; {found['bytes_before']:,} bytes before, " in err
     assert (
         f"{found['bytes_after']:,} as {dtype}\n{output}: config.json, model.safetensors, tokenizer_config.json" in err
@@ -124,12 +125,24 @@ SIZES = {
     "marian": {"d_model": 8, "encoder_ffn_dim": 12, "decoder_ffn_dim": 12, "encoder_layers": 1, "decoder_layers": 2}
     | {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "pad_token_id": 12, "decoder_start_token_id": 12},
 }
-MODEL_TYPES = {"GPT2": "gpt2", "OpenAI": "openai-gpt", "Bert": "bert", "ViT": "vit", "T5": "t5", "Marian": "marian"}
-MODEL_TYPES |= {"BigBird": "big_bird", "Longformer": "longformer"}
+MODEL_TYPES = {"GPT2": "gpt2", "OpenAI": "openai-gpt", "Bert": "bert", "ViT": "vit", "Marian": "marian"}
+MODEL_TYPES |= {name: encoder.MODEL_TYPE for encoder in ENCODERS for name in encoder.HEADS}
+SIZES |= {
+    encoder.MODEL_TYPE: {encoder.fields.get(name, name): value for name, value in SIZES["bert"].items()}
+    for encoder in ENCODERS
+}
+MODEL_TYPES |= {name: name.partition("T5")[0].lower() + "t5" for name in t5.ARCHITECTURES}
+SIZES |= {kind: SIZES["t5"] for kind in t5.MODEL_TYPES}
+MODEL_TYPES |= {architecture: kind for kind, architecture in marian.MODEL_TYPES.items()}
+SIZES |= {kind: {**SIZES["marian"], "pad_token_id": 1} for kind in marian.MODEL_TYPES if kind != "marian"}
+SIZES["deit"] = SIZES["vit"]
+SIZES["modernbert"] = SIZES["bert"] | {"num_hidden_layers": 4}
+MODEL_TYPES |= {"DeiT": "deit", "ModernBert": "modernbert", "BigBird": "big_bird", "Longformer": "longformer"}
 MODEL_TYPES |= {architecture: kind for kind, architecture in llama.MODEL_TYPES.items()}
 SIZES |= {
     kind: {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4}
     | {"intermediate_size": 12}
+    | {"num_experts": 3, "num_local_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
     for kind in llama.MODEL_TYPES
 }
 
@@ -190,7 +203,7 @@ def test_without_json_standard_output_is_empty(source, tmp_path, capfd):
     assert main(["convert", f"--model={source}", f"--output={tmp_path}/output"]) == 0
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.splitlines()[1].endswith("read back, the same")
+    assert err.splitlines()[1].endswith("verified by reading it back")
 
 
 def test_converting_what_was_converted_changes_nothing(source, tmp_path, capfd):
@@ -216,7 +229,7 @@ def test_another_model_is_overwritten_on_demand_only(source, tmp_path, capfd, na
     output.mkdir()
     (output / name).write_text("precious")
     arguments = [f"--model={source}", f"--output={output}"]
-    refused(capfd, arguments, f"has a {name} already: name another folder, or add --overwrite")
+    refused(capfd, arguments, f"already contains {name}: name another folder, or add --overwrite")
     assert [path.name for path in output.iterdir()] == [name]
     assert (output / name).read_text() == "precious"
     (output / "tokenizer.json").write_text("of another model")
@@ -267,13 +280,13 @@ def test_what_does_not_read_back_is_an_error(source, tmp_path, capfd, monkeypatc
         (path / "model.safetensors").write_bytes(data)
 
     monkeypatch.setattr(hf, "save", flip)
-    refused(capfd, [f"--model={source}", f"--output={tmp_path}/output"], "does not read back as it was written")
+    refused(capfd, [f"--model={source}", f"--output={tmp_path}/output"], "differs from the model when read back")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output=out"], "give either --model=FOLDER or --workdir=FOLDER"),
+        (["--output=out"], "give exactly one of --model=FOLDER and --workdir=FOLDER"),
         (["--model=./nowhere", "--output=out"], "nowhere/config.json does not exist"),
         (
             ["--model=nowhere", "--output=out"],
@@ -293,7 +306,7 @@ def test_mistakes_cost_one_line(capfd, tmp_path, monkeypatch, arguments, message
 
 def test_an_output_that_cannot_be(source, tmp_path, capfd):
     (tmp_path / "file").write_text("")
-    refused(capfd, [f"--model={source}", f"--output={tmp_path}/file"], "file is a file, not a folder")
+    refused(capfd, [f"--model={source}", f"--output={tmp_path}/file"], "file is a file: name a folder")
     refused(capfd, [f"--model={source}", f"--output={tmp_path}/file/below"], "cannot write to")
 
 

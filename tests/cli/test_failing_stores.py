@@ -110,12 +110,13 @@ CLIENTS = ["gcsfs.retry", "google.auth.exceptions", "aiohttp.client_exceptions",
 def test_a_store_that_fails_under_any_verb(workdir, store, fails, failing, module, base):
     error = type("HttpError", (base,), {"__module__": module})
     failing["config.json"] = lambda path: error("made to\nfail\x1b[2J, 500")
+    advice = "check the network and rerun the same command"
     for verb in READING:
         line = fails(verb, "--workdir=gs://bucket/run")
         if base is OSError:
             assert line == "cannot read gs://bucket/run/config.json: made to fail\\x1b[2J, 500"
         else:
-            assert line == "a store cannot be reached (made to fail\\x1b[2J, 500): run the same command again"
+            assert line == rf"a remote store cannot be reached (made to fail\x1b[2J, 500): {advice}"
 
 
 @pytest.mark.parametrize(

@@ -432,36 +432,42 @@ def test_tpu_vm_installs_and_starts_on_every_host(tmp_path, programs, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no target; there are local, tpu-vm, xpk, jobset, slurm"),
-        (["-n", "2", "--", *TRAIN], "no target"),
-        (["--", *TRAIN], "no target"),
-        (["pod", "--", *TRAIN], "unknown target 'pod'; there are local"),
-        (["local", "-n", "2"], "nothing to launch: put a verb and its arguments behind --, as in tfx-jax launch"),
+        ([], "launch needs a target; use one of local, tpu-vm, xpk, jobset, slurm"),
+        (["-n", "2", "--", *TRAIN], "launch needs a target"),
+        (["--", *TRAIN], "launch needs a target"),
+        (["pod", "--", *TRAIN], "unknown target 'pod'; use one of local"),
+        (["local", "-n", "2"], "nothing to launch: put a verb and its arguments after --, as in tfx-jax launch"),
         (["local", "-n", "2", "--"], "nothing to launch"),
         (["local", "-n", "2", "train", "--config=a"], "unrecognized arguments: train --config=a"),
-        (["local", "-n", "2", "--", "fly"], "unknown verb 'fly' behind --; there are train, evaluate"),
-        (["local", "-n", "2", "--", "launch", "local"], "unknown verb 'launch' behind --"),
+        (["local", "-n", "2", "--", "fly"], "unknown verb 'fly' after --; use one of train, evaluate"),
+        (["local", "-n", "2", "--", "launch", "local"], "unknown verb 'launch' after --"),
         (["local", "-n", "2", "--", "translate"], "run tfx-jax translate alone"),
-        (["local", "-n", "0", "--", *TRAIN], '"0" is not a whole number of at least 1'),
-        (["local", "-n", "two", "--", *TRAIN], '"two" is not a whole number'),
+        (["local", "-n", "0", "--", *TRAIN], 'must be a whole number from 1 to 2,147,483,647, got "0"'),
+        (["local", "-n", "two", "--", *TRAIN], 'must be a whole number from 1 to 2,147,483,647, got "two"'),
         (["local", "--", *TRAIN], "the following arguments are required: -n/--num-processes"),
-        (["local", "-n", "2", "--output=x", "--", *TRAIN], "--output goes with --dry-run"),
+        (["local", "-n", "2", "--output=x", "--", *TRAIN], "--output needs --dry-run"),
         (["local", "-n", "2", "--dry-run", "--output=no/x", "--", *TRAIN], "cannot write --output=no/x: No such file"),
         (["tpu-vm", "--name=my-tpu", "--", *TRAIN], "required: --zone"),
         (["tpu-vm", "--name=my-tpu", "--zone=z", "--source=.", "--", *TRAIN], "--source=. has no pyproject.toml"),
-        (["xpk", *OPTIONS["xpk"], "--name=My Run", "--", *TRAIN], '"My Run" is not a name of at most 40 lower-case'),
-        (["xpk", *OPTIONS["xpk"], "--", *TRAIN, "a\nb"], r"on one line of a YAML file, where 'a\nb' does not fit"),
-        (["jobset", *OPTIONS["jobset"], f"--name={'a' * 41}", "--", *TRAIN], "is not a name of at most 40"),
-        (["jobset", *OPTIONS["jobset"], "--topology=4*4", "--", *TRAIN], '"4*4" is not a topology such as 4x4'),
+        (["xpk", *OPTIONS["xpk"], "--name=My Run", "--", *TRAIN], '"My Run" must be at most 40 lower-case'),
+        (["xpk", *OPTIONS["xpk"], "--", *TRAIN, "a\nb"], r"on one line of a YAML file, but 'a\nb' has line breaks"),
+        (["jobset", *OPTIONS["jobset"], f"--name={'a' * 41}", "--", *TRAIN], "must be at most 40 lower-case"),
+        (["jobset", *OPTIONS["jobset"], "--topology=4*4", "--", *TRAIN], '"4*4" must be a topology such as 4x4'),
         (
             ["jobset", *OPTIONS["jobset"], "--topology=3x3", "--", *TRAIN],
-            "is 9 chips, which --chips-per-host=4 does not",
+            "has 9 chips, which is not a multiple of --chips-per-host=4",
         ),
-        (["jobset", *OPTIONS["jobset"], "--", "train", "--workdir=runs/a"], "--workdir=runs/a would be another folder"),
+        (
+            ["jobset", *OPTIONS["jobset"], "--", "train", "--workdir=runs/a"],
+            "--workdir=runs/a would be a different folder",
+        ),
         (["jobset", *OPTIONS["jobset"], "--", "train", "--workdir", "runs/a"], "name a bucket, --workdir=gs://"),
-        (["slurm", *OPTIONS["slurm"], "--time=a day", "--", *TRAIN], '"a day" is not a time such as'),
-        (["slurm", *OPTIONS["slurm"], "--name=a b", "--", *TRAIN], '"a b" is not a name of letters'),
-        (["slurm", *OPTIONS["slurm"], "--sbatch=--x\nrm y", "--", *TRAIN], "is not an option of sbatch on one line"),
+        (["slurm", *OPTIONS["slurm"], "--time=a day", "--", *TRAIN], '"a day" must be a time such as'),
+        (["slurm", *OPTIONS["slurm"], "--name=a b", "--", *TRAIN], '"a b" must consist of letters'),
+        (
+            ["slurm", *OPTIONS["slurm"], "--sbatch=--x\nrm y", "--", *TRAIN],
+            "must be an option of sbatch, beginning with " - ", on one line",
+        ),
     ],
 )
 def test_mistakes_cost_one_line(arguments, message, capfd, tmp_path, monkeypatch, programs):
@@ -484,7 +490,7 @@ def test_missing_programs_are_named(target, program, capfd, tmp_path, monkeypatc
     assert main(["launch", target, *OPTIONS[target], "--", *TRAIN]) == 2
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert f"{program} is not installed here: install it, or write the launch down with --dry-run" in err
+    assert f"{program} is not installed here: install it, or write the commands to a file with --dry-run" in err
 
 
 @pytest.mark.parametrize("target", TARGETS)

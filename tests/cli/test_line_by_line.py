@@ -168,7 +168,7 @@ def test_mistakes_in_what_is_written_are_one_line(monkeypatch, capfd, chunks):
         (
             ("predict", "--workdir=w"),
             "\tc",
-            "standard input, line 6: there must be text, TAB, context, but it has 0 TABs",
+            "standard input, line 6: expected text, TAB, context, but the line has 0 TABs",
         ),
     ],
     ids=["translate", "generate", "predict"],

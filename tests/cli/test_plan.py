@@ -35,7 +35,7 @@ def test_a_guess_is_called_one():
     seconds = {"memory": 1e-3, "network": 0.0, "compute": 1e-3, "cycles": 2e-3, "kernels": 3e-3}
     plan = planning.Plan({}, 1, "TPU v5 lite", 1, {"x": (1, 1)}, (1, 1), fits=True, tokens=1, seconds=seconds)
     *_, bound, prediction = verb.described(plan)
-    assert bound.endswith("kernels 3.00 ms; kernels by an estimate of ours, at half the peak)")
+    assert bound.endswith("kernels 3.00 ms; custom kernels are estimated at half the peak)")
     assert prediction.startswith("prediction   5.00 ms a step")
 
 
@@ -103,13 +103,13 @@ class TestTooLarge:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--topology=v5e:3x5"], "unknown topology v5e:3x5: there are v4:2x2x1"),
-        (["--topology=h100:8"], "unknown topology h100:8: GPUs (h100, h200) are slices x nodes x at most 8"),
-        (["--topology=cpu:none"], "--topology=cpu:none: cpu:8 is eight simulated devices of one slice"),
-        (["--topology=cpu:8", "--slices=2"], "cpu:8 is eight simulated devices of one slice"),
-        (["--topology=cpu:8", "--price=much"], '"much" is no price'),
+        (["--topology=v5e:3x5"], "unknown topology v5e:3x5: use one of v4:2x2x1"),
+        (["--topology=h100:8"], "unknown topology h100:8: GPU topologies (h100, h200) are slices x nodes x at most 8"),
+        (["--topology=cpu:none"], "--topology=cpu:none: simulated devices have the form cpu:N"),
+        (["--topology=cpu:8", "--slices=2"], "simulated devices have the form cpu:N"),
+        (["--topology=cpu:8", "--price=much"], '"much" is not a price'),
         (["--topology=cpu:8", "--config.mesh.data=16"], "does not fit 8 devices"),
-        (["--topology=cpu:9"], "this process has 8 devices already"),
+        (["--topology=cpu:9"], "this process already has 8 devices, fewer than 9"),
     ],
 )
 def test_mistakes_are_one_line(capsys, arguments, message):

@@ -79,5 +79,5 @@ def test_data_in_a_store_whose_client_is_missing(path):
     data.data_dir = "s3://bucket/data"
     if path.stem == "transformer_files":  # the names of the files are its user's
         data.train_source, data.train_target = "train.en", "train.de"
-    with pytest.raises(UserError, match=r"s3fs.*install what is missing"):
+    with pytest.raises(UserError, match=r"s3fs.*install the missing package"):
         config.task.splits()["train"]

@@ -79,7 +79,7 @@ def test_first_failure_ends_the_others(end, status, tmp_path, capfd):
     assert supervise([python(TRAINING, up), python(fails, up)]) == status
     out, err = capfd.readouterr()
     assert out == "[0] saved\n"
-    assert f"process 1 left with status {status}: ending the others" in err
+    assert f"process 1 exited with status {status}: ending the other processes" in err
 
 
 def test_what_does_not_end_is_killed(tmp_path):
@@ -114,7 +114,10 @@ def test_one_that_is_stopped_is_named_and_no_other_waits_for_it_for_ever(goes_on
         assert supervise(commands) == (6 if goes_on else 137)
     out, err = capfd.readouterr()
     assert out == "[0] saved\n"
-    assert f"process 1 is stopped: kill -CONT {pid.read_text()} lets it go on, or all end in {seconds} s\n" in err
+    assert (
+        f"process 1 is stopped: run kill -CONT {pid.read_text()} to continue it, or all processes end in {seconds} s\n"
+        in err
+    )
     assert err.count("is stopped") == 1
 
 

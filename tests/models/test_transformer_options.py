@@ -35,7 +35,7 @@ def test_order_of_the_sinusoids(make_model):
 
     @jitted
     def run(models):
-        plain, other = (model._embed(tokens, jnp.arange(4), None, None) for model in models)
+        plain, other = (model.embed(tokens, jnp.arange(4)) for model in models)
         return plain, other, models[0].embedding(tokens), sinusoidal_positions(jnp.arange(4), 12)
 
     plain, other, table, sinusoids = run(models)

@@ -243,8 +243,9 @@ def test_bfloat16_is_near_and_its_logits_float32():
 )
 def test_published_sizes(name, body, classifier):
     config = ViTConfig.published(name)
-    for cls, want in ((functools.partial(ViT, use_pooler=False), body), (ViTClassifier, classifier)):
-        abstract = nnx.eval_shape(lambda cls=cls: cls(config, rngs=nnx.Rngs(0)))
+    alone = dataclasses.replace(config, has_pooler=False)
+    for cls, sizes, want in ((ViT, alone, body), (ViTClassifier, config, classifier)):
+        abstract = nnx.eval_shape(lambda cls=cls, sizes=sizes: cls(sizes, rngs=nnx.Rngs(0)))
         assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(abstract))) == want
 
 

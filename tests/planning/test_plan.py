@@ -10,7 +10,7 @@ from tests.training.configs import default_config
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPTConfig, TransformerConfig
 from tfx_jax.planning.chips import CHIPS
-from tfx_jax.planning.plan import Plan, _predict, _refused, alternatives, plan_training, variants
+from tfx_jax.planning.plan import Plan, _predict, _record_failure, alternatives, plan_training, variants
 from tfx_jax.planning.programs import Collective, Kernel, Operation, Program
 from tfx_jax.planning.topologies import TOPOLOGIES
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
@@ -41,7 +41,7 @@ def test_simulated_devices_have_a_program_and_no_prediction():
 def test_the_vocabulary_has_to_be_said():
     config = tiny()
     config.model.vocab_size = 0
-    with pytest.raises(UserError, match=r"config\.model\.vocab_size=0 follows from a text"):
+    with pytest.raises(UserError, match=r"config\.model\.vocab_size=0 is derived from the data"):
         plan_training(config, jax.devices())
 
 
@@ -138,7 +138,7 @@ def test_a_search_tries_each_mesh_once_with_each_rematerialization():
 )
 def test_why_there_is_no_program_is_one_line(message, error, compiles):
     plan = known(fits=False)
-    _refused(plan, message)
+    _record_failure(plan, message)
     assert re.search(error, plan.error)
     assert plan.compiles is compiles
     assert (plan.peak_bytes > plan.memory_bytes) is compiles

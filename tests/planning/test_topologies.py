@@ -49,7 +49,9 @@ def test_several_processes_may_load_libtpu_at_once(tpu_devices):
 
 def test_topology_that_does_not_exist_is_one_line():
     with pytest.raises(
-        UserError, match=r"^unknown topology v5e:3x5: there are v4:2x2x1, .*, tpu7x:8x8x8, and of GPUs h100:1x8x8$"
+        UserError,
+        match=r"^unknown topology v5e:3x5: use one of v4:2x2x1, .*, tpu7x:8x8x8, or for GPUs a name such as "
+        r"h100:1x8x8$",
     ):
         topologies.tpu_devices("v5e:3x5")
 
@@ -69,7 +71,7 @@ def test_nodes_that_do_not_exist_are_one_line(topology):
 
 
 def test_slices_of_gpus_are_said_once():
-    with pytest.raises(UserError, match=r"^h100:1x2x8 says itself how many slices there are"):
+    with pytest.raises(UserError, match=r"^h100:1x2x8 includes the number of slices"):
         topologies.absent_devices("h100:1x2x8", 2)
 
 

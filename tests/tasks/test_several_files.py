@@ -39,7 +39,7 @@ def test_pairs_follow_each_other(folder):
     ("fields", "message"),
     [
         ({"train_source": "a.en,b.en", "train_target": "a.de"}, "train_source names 2 files and train_target 1: each"),
-        ({"train_source": "a.tsv,b.en"}, "train_target names no file; only a .tsv holds both sides"),
+        ({"train_source": "a.tsv,b.en"}, "train_target is missing: name the target file; only a .tsv has both sides"),
         ({"train_source": "a.tsv,bad.tsv"}, r"bad\.tsv, line 2: 0 TABs"),
         (
             {"train_source": "a.en,b.de", "train_target": "a.de,b.en"},

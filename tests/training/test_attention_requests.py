@@ -21,7 +21,7 @@ from tfx_jax.nn import AttentionConfig, AttentionOptions, Distribution, distribu
 from tfx_jax.planning.plan import plan_step
 from tfx_jax.training.config import save_config, tiny_variant, validate
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding.attention import computable, shard_attention
+from tfx_jax.training.sharding.attention import shard_attention, with_supported_kernels
 from tfx_jax.training.sharding.strategies import make_mesh
 
 # A Transformer-XL has an attention of its own, and says so of any other name.
@@ -115,7 +115,7 @@ def test_a_core_drops_weights_or_says_that_it_cannot(name):
         return
     with pytest.raises(ValueError, match=r"has no dropout|no weights to drop"):
         trained(attention, call)
-    message = f"attention_dropout_rate must be 0 with {name} attention, which can drop no weights"
+    message = f"attention_dropout_rate must be 0 with {name} attention, which has no dropout of weights"
     with pytest.raises(ValueError, match=message):
         attention.check(is_causal=SPECS[name].causal_only, drops="attention_dropout_rate")
 
@@ -123,12 +123,12 @@ def test_a_core_drops_weights_or_says_that_it_cannot(name):
 @pytest.mark.parametrize(
     ("family", "name", "values", "message"),
     [
-        ("BertConfig", "linear", {}, "config.model.attention_dropout_rate must be 0 with linear attention, which can"),
+        ("BertConfig", "linear", {}, "config.model.attention_dropout_rate must be 0 with linear attention, which has"),
         (
             "T5Config",
             "flash",
             {},
-            "config.model.dropout_rate must be 0 with flash attention, which can drop no weights",
+            "config.model.dropout_rate must be 0 with flash attention, which has no dropout of weights",
         ),
         ("GPTConfig", "cudnn", {"attention_dropout_rate": 0.0}, 'config.model.dtype must be "bfloat16" with cudnn'),
         ("GPTConfig", "relative", {"d_model": 33, "num_heads": 3}, "relative attention: d_model must be even for sin"),
@@ -154,7 +154,7 @@ def test_the_line_names_what_to_change(family, name, values, message):
 def test_kernels_are_refused_where_they_do_not_run_before_anything_is_traced():
     for name, needed in (("splash", "TPU"), ("cudnn", "GPU")):
         config = tiny("GPTConfig", name, dtype="bfloat16")
-        message = f'config.model.attention.name="{name}" needs a {needed}, and this is a cpu: "chunked" runs anywhere'
+        message = f'config.model.attention.name="{name}" needs a {needed}, but the devices are cpu: '
         with pytest.raises(UserError, match=re.escape(message)):
             plan_step(config, jax.devices()[:1])
 
@@ -175,4 +175,4 @@ def test_what_was_trained_with_a_kernel_is_read_wherever_it_is(text, tmp_path):
     jax.jit(lambda source, target: run.make_model()(source, target)).lower(tokens, tokens)
     attention = AttentionConfig("window,flash", AttentionOptions(window=3))
     for platform, name in (("cpu", "window,dense"), ("gpu", "window,dense"), ("tpu", "window,flash")):
-        assert computable(attention, platform) == AttentionConfig(name, AttentionOptions(window=3))
+        assert with_supported_kernels(attention, platform) == AttentionConfig(name, AttentionOptions(window=3))

@@ -73,7 +73,7 @@ def test_resumed_after_bad_steps_equals_uninterrupted(text, tmp_path, monkeypatc
 
 def test_many_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch):
     monkeypatch.setattr(translation, "translation_loss", spoilt(lambda batch: True))
-    message = "^20 bad steps in a row: the loss is nan at step 20; nothing is saved yet: lower the learning rate"
+    message = "^20 bad steps in a row: the loss is nan at step 20; no checkpoint exists yet: lower the learning rate"
     with pytest.raises(UserError, match=message):
         train(tiny_config(text, num_steps=40, bad_steps="skip", checkpoint_every=100), tmp_path)
 

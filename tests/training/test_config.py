@@ -30,7 +30,7 @@ def test_flat_names_every_leaf():
     config = ExperimentConfig()
     assert leaves["model.attention.options.window"] is None
     nested = (config.model, config.task, config.task.data, config.optimizer, config.task.decoding, config.mesh)
-    nested += (config.model.attention, config.model.attention.options, config.model.experts)
+    nested += (config.model.attention, config.model.attention.options, config.model.experts, config.lora)
     expected = sum(len(dataclasses.fields(part)) for part in nested)
     assert len(leaves) == expected + len(dataclasses.fields(config)) - len(nested)
 
@@ -95,7 +95,7 @@ def test_what_may_change_is_changed(workdir):
 )
 def test_workdir_of_another_experiment_is_refused(workdir, field, value, message):
     save_config(changed(num_steps=7), workdir)
-    with pytest.raises(UserError, match=f"was made with {message}: take another --workdir$"):
+    with pytest.raises(UserError, match=f"was made with {message}: restore these values, or use another --workdir$"):
         save_config(changed(**{field: value, "num_steps": 8}), workdir)
     assert load_config(workdir).num_steps == 7  # nothing of the refused one was written
 
@@ -107,7 +107,7 @@ def test_all_differences_are_named(workdir):
 
 
 def test_workdir_without_config(workdir):
-    with pytest.raises(UserError, match=r"has no config\.json: it is not the --workdir of a training"):
+    with pytest.raises(UserError, match=r"has no config\.json: it is not the --workdir of a run"):
         load_config(workdir)
 
 
@@ -175,7 +175,7 @@ def test_a_flipped_bit_is_noticed(workdir, bit):
         if b"1E-09" in flipped and flipped.lower() == intact.lower():
             continue  # JSON says the same by it
         path.write_bytes(flipped)
-        with pytest.raises(UserError, match=r"config.json is damaged .* put back a copy, or delete it and run the"):
+        with pytest.raises(UserError, match=r"config.json is damaged .* restore a copy, or delete it and rerun the"):
             load_config(workdir)
 
 
@@ -183,7 +183,9 @@ def test_a_config_that_was_changed_on_purpose_loses_its_checksum(workdir):
     save_config(ExperimentConfig(), workdir)
     path = workdir / "config.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
-    with pytest.raises(UserError, match='not those that were saved; after an intended edit, delete its line "sha256"'):
+    with pytest.raises(
+        UserError, match='its values do not match its checksum; after an intended edit, delete its line "sha256"'
+    ):
         load_config(workdir)
     lines = path.read_text().replace('"seed": 0', '"seed": 7').splitlines()
     path.write_text("\n".join(line for line in lines if '"sha256"' not in line))
@@ -306,5 +308,5 @@ def test_a_file_names_configurations_of_models_and_tasks_alone(workdir, monkeypa
 def test_a_schedule_that_ends_fixes_the_number_of_steps(workdir):
     cosine = {"optimizer.schedule": "cosine", "optimizer.peak_learning_rate": 1e-3}
     save_config(changed(num_steps=7, **cosine), workdir)
-    with pytest.raises(UserError, match="was made with num_steps=7, not 8: take another"):
+    with pytest.raises(UserError, match="was made with num_steps=7, not 8: restore these values"):
         save_config(changed(num_steps=8, **cosine), workdir)

@@ -107,7 +107,7 @@ def test_a_file_in_place_of_the_newest_checkpoint(workdir, is_link):
     else:
         path.write_text("text")
     for read in (lambda: load_best_params(workdir), lambda: average_checkpoints(workdir, 1)):
-        with pytest.raises(UserError, match=r"checkpoints/7 is not a folder, as a checkpoint is: delete it"):
+        with pytest.raises(UserError, match=r"checkpoints/7 must be a checkpoint's folder, but is a file: delete it"):
             read()
 
 
@@ -115,7 +115,7 @@ def test_a_file_in_place_of_the_newest_checkpoint(workdir, is_link):
 def test_lists_that_name_other_files(workdir, name):
     files = json.loads((workdir / "artifacts.json").read_text())["files"]
     write_sealed(workdir / "artifacts.json", {"files": files | {name: "0" * 64}})
-    with pytest.raises(UserError, match=r"artifacts.json is damaged \(.* is no file of the workdir\)"):
+    with pytest.raises(UserError, match=r"artifacts.json is damaged \(.* is not a file of the workdir\)"):
         check_artifact(workdir, "tokenizer")
 
 
@@ -131,7 +131,7 @@ def test_a_training_writes_through_no_link(workdir, tmp_path, name):
     (tmp_path / "elsewhere").mkdir()
     shutil.rmtree(workdir / name, ignore_errors=True)
     (workdir / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=rf"workdir/{name} is a symbolic link, through which nothing is written"):
+    with pytest.raises(UserError, match=rf"workdir/{name} is a symbolic link, and tfx_jax does not write through"):
         make_workdir(workdir)
     assert not any((tmp_path / "elsewhere").iterdir())
 
@@ -140,13 +140,13 @@ def test_a_training_writes_through_no_link(workdir, tmp_path, name):
 def test_an_average_replaces_folders_only(workdir, make):
     shutil.rmtree(workdir / "average")
     make(workdir / "average")
-    with pytest.raises(UserError, match="workdir/average is not the folder of an average: delete it"):
+    with pytest.raises(UserError, match="workdir/average must be a folder, but is a file: delete it"):
         average_checkpoints(workdir, 1)
 
 
 def test_a_checkpoint_that_is_no_folder_is_reported(workdir):
     (workdir / "checkpoints" / "99").touch()
-    with pytest.raises(UserError, match="checkpoints/99 is not a folder, as a checkpoint is"):
+    with pytest.raises(UserError, match="checkpoints/99 must be a checkpoint's folder, but is a file"):
         load_params(workdir)
 
 
@@ -173,7 +173,7 @@ def test_a_lock_overwrites_no_other_file(workdir, tmp_path, kind):
         "folder": lock.mkdir,
         "device": lambda: lock.symlink_to("/dev/zero"),
     }[kind]()
-    with pytest.raises(UserError, match=r"train\.lock is not the lock of a training: delete it"), locked(workdir):
+    with pytest.raises(UserError, match=r"train\.lock is not a lock file of tfx_jax: delete it"), locked(workdir):
         pass
     assert secret.read_text() == "of somebody"
     assert not (tmp_path / "new").exists()

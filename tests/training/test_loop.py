@@ -128,7 +128,7 @@ def test_non_finite_loss_stops_with_step_and_last_good_checkpoint(text, tmp_path
 def test_diverging_optimizer_really_is_caught(text, tmp_path):
     config = tiny_config(text, num_steps=40, checkpoint_every=100)
     config.optimizer.peak_learning_rate = 1e38
-    with pytest.raises(UserError, match=r"the loss is (nan|-?inf) at step \d+; nothing is saved yet"):
+    with pytest.raises(UserError, match=r"the loss is (nan|-?inf) at step \d+; no checkpoint exists yet"):
         train(config, tmp_path)
 
 
@@ -162,7 +162,7 @@ def test_a_score_that_is_no_number_is_never_the_best(text, tmp_path, monkeypatch
     assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [5, 8]
     chex.assert_trees_all_equal(load_params(tmp_path, "best"), load_params(tmp_path, 5))
     said = [line.partition(", ")[2] for line in capfd.readouterr().err.splitlines() if ": validation" in line]
-    no_number = [f"BLEU is {value}: never the best" for value in ("nan", "inf", "-inf")]
+    no_number = [f"BLEU is {value}: this checkpoint cannot be the best" for value in ("nan", "inf", "-inf")]
     assert [line.rpartition(", ")[0] for line in said] == [
         *(no_number[0], "", *no_number[1:], "", *no_number[:2], no_number[0]),
     ]

@@ -202,14 +202,16 @@ def test_one_host_may_leave_chips_out(size):
 )
 @pytest.mark.parametrize("devices", [tpu_slices((4, 4, 1)), hosts(8, 8)], ids=["TPU", "CPU"])
 def test_several_hosts_share_all_devices(devices, sizes, named):
-    message = f"^config.mesh: {named} does not fit 16 devices of several processes, which share all of them; data=-1"
+    message = f"^config.mesh: {named} does not fit 16 devices of several processes, which must all be used; data=-1"
     with pytest.raises(UserError, match=message):
         make_mesh(**sizes, devices=devices)
 
 
 @pytest.mark.parametrize("sizes", [{"fsdp": 32}, {"data": 1, "tensor": 32}])
 def test_slices_divide_data_alone(sizes):
-    with pytest.raises(UserError, match=r"^config.mesh: 2 slices divide data alone, and data=1 is no multiple of 2: "):
+    with pytest.raises(
+        UserError, match=r"^config.mesh: 2 slices can share the axis data only, but data=1 is not a multiple of 2: "
+    ):
         make_mesh(**sizes, devices=tpu_slices((4, 4, 1), num_slices=2))
 
 
@@ -224,12 +226,12 @@ def test_slices_divide_data_alone(sizes):
 def test_hosts_that_share_a_batch_unequally_are_refused(processes, tensor, one, other):
     devices = [Device(number, process, platform="cpu") for number, process in enumerate(processes)]
     mesh = make_mesh(tensor=tensor, devices=devices)
-    message = f"one process would hold the shards {one} of a batch, and another {other}: let sequence"
+    message = f"one process would hold the batch shards {one}, and another {other}: make sequence"
     for process in set(processes):
         with pytest.raises(UserError, match=re.escape(message)):
             process_shard(mesh, process)
 
 
 def test_process_without_a_device_in_the_mesh_has_no_share():
-    with pytest.raises(UserError, match=r"^config.mesh: process 1 has no device in it"):
+    with pytest.raises(UserError, match=r"^config.mesh: process 1 has no device in the mesh"):
         process_shard(Mesh(np.array(hosts(4)).reshape(4, 1, 1, 1, 1), make_mesh(1).axis_names), 1)

@@ -104,7 +104,7 @@ def test_a_training_in_a_bucket_is_that_of_a_folder(store, text, tmp_path, capfd
     store.fails, store.fails_at = 503, "checkpoints/6/"
     with pytest.raises(UserError) as caught:
         train(tiny_config(text, num_steps=9), RUN)
-    assert str(caught.value) == f"{RUN} cannot be reached (made to fail, 503): run the same command again"
+    assert str(caught.value) == f"{RUN} cannot be reached (made to fail, 503): rerun the same command"
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def fail_in_saves(text):
 def test_a_store_that_fails_in_a_save(port, text):
     with started("fail_in_saves", text) as process:
         told, problem = process.communicate(timeout=200)
-    said = [f"{RUN} cannot be reached ({told}): run the same command again True" for told in FAILURES.values()]
+    said = [f"{RUN} cannot be reached ({told}): rerun the same command True" for told in FAILURES.values()]
     assert told.splitlines() == said, problem
 
 
@@ -186,7 +186,7 @@ def test_a_program_whose_save_failed_ends_soon_and_loses_nothing(store, text, tm
         assert time.monotonic() - said < 12
     # Of two clients that ask for the same, whichever is the first.
     told = rf"{RUN} cannot be reached .*:|cannot save step 6 in {RUN}/.*; the last good .* step 3; fix this and"
-    assert re.fullmatch(f"tfx-jax train: ({told}) run the same command again\n", line), line
+    assert re.fullmatch(f"tfx-jax train: ({told}) rerun the same command\n", line), line
     store.fails = None
     assert saved == {name: store.objects[name] for name in saved}
     _forget()

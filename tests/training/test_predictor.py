@@ -167,7 +167,7 @@ def test_half_an_emoji_is_named(workdir, inputs):
 def test_a_line_of_other_parts_is_named(workdir, monkeypatch, capfd):
     typed(monkeypatch, "a\tb\na b\n")
     assert main(["predict", f"--workdir={workdir}"]) == 2
-    message = "tfx-jax predict: standard input, line 2: there must be first text, TAB, second text, but it has 0 TABs"
+    message = "tfx-jax predict: standard input, line 2: expected first text, TAB, second text, but the line has 0 TABs"
     assert capfd.readouterr().err.splitlines()[-1] == message
     with pytest.raises(UserError, match="input 2 has 1 parts, but there must be first text and second text"):
         load(workdir).predict([("a", "b"), "a b"])

@@ -139,16 +139,19 @@ def test_a_workdir_gives_back_its_run_and_nothing_is_written(workdir):
 def test_a_task_of_the_wrong_kind_is_refused(workdir):
     with pytest.raises(UserError) as caught:
         load_run(workdir, TranslationTask)
-    assert str(caught.value) == f"{workdir} holds a language model task, and this is for a translation task"
-    with pytest.raises(UserError, match=r", and this is for a translation task or a parsing task$"):
+    assert (
+        str(caught.value)
+        == f"{workdir} holds a language model task, but a translation task is required: name another run"
+    )
+    with pytest.raises(UserError, match=r", but a translation task or a parsing task is required: name another run$"):
         load_run(workdir, (TranslationTask, ParsingTask))
 
 
 def test_what_is_no_workdir_or_lacks_a_file_is_refused(workdir, tmp_path):
-    with pytest.raises(UserError, match=r"has no config\.json: it is not the --workdir of a training$"):
+    with pytest.raises(UserError, match=r"has no config\.json: it is not the --workdir of a run$"):
         load_run(tmp_path, TranslationTask)
     shutil.copy(workdir / "config.json", tmp_path)
-    with pytest.raises(UserError, match=r"tokenizer is missing: train there first$"):
+    with pytest.raises(UserError, match=r"tokenizer is missing: run tfx-jax train with this$"):
         load_run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 

@@ -175,7 +175,7 @@ def test_a_model_that_keeps_random_keys_is_refused_by_name():
             super().__init__()
             self.dropout = nnx.Dropout(0.1, rngs=nnx.Rngs(0))
 
-    with pytest.raises(ValueError, match=r"^Drops keeps random keys in dropout/rngs/count: draw parameters in the "):
+    with pytest.raises(ValueError, match=r"^Drops keeps random keys in dropout/rngs/count: use `rngs` in the "):
         jax.eval_shape(init_state(Drops, OPTIMIZER)[1])
 
 

@@ -143,7 +143,7 @@ class WithFlaxDropout(BagOfWords):
 )
 def test_a_loss_that_forgets_rngs_is_rejected(make_model, named):
     with pytest.raises(
-        UserError, match=f"{named}, but the loss drew nothing from the stream `dropout`: pass its `rngs`"
+        UserError, match=f"{named}, but the loss sampled nothing from the stream `dropout`: pass its `rngs`"
     ):
         take_step(make_model, forgets_rngs)
     take_step(make_model, LOSS)
@@ -391,7 +391,7 @@ def test_accumulation_saves_memory():
 
 def test_rows_that_cannot_be_split():
     trainer = Trainer(make_bag_of_words, accumulate=3)
-    with pytest.raises(ValueError, match="accumulate=3 does not divide the 16 rows of the batch"):
+    with pytest.raises(ValueError, match="accumulate=3 does not divide the 16 examples of the batch"):
         trainer.run(trainer.put(trainer.first), UNEVEN[:1])
 
 

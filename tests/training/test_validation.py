@@ -65,15 +65,19 @@ def test_defaults_are_the_base_model_and_valid():
         ("task.label_smoothing", 1.5, r"task.label_smoothing must be in \[0, 1\), got 1.5"),
         ("optimizer.b2", 1.0, r"optimizer.b2 must be in \[0, 1\), got 1.0"),
         ("model.d_model", 511, "model.d_model must be even for sinusoidal positions, got 511"),
-        ("model.num_heads", 7, "model.d_model=512 is not divisible by num_heads=7: give d_k and d_v"),
+        ("model.num_heads", 7, "model.d_model=512 is not divisible by num_heads=7: set d_k and d_v"),
         ("model.dtype", "float61", 'model.dtype must be "float32" or "bfloat16", got \'float61\''),
         ("model.remat", "some", 'model.remat must be "none" or "full" or "dots", got \'some\''),
-        ("optimizer.name", "sgd", 'optimizer.name must be "adam" or "adamw" or "adafactor", got \'sgd\''),
+        (
+            "optimizer.name",
+            "x",
+            'optimizer.name must be "adam" or "adamw" or "adafactor" or "lion" or "sgd", got \'x\'',
+        ),
         ("optimizer.weight_decay", -0.1, "optimizer.weight_decay must be at least 0, got -0.1"),
         (
             "optimizer.weight_decay",
             0.1,
-            'optimizer.weight_decay is not for "adam": choose config.optimizer.name="adamw"',
+            'optimizer.weight_decay must be 0 for "adam": use config.optimizer.name="adamw"',
         ),
         ("optimizer.clip_norm", -1.0, "optimizer.clip_norm must be at least 0, got -1.0"),
         ("task.z_loss", -1.0, "task.z_loss must be at least 0, got -1.0"),
@@ -93,7 +97,11 @@ def test_defaults_are_the_base_model_and_valid():
             "de",
             'task.data.dataset="grammar" is English to Japanese, not en to de: leave its languages out, or .*',
         ),
-        ("task.data.tokens_per_batch", 255, "task.data.tokens_per_batch=255 holds no sentence of max_length=256"),
+        (
+            "task.data.tokens_per_batch",
+            255,
+            "task.data.tokens_per_batch=255 must be at least max_length=256, the size of one sentence",
+        ),
         (
             "model.learned_positions",
             300,
@@ -138,7 +146,7 @@ FILES = {"task.data.dataset": "files", "task.data.source_language": "en", "task.
         ),
         (
             {"task.data.target_language": "German"},
-            r"task.data.target_language must be the code .*, got 'German': it says what",
+            r"task.data.target_language must be the code .*, got 'German': it is the",
         ),
         (
             {"task.data.train_source": "my.de"},
@@ -200,7 +208,7 @@ def of_text(**values):
         (of_text(**{"task.data.validation_share": 1.0}), r"task.data.validation_share must be in \[0, 1\)"),
         (
             of_text(**{"task.data.validation_share": 0.1, "task.data.validation_file": "x"}),
-            "task.data.validation_file and validation_share exclude each other: set one",
+            "task.data.validation_file and validation_share must not both be set",
         ),
         (
             of(BertConfig(), BertPretrainingConfig(), **{"model.init": "x"}),
@@ -208,11 +216,11 @@ def of_text(**values):
         ),
         (
             of(BertConfig(), BertPretrainingConfig(), **{"task.data.max_length": 7}),
-            "task.data.max_length=7 is too short for pairs: 8 will do",
+            "task.data.max_length=7 must be at least 8, for pairs of segments",
         ),
         (
             of(BertConfig(), ClassificationConfig(), **{"task.data.first_column": "a"}),
-            "task.data.first_column, second_column and label_column go",
+            "task.data.first_column, second_column and label_column must",
         ),
         (
             of(BertConfig(), ClassificationConfig(), **{"task.data.dataset": "x"}),
@@ -233,7 +241,7 @@ def of_text(**values):
         ),
         (
             of(T5Config(), SpanCorruptionConfig(), **{"mesh.sequence": 2}),
-            "mesh.sequence=2 divides positions, which a SpanCorruptionConfig does not allow: leave it at 1",
+            "mesh.sequence=2 shards positions, which SpanCorruptionConfig does not support: leave it at 1",
         ),
         (
             of(Seq2SeqConfig(variant="bahdanau"), TranslationConfig(), **{"model.alignment": "local-p"}),
@@ -253,7 +261,10 @@ def of_text(**values):
             'model.coverage=1.0 needs an additive score, variant="bahdanau" or variant="luong" with score="concat"',
         ),
         (of_text(**{"mesh.tensor": 3}), "mesh.tensor=3 does not divide config.model.num_heads=2"),
-        (of_text(**{"task.data.tokens_per_batch": 63}), "task.data.tokens_per_batch=63 holds no row of max_length=64"),
+        (
+            of_text(**{"task.data.tokens_per_batch": 63}),
+            "task.data.tokens_per_batch=63 must be at least max_length=64, the size of one row",
+        ),
         (of_text(**{"optimizer.schedule": "cosine"}), 'optimizer.schedule="cosine" needs config.optimizer.peak'),
     ],
 )

@@ -1,4 +1,4 @@
-"""The command `tfx-jax VERB`: dispatch, and errors as one line."""
+"""The command `tfx-jax VERB`: runs the module of the verb and prints errors as one line."""
 
 import contextlib
 import importlib
@@ -13,32 +13,38 @@ from typing import Any
 from tfx_jax import __version__
 from tfx_jax.cli.support import process
 from tfx_jax.cli.support.large_pages import restart_with_large_pages
-from tfx_jax.errors import UserError, is_of_store, one_line, printable
+from tfx_jax.errors import UserError, is_store_error, one_line, printable
 
 VERBS = {
     "train": "train an experiment, or resume it",
     "experiments": "list the experiments, show one, or copy one to edit",
     "evaluate": "score a trained model: sacreBLEU, tokenized BLEU, exact match",
     "translate": "translate standard input, line by line",
-    "generate": "go on with each line of standard input, with a pretrained model",
+    "generate": "continue each line of standard input with a language model, or answer it with an encoder-decoder",
     "predict": "answer standard input, line by line: labels, tags, answers, translations",
-    "transcribe": "write down what is said in WAV files",
-    "average": "average the newest checkpoints of a training",
-    "attend": "show what a model looks at, in a sentence pair, an image or a record of events",
-    "convert": "write a Hugging Face folder again, in one file and in another dtype",
-    "prepare": "download and build a TFDS translation data set, WMT14 for one",
-    "bench": "measure training, decoding, an attention or the data on this machine",
-    "plan": "say whether a training fits TPUs or GPUs that are not there, and how long it would take",
-    "launch": "start a verb on several processes, a TPU slice or a cluster",
+    "transcribe": "transcribe the speech in WAV files",
+    "average": "average the newest checkpoints of a training run",
+    "attend": "show the attention weights for a sentence pair, an image or a record of events",
+    "convert": "rewrite a Hugging Face folder as one weights file in a chosen dtype, or export a trained model",
+    "prepare": "download and build a TFDS translation data set, such as WMT14",
+    "bench": "measure training, decoding, an attention or the input pipeline on this machine",
+    "check-attention": "compare any attention function, yours or a library's, with the formula on 94 cases",
+    "plan": "predict, without the accelerators, whether a training run fits on TPUs or GPUs and how long it takes",
+    "launch": "run a verb on several processes, a TPU slice or a cluster",
 }
 
-_USAGE = "usage: tfx-jax VERB [options]; tfx-jax VERB --help says more; tfx-jax --version\n\n" + "".join(
-    f"  {verb:<11} {what}\n" for verb, what in VERBS.items()
+_USAGE = (
+    "usage: tfx-jax VERB [options]; tfx-jax VERB --help lists the options of a verb; tfx-jax --version\n\n"
+    + "".join(f"  {verb:<15} {summary}\n" for verb, summary in VERBS.items())
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns the exit status: 2 for a mistake of the user's, which costs one line on stderr."""
+    """Runs one verb and returns the exit status.
+
+    0 means success, 2 a mistake of the user (explained in one line on stderr), 130 an interrupt and 141 a closed pipe;
+    a verb may define others.
+    """
     if argv is None and sys.platform != "win32":
         process.restart_in_utf8_mode()
         process.set_up_streams()
@@ -51,48 +57,48 @@ def main(argv: Sequence[str] | None = None) -> int:
         packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "flax"))
         print(f"tfx-jax {__version__} ({packages}, Python {platform.python_version()})")
         return _flushed(0)
-    if sys.platform == "win32":  # trainings lock their folder, and input is waited for, as POSIX does it
+    if sys.platform == "win32":  # the workdir's lock and `select` on standard input need POSIX
         print("tfx-jax: the command is for Linux and macOS: on Windows, run it in WSL", file=sys.stderr)
         return 2
     verb = arguments.pop(0)
     if verb not in VERBS:
-        print(f"tfx-jax: unknown verb {verb!r}; there are {', '.join(VERBS)}", file=sys.stderr)
+        print(f"tfx-jax: unknown verb {verb!r}; use one of {', '.join(VERBS)}", file=sys.stderr)
         return 2
-    if sys.stdout is None:  # closed by who started this
+    if sys.stdout is None:  # the parent process closed it
         print(f"tfx-jax {verb}: standard output is closed", file=sys.stderr)
         return 2
     if argv is None:
         restart_with_large_pages()
     try:
-        if sys.stdin is None:  # likewise: there is nothing to read
+        if sys.stdin is None:  # closed by the parent process: read an empty file instead
             sys.stdin = open(os.devnull)  # noqa: SIM115  for as long as the process lives
         process.check_arguments(arguments)
         status = _module(verb).run(arguments)
         sys.stdout.flush()
         return status
-    except SystemExit:  # of `VERB --help`
+    except SystemExit:  # raised by `VERB --help`
         if status := _flushed(0):
             raise SystemExit(status) from None
         raise
     except BrokenPipeError:
-        # Whoever read our output has had enough (`| head`). Python would complain once more when it flushes at exit.
+        # The reader closed the pipe (`| head`). Python would report the error again when it flushes at exit.
         sys.stdout = None
         return 141
     except Exception as error:
         line = None if os.environ.get("TFX_JAX_TRACEBACK", "0") not in ("", "0") else _line(error)
         if isinstance(error, OSError) and not _can_flush_output():
-            sys.stdout = None  # Python would complain again when it flushes at exit
+            sys.stdout = None  # Python would report the error again when it flushes at exit
             line = line and f"cannot write to standard output: {error.strerror or one_line(error)}"
         if argv is None:
             _end_within(5, status=1 if line is None else 2)
         if line is None:
             raise
-        wipe = "\r\x1b[K" if sys.stderr.isatty() else ""  # a prompt, or how far it was
+        wipe = "\r\x1b[K" if sys.stderr.isatty() else ""  # wipes a prompt or the progress line
         print(f"{wipe}tfx-jax {verb}: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if sys.stderr.isatty():
-            print(file=sys.stderr)  # the shell's prompt goes on a line of its own
+            print(file=sys.stderr)  # so that the shell's prompt starts a new line
         return 130
 
 
@@ -100,16 +106,21 @@ def _module(verb: str) -> Any:
     """Imports the module of a verb.
 
     Raises:
-      UserError: if JAX, which is imported with it, refuses a variable of the environment.
+      UserError: if importing JAX fails because an environment variable (JAX_...) has an invalid value.
     """
     try:
-        return importlib.import_module(f"tfx_jax.cli.{verb}")
+        return importlib.import_module(f"tfx_jax.cli.{verb.replace('-', '_')}")
     except ValueError as error:
-        raise UserError(f"JAX cannot start ({one_line(error)}): correct or unset this variable (JAX_...)") from None
+        raise UserError(
+            f"JAX cannot start ({one_line(error)}): correct or unset the environment variable JAX_... that it names"
+        ) from None
 
 
 def _flushed(status: int) -> int:
-    """Flushes standard output, which Python would do at exit with two lines of its own where that fails."""
+    """Flushes standard output and returns `status`, or the exit status of the failure: 141 (closed pipe) or 2.
+
+    Without this, Python would flush at exit and report a failure in two lines of its own.
+    """
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -130,18 +141,18 @@ def _can_flush_output() -> bool:
 
 
 def _end_within(seconds: float, *, status: int) -> None:
-    """Ends the process after that time, if its threads keep it alive so long after an error.
+    """Exits with `status` after `seconds` if background threads still keep the process alive after an error.
 
-    Those of Orbax do, for five minutes, when a store failed while a checkpoint was begun. What was saved is complete:
-    `Checkpoints` has waited for it. Several processes that train leave by `abort_together`, and others wait for each
-    other when they end.
+    Orbax's threads do so for five minutes when a store fails at the start of a checkpoint. Saved checkpoints are
+    complete, because `Checkpoints` waited for them. Does nothing in a run of several processes: those exit by
+    `abort_together`, or wait for each other at exit.
     """
     jax = sys.modules.get("jax")
     if jax is not None and jax.distributed.is_initialized():
         return
 
     def end() -> None:
-        with contextlib.suppress(OSError, ValueError):  # no one reads it any more, or it is closed
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone, or the stream is closed
             sys.stdout.flush()
         os._exit(status)
 
@@ -151,18 +162,18 @@ def _end_within(seconds: float, *, status: int) -> None:
 
 
 def _line(error: Exception) -> str | None:
-    """The message of an error; None for a bug of ours."""
+    """Returns the one-line message of an error the user can fix; None for any other, which is a bug of tfx_jax."""
     if isinstance(error, UserError):
         return str(error)
-    if is_of_store(error):
-        return f"a store cannot be reached ({one_line(error)}): run the same command again"
-    if isinstance(error, OSError):  # a circumstance that no one thought of
+    if is_store_error(error):
+        return f"a remote store cannot be reached ({one_line(error)}): check the network and rerun the same command"
+    if isinstance(error, OSError):  # a file error that no other code has explained
         place = printable(str(error.filename)) if error.filename else "a file"
-        told = error.strerror or one_line(error)
-        return f"{place}: {told}; TFX_JAX_TRACEBACK=1 shows where that was met"
+        reason = error.strerror or one_line(error)
+        return f"{place}: {reason}; set TFX_JAX_TRACEBACK=1 to see the traceback"
     reason = str(error).partition("\n")[0]
     if isinstance(error, RuntimeError) and "Unable to initialize backend" in reason:
         return f"{printable(reason, 300)}: correct or unset the variables JAX_..., or free the device"
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in reason:
-        return f"out of memory ({printable(reason, 160) or 'no more to be had'}): give it less at once"
+        return f"out of memory ({printable(reason, 160) or 'on the host'}): use a smaller batch or shorter inputs"
     return None

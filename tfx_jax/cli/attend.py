@@ -1,4 +1,4 @@
-"""`tfx-jax attend`: what a model looks at, in a pair of sentences, in an image or in a record of events."""
+"""`tfx-jax attend`: shows the attention weights for a pair of sentences, an image or a record of events."""
 
 import argparse
 from collections.abc import Sequence
@@ -22,39 +22,56 @@ from tfx_jax.training.reporting.image_plot import plot_maps
 
 
 def run(argv: Sequence[str]) -> int:
-    """Shows the attention to a source; without a target, of the model's own translation or caption."""
+    """Draws or lists attention weights; without --target, those of the model's own translation or caption."""
     parser = Parser(
         "attend",
-        "Shows what a trained model looks at: in a pair of sentences, in an image, in a record of events.",
+        "Shows the attention weights of a trained model for a pair of sentences, an image or a record of events.",
     )
     add_model_options(parser)
-    parser.add_argument("--source", help="sentence to read: of a pair, the first, and the premise of a second one")
-    parser.add_argument("--image", help="image to look at: a file, or the number of one of --split, from 1")
-    parser.add_argument("--target", help="translation or caption, the model's own by default; or the second sentence")
-    parser.add_argument("--output", help="picture to write, .png, .pdf or .svg")
-    parser.add_argument("--html", help="page to write, for a browser: choose heads, point at words; of a sentence pair")
-    parser.add_argument("--row", type=at_least_one, help="of a model of events: list those of this record, from 1")
-    parser.add_argument("--split", default="validation", choices=SPLITS, help="of --row and of a number of an image")
+    parser.add_argument("--source", help="sentence pair models: source sentence, or the first sentence of the pair")
+    parser.add_argument("--image", help="image models: image file, or the number of an image of --split, from 1")
+    parser.add_argument(
+        "--target",
+        help="translation, caption or second sentence of the pair; by default the model's own translation or caption",
+    )
+    parser.add_argument("--output", help="image file to write (.png, .pdf or .svg)")
+    parser.add_argument(
+        "--html", help="sentence pair models: HTML page to write, to choose heads and point at words in a browser"
+    )
+    parser.add_argument(
+        "--row",
+        type=at_least_one,
+        help="models of events: list the events of this record of --split with their weights, from 1",
+    )
+    parser.add_argument(
+        "--split",
+        default="validation",
+        choices=SPLITS,
+        help="split that --row, or --image with a number, refers to; %(default)s by default",
+    )
     arguments = parser.parse_args(argv)
     if [arguments.source, arguments.image, arguments.row].count(None) != 2:
         raise UserError(
-            "attend needs one of --source=SENTENCE, --image=FILE of a model of images, --row=NUMBER of events"
+            "attend needs exactly one of --source=SENTENCE (sentence pairs), --image=FILE (images) and --row=NUMBER "
+            "(events)"
         )
     if arguments.row is not None:
         return _list_events(arguments)
     if arguments.output is None and arguments.html is None:
-        raise UserError("attend needs --output=PICTURE or --html=PAGE, or both")
+        raise UserError("attend needs a file to write: --output=IMAGE, --html=PAGE or both")
     return _attend_to_image(arguments) if arguments.source is None else _attend_to_sentence(arguments)
 
 
 def _attend_to_sentence(arguments: argparse.Namespace) -> int:
-    """Draws every head, of a translation or of two sentences."""
+    """Writes the maps of all heads for a translation or a pair of sentences."""
     if is_blank(arguments.source):
-        raise UserError("--source is empty")
+        raise UserError("--source is empty: give a sentence")
     set_up_program()
     run, params = load_model(arguments)
     if not isinstance(run.task, TranslationTask | SentencePairTask):
-        raise UserError(f"{arguments.workdir} holds no model of sentence pairs: attend draws translations and pairs")
+        raise UserError(
+            f"--source needs a model of translations or sentence pairs, but {arguments.workdir} holds another"
+        )
     maps, source, target = run.task.attention(run.trained(params), arguments.source, arguments.target)
     target_inputs = ["<s>", *target[:-1]]
     if arguments.output is not None:
@@ -67,42 +84,44 @@ def _attend_to_sentence(arguments: argparse.Namespace) -> int:
 
 
 def _attend_to_image(arguments: argparse.Namespace) -> int:
-    """Draws where each word of a caption looks, or what makes the class of an image."""
+    """Draws one map per word of a caption, or the map behind the class of an image."""
     if arguments.html is not None:
-        raise UserError("--html shows a sentence pair: of an image there is --output=PICTURE")
+        raise UserError("--html is for sentence pairs: for an image give --output=FILE")
     set_up_program()
     run, params = load_model(arguments)
     task, model = run.task, run.trained(params)
     if not isinstance(task, CaptioningTask | ImageClassificationTask):
-        raise UserError(f"{arguments.workdir} holds no model of images: --image is for those that describe or classify")
+        raise UserError(
+            f"--image needs a model that captions or classifies images, but {arguments.workdir} holds another"
+        )
     image = _read(task, arguments.image, arguments.split)
     if isinstance(task, CaptioningTask):
-        found = task.attention(model, image, arguments.target)
+        result = task.attention(model, image, arguments.target)
     else:
         if arguments.target is not None:
-            raise UserError("--target is a caption, and this model writes none: it classifies images")
-        found = task.attention(model, image)
-    save_figure(arguments.output, lambda: plot_maps(image, found.titles, found.maps))
-    print(f"drew {len(found.maps)} attention maps in {arguments.output}: {printable(found.said)}")
+            raise UserError("--target is a caption, but this model classifies images: leave --target out")
+        result = task.attention(model, image)
+    save_figure(arguments.output, lambda: plot_maps(image, result.titles, result.maps))
+    print(f"drew {len(result.maps)} attention maps in {arguments.output}: {printable(result.said)}")
     return 0
 
 
 def _read(task: CaptioningTask | ImageClassificationTask, image: str, split: Split) -> np.ndarray:
-    """The pixels of a file, or of an image of a split."""
+    """Returns the pixels of an image file, or of the image of that number in a split."""
     if not image.isdecimal():
         if isinstance(task, CaptioningTask):
             return read_image(image, task.model_config.image_size)
         return read_center(image, task.model_config.image_size, task.model_config.num_channels)
     images = task.rows(split)
     if not 1 <= int(image) <= len(images):
-        raise UserError(f"--image={image} is none of the {len(images):,} images of the {split} split, from 1")
+        raise UserError(f"--image={image} must be a number from 1 to {len(images):,}, the images of the {split} split")
     return images[int(image) - 1].image
 
 
 def _list_events(arguments: argparse.Namespace) -> int:
-    """Prints the events of a record by falling weight, one a line: weight, name, value and, of what has any, time.
+    """Prints the events of a record by decreasing weight, one per line: weight, name, value and, if known, time.
 
-    Where the weight is a mean over several rows of attention, that of each row follows.
+    If the weight is a mean over several hops of attention, the weight of each hop follows.
     """
     set_up_program()
     run, params = load_model(arguments, EventClassificationTask)
@@ -110,6 +129,6 @@ def _list_events(arguments: argparse.Namespace) -> int:
     print(f"record {arguments.row} of {arguments.split}: label {label}, probability of label 1 {probability:.3f}")
     has_times = any(share.time for share in shares)
     for share in shares:
-        behind = [f"{share.time:.2f}"] * has_times + [f"{hop:.4f}" for hop in share.hops if len(share.hops) > 1]
-        print("\t".join([f"{share.weight:.4f}", printable(share.name), f"{share.value:g}", *behind]))
+        columns = [f"{share.time:.2f}"] * has_times + [f"{hop:.4f}" for hop in share.hops if len(share.hops) > 1]
+        print("\t".join([f"{share.weight:.4f}", printable(share.name), f"{share.value:g}", *columns]))
     return 0

@@ -1,4 +1,4 @@
-"""`tfx-jax average`: the mean of the newest checkpoints translates better than the last one."""
+"""`tfx-jax average`: averages the newest checkpoints, which often translates better than the last checkpoint."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,17 @@ from tfx_jax.training.run import load_run
 
 
 def run(argv: Sequence[str]) -> int:
-    """Averages and says what."""
+    """Writes the averaged checkpoint and prints the steps it averages."""
     parser = Parser(
-        "average", "Averages the newest checkpoints; translate and evaluate take the mean as --step=average."
+        "average",
+        "Averages the parameters of the newest checkpoints of a run. Other verbs load the result with --step=average.",
     )
-    parser.add_argument("--workdir", type=folder, required=True, help="folder of a training, local or gs://")
-    parser.add_argument("--last", type=int, help="how many checkpoints; config.keep_last, or all there are, by default")
+    parser.add_argument("--workdir", type=folder, required=True, help="folder of the training run, local or gs://")
+    parser.add_argument(
+        "--last",
+        type=int,
+        help="number of checkpoints to average; by default config.keep_last, or all if there are fewer",
+    )
     add_nonfinite_option(parser)
     arguments = parser.parse_args(argv)
     set_up_program()

@@ -1,4 +1,4 @@
-"""`tfx-jax bench WHAT [options]`: how fast this machine is at the library's work, beside what it could do."""
+"""`tfx-jax bench WHAT [options]`: measures the speed of this machine and compares it with its peak."""
 
 import argparse
 import contextlib
@@ -25,7 +25,7 @@ Options = argparse.Namespace
 
 
 class _Kind(NamedTuple):
-    """Something that can be measured."""
+    """A benchmark: its summary, its flags and the function that measures it."""
 
     summary: str
     add_options: Callable[[Parser], None]
@@ -34,34 +34,36 @@ class _Kind(NamedTuple):
 
 
 def run(argv: Sequence[str]) -> int:
-    """Writes one measurement to standard output, and nothing else."""
+    """Prints one measurement, and nothing else, to standard output."""
     arguments = list(argv)
     if not arguments or arguments[0].startswith("-"):
         _general_help(arguments)
     name = arguments.pop(0)
     if name not in _KINDS:
-        raise UserError(f"cannot measure {name!r}; there are {', '.join(_KINDS)}")
+        raise UserError(f"cannot measure {name!r}; use one of {', '.join(_KINDS)}")
     kind = _KINDS[name]
-    parser = Parser(f"bench {name}", kind.summary)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of text; bytes, seconds, FLOP/s")
+    parser = Parser(f"bench {name}", f"Measures {kind.summary}")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object (bytes, seconds, FLOP/s) instead of text"
+    )
     kind.add_options(parser)
     options, options.overrides = parser.parse_known_args(arguments)
     if options.overrides and not kind.takes_overrides:
         raise UserError(f"unknown argument {options.overrides[0]}; see {parser.prog} --help")
     set_up_program()
     with without_compilation_cache(), out_of_memory_as_user_error(SMALLER_WORK):
-        found = {"benchmark": name} | kind.measure(options) | _machine()
-    print(json.dumps(found) if options.json else as_text(found))
+        result = {"benchmark": name} | kind.measure(options) | _machine()
+    print(json.dumps(result) if options.json else as_text(result))
     return 0
 
 
 def _general_help(arguments: list[str]) -> NoReturn:
     if arguments[:1] not in (["-h"], ["--help"]):
-        raise UserError(f"what is to be measured? there are {', '.join(_KINDS)}")
-    parser = Parser("bench", "Measures how fast this machine is at the library's work.")
+        raise UserError(f"name what to measure: one of {', '.join(_KINDS)}")
+    parser = Parser("bench", "Measures training, decoding, attention functions or input pipelines on this machine.")
     parser.usage = "tfx-jax bench WHAT [options]"
     summaries = " ".join(f"{name}: {kind.summary}" for name, kind in _KINDS.items())
-    parser.add_argument("WHAT", help=f"{summaries} tfx-jax bench WHAT --help says more.")
+    parser.add_argument("WHAT", help=f"{summaries} tfx-jax bench WHAT --help lists the options.")
     parser.epilog = "for example: tfx-jax bench train --model=base --batch=16 --length=32 --json"
     parser.print_help()
     parser.exit()
@@ -77,20 +79,21 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def as_text(found: dict[str, Any]) -> str:
-    """The same values for people, a line each.
+def as_text(result: dict[str, Any]) -> str:
+    """Formats a measurement for reading, one value per line.
 
-    >>> found = {"model": "base", "median_step_seconds": 0.0123, "flops_per_second": 2.5e11, "utilization": None}
-    >>> print(as_text(found))
+    >>> result = {"model": "base", "median_step_seconds": 0.0123, "flops_per_second": 2.5e11, "utilization": None}
+    >>> print(as_text(result))
     model                          base
     median step                    0.0123 s
     flops per second               250 G
     utilization                    unknown
     """
-    return "\n".join("{:<30} {}".format(*_line(name, value)) for name, value in found.items())
+    return "\n".join("{:<30} {}".format(*_line(name, value)) for name, value in result.items())
 
 
 def _line(name: str, value: Any) -> tuple[str, str]:
+    """Returns the label of a value and its text; the suffix of `name` gives the unit."""
     label = name.replace("_", " ")
     if value is None:
         return label.removesuffix(" seconds").removesuffix(" bytes"), "unknown"
@@ -108,19 +111,27 @@ def _line(name: str, value: Any) -> tuple[str, str]:
 
 
 def _add_common_options(parser: Parser, steps: int) -> None:
-    parser.add_argument("--steps", type=at_least_one, default=steps, help="how many are timed; %(default)s by default")
     parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation; %(default)s by default"
+        "--steps", type=at_least_one, default=steps, help="number of timed steps; %(default)s by default"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="dtype of the computation; %(default)s by default",
     )
 
 
 def _add_model_options(parser: Parser, steps: int) -> None:
     parser.add_argument(
-        "--model", choices=tuple(workloads.MODELS), default="tiny", help="its size; %(default)s by default"
+        "--model", choices=tuple(workloads.MODELS), default="tiny", help="size of the model; %(default)s by default"
     )
-    parser.add_argument("--batch", type=at_least_one, default=16, help="sentences; %(default)s by default")
+    parser.add_argument("--batch", type=at_least_one, default=16, help="sentences per batch; %(default)s by default")
     parser.add_argument(
-        "--length", type=at_least_one, default=32, help="tokens of each target, none padding; %(default)s by default"
+        "--length",
+        type=at_least_one,
+        default=32,
+        help="tokens per target sentence, without padding; %(default)s by default",
     )
     _add_common_options(parser, steps)
 
@@ -138,7 +149,7 @@ def _train(options: Options) -> dict[str, Any]:
 
 def _add_step_options(parser: Parser) -> None:
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
-    parser.add_argument("--steps", type=at_least_one, default=10, help="how many are timed; %(default)s by default")
+    parser.add_argument("--steps", type=at_least_one, default=10, help="number of timed steps; %(default)s by default")
     parser.epilog = OVERRIDES_HELP
 
 
@@ -156,9 +167,13 @@ def _step(options: Options) -> dict[str, Any]:
 
 def _add_decode_options(parser: Parser) -> None:
     _add_model_options(parser, steps=5)
-    parser.add_argument("--beam", type=at_least_one, default=4, help="hypotheses of each; %(default)s by default")
-    parser.add_argument("--source-length", type=at_least_one, default=32, help="in tokens; %(default)s by default")
-    parser.add_argument("--int8", action="store_true", help="weights of 8 bits")
+    parser.add_argument(
+        "--beam", type=at_least_one, default=4, help="beam width (hypotheses per sentence); %(default)s by default"
+    )
+    parser.add_argument(
+        "--source-length", type=at_least_one, default=32, help="tokens per source sentence; %(default)s by default"
+    )
+    parser.add_argument("--int8", action="store_true", help="decode with int8 weights")
 
 
 def _decode(options: Options) -> dict[str, Any]:
@@ -169,13 +184,24 @@ def _decode(options: Options) -> dict[str, Any]:
 
 
 def _add_attention_options(parser: Parser) -> None:
-    parser.add_argument("--function", required=True, choices=tuple(ATTENTIONS), help="dense is dot_product_attention")
-    parser.add_argument("--length", type=at_least_one, default=1_024, help="in tokens; %(default)s by default")
-    parser.add_argument("--batch", type=at_least_one, default=1, help="sequences; %(default)s by default")
-    parser.add_argument("--heads", type=at_least_one, default=8, help="%(default)s by default")
-    parser.add_argument("--head-size", type=at_least_one, default=64, help="%(default)s by default")
-    parser.add_argument("--causal", action="store_true", help="hide later tokens")
-    parser.add_argument("--forward", action="store_true", help="without the backward pass")
+    parser.add_argument(
+        "--function",
+        required=True,
+        choices=tuple(ATTENTIONS),
+        help="attention function to measure; dense is dot_product_attention",
+    )
+    parser.add_argument(
+        "--length", type=at_least_one, default=1_024, help="tokens per sequence; %(default)s by default"
+    )
+    parser.add_argument("--batch", type=at_least_one, default=1, help="sequences per batch; %(default)s by default")
+    parser.add_argument(
+        "--heads", type=at_least_one, default=8, help="number of attention heads; %(default)s by default"
+    )
+    parser.add_argument("--head-size", type=at_least_one, default=64, help="features per head; %(default)s by default")
+    parser.add_argument("--causal", action="store_true", help="apply a causal mask")
+    parser.add_argument(
+        "--forward", action="store_true", help="measure the forward pass only, without the backward pass"
+    )
     _add_common_options(parser, steps=10)
 
 
@@ -196,8 +222,13 @@ def _attention(options: Options) -> dict[str, Any]:
 
 def _add_data_options(parser: Parser) -> None:
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
-    parser.add_argument("--workdir", help="of a training, for its tokenizer; without it, one is trained and timed")
-    parser.add_argument("--steps", type=at_least_one, default=200, help="batches to take; %(default)s by default")
+    parser.add_argument(
+        "--workdir",
+        help="folder of a run whose tokenizer is used; by default a tokenizer is trained, and its training timed",
+    )
+    parser.add_argument(
+        "--steps", type=at_least_one, default=200, help="number of batches to read; %(default)s by default"
+    )
     parser.epilog = "--config.FIELD=VALUE overrides a field, for example --config.task.data.sort_buffer=4096"
 
 
@@ -209,14 +240,18 @@ def _data(options: Options) -> dict[str, Any]:
 
 
 _KINDS = {
-    "train": _Kind("one training step.", lambda parser: _add_model_options(parser, steps=10), _train),
+    "train": _Kind(
+        "one training step of a translation model.", lambda parser: _add_model_options(parser, steps=10), _train
+    ),
     "step": _Kind(
-        "a training step of an experiment, beside what tfx-jax plan predicts.",
+        "a training step of an experiment, compared with the prediction of tfx-jax plan.",
         _add_step_options,
         _step,
         takes_overrides=True,
     ),
-    "decode": _Kind("beam search over a batch, random weights, targets of one length.", _add_decode_options, _decode),
-    "attention": _Kind("one attention by itself, forward and backward.", _add_attention_options, _attention),
+    "decode": _Kind(
+        "beam search over a batch with random weights; all targets have one length.", _add_decode_options, _decode
+    ),
+    "attention": _Kind("one attention function, forward and backward.", _add_attention_options, _attention),
     "data": _Kind("the input pipeline of an experiment.", _add_data_options, _data, takes_overrides=True),
 }

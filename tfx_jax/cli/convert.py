@@ -1,5 +1,6 @@
-"""`tfx-jax convert`: a Hugging Face folder written again, or made of a model that was trained here."""
+"""`tfx-jax convert`: rewrites a Hugging Face folder, or exports a model trained with tfx_jax as one."""
 
+import argparse
 import json
 import pathlib
 import sys
@@ -20,62 +21,74 @@ from tfx_jax.files import is_local, read_small_file
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import Tensors, read_json
+from tfx_jax.training.config import load_config
+from tfx_jax.training.workdir import is_workdir
 
 _DTYPES = ("float32", "float16", "bfloat16")
-# What makes a folder usable, beside config.json and the weights.
+# Files that are copied in addition to config.json and the weights.
 _COPIED = (*TOKENIZER_FILES, "generation_config.json", "preprocessor_config.json", "chat_template.jinja")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf")
-# Fields of config.json that say how the other folder came about or is stored, or that name code.
+# Fields of config.json that describe the history or storage of the source folder, or that name code.
 _DROPPED = {"dtype", "torch_dtype", "transformers_version", "auto_map", "quantization_config"}
 
 
 def run(argv: Sequence[str]) -> int:
-    """Converts, reads what was written, and says what it is."""
+    """Converts a model, reads the written folder back to verify it, and prints a summary to stderr."""
     parser = Parser(
         "convert",
-        "Reads a Hugging Face folder, be its weights in one file or many, old or new, and writes a clean one: "
-        "config.json, model.safetensors and the tokenizer; or writes one of a model trained here. Nothing that "
-        "the folder holds is executed.",
+        "Reads a Hugging Face folder in any layout (one or several weight files, old or new formats), or a model "
+        "trained with tfx_jax, and writes a clean folder: config.json, model.safetensors and the tokenizer. No code "
+        "from the source folder is executed.",
     )
-    add_folder_options(parser, "to read")
+    add_folder_options(parser, "to convert")
     parser.add_argument("--output", required=True, help="folder to write")
     parser.add_argument(
-        "--dtype", choices=_DTYPES, default="float32", help="of the weights in the file; float32 by default"
+        "--dtype",
+        choices=_DTYPES,
+        default="float32",
+        help="dtype of the weights in the written file; %(default)s by default",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace the model that the output folder holds")
-    parser.add_argument("--json", action="store_true", help="print one JSON line as well")
+    parser.add_argument("--overwrite", action="store_true", help="replace a model that is already in the output folder")
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="of a --workdir trained with config.lora, write only the adapters, as a PEFT folder; merged by default",
+    )
+    parser.add_argument("--json", action="store_true", help="also print one JSON object to standard output")
     arguments = parser.parse_args(argv)
     check_one_source(arguments)
     set_up_program()
+    if arguments.adapter:
+        return _write_adapter(arguments)
     options = {"dtype": arguments.dtype, "allow_nonfinite": arguments.allow_nonfinite}
     output, progress = pathlib.Path(_local(arguments.output)), Progress("read {} parameters")
     progress.stage(f"reading {arguments.model or arguments.workdir}")
     if arguments.workdir is not None:
-        _refuse_to_overwrite(None, output, allowed=arguments.overwrite)
+        _check_output(None, output, allowed=arguments.overwrite)
         trained, tokenizer = load_trained(arguments)
         try:
             model = hf.completed(trained)
         except ValueError as error:
             raise UserError(f"{arguments.workdir}: {error}") from None
-        # Others learn from these fields where a generated text ends.
+        # Other programs read from these fields where a generated text ends.
         ends = {f"{role}_token_id": getattr(tokenizer, f"{role}_id") for role in ("bos", "eos")}
         _save(model, output, {name: index for name, index in ends.items() if index is not None}, options, progress)
         copied, left_out, before = _copy(epath.Path(arguments.workdir) / "tokenizer", output), [], None
-        _surround(output, tokenizer, model.config.kind)
+        _write_special_tokens(output, tokenizer, model.config.kind)
     else:
-        source = pathlib.Path(local_folder(_local(arguments.model)))
-        _refuse_to_overwrite(source, output, allowed=arguments.overwrite)
+        source = pathlib.Path(hf.base_folder(_local(arguments.model)))
+        _check_output(source, output, allowed=arguments.overwrite)
         fields = _config(source)
-        model = hf.load(source, allow_nonfinite=arguments.allow_nonfinite, on_read=progress.update)
+        model = hf.load(arguments.model, allow_nonfinite=arguments.allow_nonfinite, on_read=progress.update)
         kept = {name: value for name, value in fields.items() if not (name in _DROPPED or name.startswith("_"))}
         _save(model, output, kept, options, progress)
         copied, before = _copy(source, output), Tensors(source).num_bytes
         left_out = _left_out(source, output, hf.FAMILIES[_config(output)["architectures"][0]])
     _verify(model, output, arguments.dtype)
     progress.clear()
-    found = {
+    summary = {
         "architecture": _config(output)["architectures"][0],
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))),
         "dtype": arguments.dtype,
         "bytes_before": before,
         "bytes_after": Tensors(output).num_bytes,
@@ -83,16 +96,48 @@ def run(argv: Sequence[str]) -> int:
         "files": ["config.json", "model.safetensors", *copied],
         "left_out": left_out,
     }
-    after = f"{found['bytes_after']:,}"
+    after = f"{summary['bytes_after']:,}"
     sizes = f"{after} bytes" if before is None else f"{before:,} bytes before, {after}"
-    print(f"{found['architecture']}: {found['parameters']:,} parameters; {sizes} as {arguments.dtype}", file=sys.stderr)
-    print(f"{output}: {', '.join(found['files'])}; read back, the same", file=sys.stderr)
+    print(
+        f"{summary['architecture']}: {summary['parameters']:,} parameters; {sizes} as {arguments.dtype}",
+        file=sys.stderr,
+    )
+    print(f"{output}: {', '.join(summary['files'])}; verified by reading it back", file=sys.stderr)
     if left_out:
         more = f" and {len(left_out) - 3:,} more" if len(left_out) > 3 else ""
-        what = "copies, constants, or of another architecture"
-        print(f"tensors left out ({what}): {', '.join(left_out[:3])}{more}", file=sys.stderr)
+        reasons = "copies, constants, or parts of another architecture"
+        print(f"tensors left out ({reasons}): {', '.join(left_out[:3])}{more}", file=sys.stderr)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(summary))
+    return 0
+
+
+def _write_adapter(arguments: argparse.Namespace) -> int:
+    """Writes the adapters of a run as a PEFT folder, with the tokenizer."""
+    if arguments.workdir is None:
+        raise UserError("--adapter needs the --workdir of a run trained with config.lora, not --model")
+    if arguments.dtype != "float32":
+        raise UserError(f"--adapter writes float32: leave out --dtype={arguments.dtype}")
+    output, base = pathlib.Path(_local(arguments.output)), load_config(arguments.workdir).init_from
+    if base and is_workdir(local_folder(base)):
+        raise UserError(
+            f"the run started from the workdir {base}, and PEFT needs a Hugging Face folder: leave out --adapter, and "
+            "the adapters are merged"
+        )
+    _check_output(None, output, allowed=arguments.overwrite)
+    model, _ = load_trained(arguments)
+    where = str(pathlib.Path(base).resolve()) if pathlib.Path(base).exists() else base
+    try:
+        hf.save_adapter(model, output, base=where, allow_nonfinite=arguments.allow_nonfinite)
+    except ValueError as error:
+        raise UserError(f"{arguments.workdir}: {error}") from None
+    files = ["adapter_config.json", "adapter_model.safetensors"]
+    files += _copy(epath.Path(arguments.workdir) / "tokenizer", output)
+    size = (output / files[1]).stat().st_size
+    summary = {"base": where, "bytes_after": size, "output": str(output), "files": files}
+    print(f"adapters of {where}: {size:,} bytes; {output}: {', '.join(files)}", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(summary))
     return 0
 
 
@@ -109,26 +154,27 @@ def _save(
 
 def _local(path: str) -> str:
     if not is_local(path):
-        raise UserError(f"{path} is not a local folder: copy it first, and what is written afterwards")
+        raise UserError(f"{path} is not a local folder: convert a local copy, then copy the output to the store")
     return path
 
 
-def _refuse_to_overwrite(source: pathlib.Path | None, output: pathlib.Path, *, allowed: bool) -> None:
+def _check_output(source: pathlib.Path | None, output: pathlib.Path, *, allowed: bool) -> None:
+    """Raises UserError if `output` cannot be written to, or holds a model and `allowed` (--overwrite) is False."""
     if not output.exists():
         return
     if not output.is_dir():
-        raise UserError(f"--output={output} is a file, not a folder")
+        raise UserError(f"--output={output} is a file: name a folder")
     if source is not None and source.exists() and output.samefile(source):
-        raise UserError(f"--output={output} is the folder that --model reads: name another")
+        raise UserError(f"--output={output} is the folder that --model reads: name another folder")
     held = next(
         (path.name for name in ("config.json", *_COPIED, *_WEIGHTS) for path in sorted(output.glob(name))), None
     )
     if held and not allowed:
-        raise UserError(f"--output={output} has a {held} already: name another folder, or add --overwrite")
+        raise UserError(f"--output={output} already contains {held}: name another folder, or add --overwrite")
 
 
 def _copy(source: pathlib.Path | epath.Path, output: pathlib.Path) -> list[str]:
-    """Copies the files beside the weights; what another model left there would be taken for this one's."""
+    """Copies the files of `_COPIED` and returns their names; first deletes such files of another model in `output`."""
     names = [name for name in _COPIED if (source / name).is_file()]
     try:
         for name in _COPIED:
@@ -140,8 +186,8 @@ def _copy(source: pathlib.Path | epath.Path, output: pathlib.Path) -> list[str]:
     return names
 
 
-def _surround(output: pathlib.Path, tokenizer: HFTokenizer, kind: str) -> None:
-    """Has the tokenizer that was written put around a text what the training did."""
+def _write_special_tokens(output: pathlib.Path, tokenizer: HFTokenizer, kind: str) -> None:
+    """Makes the written tokenizer add the special tokens that training added: [CLS] ... [SEP] (BERT) or a final EOS."""
     first, last = {
         "bert": (tokenizer.cls_id, tokenizer.sep_id),
         "encoder_decoder": (None, tokenizer.eos_id),
@@ -151,14 +197,14 @@ def _surround(output: pathlib.Path, tokenizer: HFTokenizer, kind: str) -> None:
 
 
 def _remove_parts(output: pathlib.Path) -> None:
-    """Of weights that were in several files before: `transformers` would go by their index."""
+    """Deletes shards of weights and their index from an earlier model: `transformers` would prefer the index."""
     for name in ("model.safetensors.index.json", "model-*-of-*.safetensors"):
         for path in output.glob(name):
             path.unlink()
 
 
 def _left_out(source: pathlib.Path, output: pathlib.Path, family: hf.Family) -> list[str]:
-    """The tensors, by their newer names, that were not written because the model has no use for them."""
+    """Returns the current names of the source's tensors that were not written because the model does not use them."""
     old, new = (
         {name.removeprefix(family.prefix) for name in Tensors(folder, family.renamed).shapes}
         for folder in (source, output)
@@ -167,21 +213,25 @@ def _left_out(source: pathlib.Path, output: pathlib.Path, family: hf.Family) -> 
 
 
 def _verify(model: Any, output: pathlib.Path, dtype: str) -> None:
-    """Compares what was written with what should have been, bit for bit."""
+    """Reads the written folder back and compares parameters, bit for bit, and configuration with the model.
+
+    Raises:
+      UserError: if they differ.
+    """
     progress = Progress("read {} parameters again")
     progress.stage(f"reading {output} again")
-    # What it may hold was decided before it was written.
+    # Non-finite parameters were rejected or allowed before writing.
     again = hf.load(output, allow_nonfinite=True, on_read=progress.update)
     progress.clear()
-    pairs = zip(jax.tree.leaves(nnx.state(model)), jax.tree.leaves(nnx.state(again)), strict=True)
+    pairs = zip(*(jax.tree.leaves(nnx.state(each, nnx.Param)) for each in (model, again)), strict=True)
     stored = jax.numpy.dtype(dtype)
     same = all(
         np.array_equal(np.asarray(a).astype(stored), np.asarray(b).astype(stored), equal_nan=True) for a, b in pairs
     )
-    # What a folder says of a model: not how it was drawn or computes, nor whether its d_ff was given or 4 * d_model.
+    # Compares the fields of config.json: it has no initializers and does not say whether d_ff was given or 4 * d_model.
     described = hf.FAMILIES[_config(output)["architectures"][0]].write_config
     if described(again.config) != described(model.config) or not same:
-        raise UserError(f"{output} does not read back as it was written: delete it, and check the disk")
+        raise UserError(f"{output} differs from the model when read back: delete it, check the disk and convert again")
 
 
 def _config(folder: pathlib.Path) -> dict[str, Any]:

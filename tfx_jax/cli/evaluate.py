@@ -1,4 +1,4 @@
-"""`tfx-jax evaluate`: how good a trained model is on held-out data."""
+"""`tfx-jax evaluate`: scores a trained model on held-out data."""
 
 import argparse
 import json
@@ -16,27 +16,42 @@ from tfx_jax.training.step import Params
 
 
 def run(argv: Sequence[str]) -> int:
-    """Evaluates and prints scores, a line for each; of translations, the last line is the exact match."""
-    parser = Parser("evaluate", "Scores a trained model on held-out data; translations, against their references.")
+    """Prints the metrics of a split, one per line; for translation the last line is the exact match."""
+    parser = Parser(
+        "evaluate",
+        "Scores a trained model on held-out data. Translations are compared with their references (BLEU).",
+    )
     add_model_options(parser)
     add_decoding_options(parser)
-    parser.add_argument("--split", choices=("validation", "test"), default="validation", help="split of the data set")
-    parser.add_argument("--source", help="of translation: file to translate instead, one sentence a line")
-    parser.add_argument("--reference", help="its translation, line by line")
-    parser.add_argument("--json", action="store_true", help="print one JSON line instead")
+    parser.add_argument(
+        "--split",
+        choices=("validation", "test"),
+        default="validation",
+        help="split to evaluate; %(default)s by default",
+    )
+    parser.add_argument(
+        "--source", help="translation models: file to translate instead of --split, one sentence per line"
+    )
+    parser.add_argument(
+        "--reference", help="translation models: reference translations of --source, one sentence per line"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.epilog = OVERRIDES_HELP.replace("model.num_layers=2", "task.data.max_length=64")
     arguments, overrides = parser.parse_known_args(argv)
     if (arguments.source is None) != (arguments.reference is None):
-        raise UserError("--source and --reference go together")
+        raise UserError("--source and --reference must be given together")
     set_up_program()
     run, params = load_model(arguments, overrides=overrides)
     if isinstance(run.task, TranslationTask):
         return _evaluate_translation(run, params, arguments)
-    given = [
+    translation_flags = [
         name for name in ("source", "beam", "length_penalty", "int8") if getattr(arguments, name) not in (None, False)
     ]
-    if given:
-        raise UserError(f"--{given[0].replace('_', '-')} is for translation, but this model learned something else")
+    if translation_flags:
+        flag = translation_flags[0].replace("_", "-")
+        raise UserError(
+            f"--{flag} needs a translation model, but {arguments.workdir} holds another: leave --{flag} out"
+        )
     progress = Progress("evaluated {} examples")
     values, _ = run.evaluate(params, arguments.split, on_batch=progress.update)
     progress.clear()

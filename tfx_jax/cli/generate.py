@@ -1,4 +1,4 @@
-"""`tfx-jax generate`: prompts in, one a line, and how a model continues them."""
+"""`tfx-jax generate`: continues prompts read from standard input, one per line."""
 
 import argparse
 import json
@@ -19,34 +19,67 @@ from tfx_jax.nn.decoding import DecodingModel
 
 
 def run(argv: Sequence[str]) -> int:
-    """Writes a line for every line read."""
+    """Writes one generated line for each line read."""
     parser = Parser(
         "generate",
-        "Goes on with each line of standard input (a language model) or answers it (an encoder-decoder). Line breaks "
-        r"inside a text are written as \n, but not with --stream. An encoder-decoder answers a line that shows nothing "
-        "with an empty one.",
+        "Continues each line of standard input with a language model, or answers it with an encoder-decoder. Line "
+        r"breaks in the generated text are written as \n, except with --stream. For a line without visible characters, "
+        "an encoder-decoder writes an empty line.",
     )
-    add_folder_options(parser, "(config.json, safetensors, tokenizer)")
-    parser.add_argument("--max-new-tokens", type=at_least_one, default=64, help="longest continuation")
+    add_folder_options(parser, "with config.json, safetensors and a tokenizer")
     parser.add_argument(
-        "--temperature", type=not_negative, default=1.0, help="divides the logits; 0: the most probable token"
+        "--max-new-tokens",
+        type=at_least_one,
+        default=64,
+        help="maximum number of tokens generated per line; %(default)s by default",
     )
-    parser.add_argument("--top-k", type=at_least_one, help="draw from that many of the most probable tokens")
-    parser.add_argument("--top-p", type=float, help="draw from the fewest tokens that have this probability together")
     parser.add_argument(
-        "--repetition-penalty", type=not_negative, default=1.0, help="above 1: what was there is less probable"
+        "--temperature",
+        type=not_negative,
+        default=1.0,
+        help="divides the logits before sampling; 0 always takes the most probable token; %(default)s by default",
     )
-    parser.add_argument("--beam", type=beam_width, default=1, help="beam width; above 1 nothing is drawn")
+    parser.add_argument("--top-k", type=at_least_one, help="sample from the TOP_K most probable tokens only")
     parser.add_argument(
-        "--length-penalty", "--alpha", type=length_penalty, default=0.6, help="of the beam search's length penalty"
+        "--top-p", type=float, help="sample from the smallest set of tokens whose probabilities add up to TOP_P"
     )
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it; may be repeated")
-    parser.add_argument("--stream", action="store_true", help="one line at a time, each token as soon as it is there")
-    parser.add_argument("--batch", type=at_least_one, default=8, help="lines at a time, if so many are there")
-    parser.add_argument("--seed", type=seed, default=0, help="of the draws")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation")
-    parser.add_argument("--int8", action="store_true", help="weights of 8 bits: faster, not exact")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line: prompt, text, tokens")
+    parser.add_argument(
+        "--repetition-penalty",
+        type=not_negative,
+        default=1.0,
+        help="values above 1 make tokens that have occurred less probable; %(default)s by default",
+    )
+    parser.add_argument(
+        "--beam",
+        type=beam_width,
+        default=1,
+        help="beam width; above 1, beam search replaces sampling; %(default)s by default",
+    )
+    parser.add_argument(
+        "--length-penalty",
+        "--alpha",
+        type=length_penalty,
+        default=0.6,
+        help="exponent of the beam search's length penalty; %(default)s by default",
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end the output before TEXT; may be repeated"
+    )
+    parser.add_argument(
+        "--stream", action="store_true", help="process one line at a time and print each token when it is generated"
+    )
+    parser.add_argument(
+        "--batch", type=at_least_one, default=8, help="maximum number of lines per batch; %(default)s by default"
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="sampling seed; %(default)s by default")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="dtype of the computation; %(default)s by default",
+    )
+    parser.add_argument("--int8", action="store_true", help="compute with int8 weights: faster, but not exact")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line: prompt, text, tokens")
     arguments = parser.parse_args(argv)
     _check(arguments)
     set_up_program()
@@ -60,7 +93,10 @@ def run(argv: Sequence[str]) -> int:
         eos_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
     if not isinstance(model, DecodingModel):
         source = arguments.model or arguments.workdir
-        raise UserError(f"{source} holds a {type(model).__name__}, which generates no text")
+        raise UserError(
+            f"{source} holds a {type(model).__name__}, which generates no text: name a language model or an "
+            "encoder-decoder"
+        )
 
     def write(text: str) -> None:
         sys.stdout.write(shown(text))
@@ -106,15 +142,17 @@ def run(argv: Sequence[str]) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     check_one_source(arguments)
-    _search(arguments)  # refuses what is out of range before a model is loaded
+    _search(arguments)  # raises for values out of range, before the model is loaded
     if arguments.beam > 1 and (arguments.stop or arguments.stream):
-        raise UserError("--stop and --stream show a text as it grows, but with --beam there are several until the end")
+        raise UserError("--stop and --stream need sampling, but --beam is above 1 (beam search): leave one of them out")
     if arguments.beam > 1 and arguments.repetition_penalty != 1:
-        raise UserError("--repetition-penalty is for texts that are drawn, but with --beam nothing is")
+        raise UserError(
+            "--repetition-penalty needs sampling, but --beam is above 1 (beam search): leave one of them out"
+        )
     if arguments.stream and arguments.json:
-        raise UserError("--stream writes text as it comes, --json when it is complete: choose one")
+        raise UserError("--stream prints each token at once, --json only complete texts: choose one of them")
     if not all(arguments.stop):
-        raise UserError("--stop needs a text that is not empty")
+        raise UserError("--stop must not be empty: give the text before which the output ends")
 
 
 def _search(arguments: argparse.Namespace) -> Search:

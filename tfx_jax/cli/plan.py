@@ -1,4 +1,4 @@
-"""`tfx-jax plan`: whether a training starts, fits and pays on accelerators that are not there."""
+"""`tfx-jax plan`: predicts whether a run compiles, fits and is fast enough on accelerators that are not attached."""
 
 import argparse
 import contextlib
@@ -23,23 +23,30 @@ _GIB = 2**30
 
 
 def run(argv: Sequence[str]) -> int:
-    """Compiles a training step and says what it would be; the exit status is 1 where it does not fit."""
+    """Compiles a training step and prints the plan; the exit status is 0 if it fits in memory, else 1."""
     parser = Parser(
         "plan",
-        "Compiles the training step of an experiment for a TPU slice or nodes of GPUs, without any and without the "
-        "data, and says whether it starts and fits, what it exchanges and how long it should take. Times are "
-        "predictions; those for GPUs are bounds: no step is faster.",
+        "Compiles the training step of an experiment for a TPU slice or GPU nodes, without accelerators and without "
+        "the data. Prints whether it compiles and fits in memory, its collectives and the predicted time per step. For "
+        "GPUs the time is a lower bound: no step is faster.",
     )
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
     parser.add_argument(
         "--topology",
         required=True,
-        help="such as v5e:4x4, v5p:2x2x2; of GPUs h100:1x8x8, slices x nodes x GPUs; cpu:8 is simulated",
+        help="TPU slice such as v5e:4x4 or v5p:2x2x2, GPUs as h100:1x8x8 (slices x nodes x GPUs per node), or cpu:8 "
+        "(simulated devices)",
     )
-    parser.add_argument("--slices", type=at_least_one, default=1, help="how many such TPU slices (1)")
-    parser.add_argument("--price", type=_price, help="of a device for an hour, to say what the training costs")
-    parser.add_argument("--search", action="store_true", help="try meshes and rematerializations, and rank what fits")
-    parser.add_argument("--json", action="store_true", help="print one JSON line instead")
+    parser.add_argument(
+        "--slices", type=at_least_one, default=1, help="number of TPU slices of this topology; %(default)s by default"
+    )
+    parser.add_argument(
+        "--price", type=_price, help="price of one device per hour; adds the cost of the run to the plan"
+    )
+    parser.add_argument(
+        "--search", action="store_true", help="try several meshes and remat settings, and rank those that fit"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.epilog = OVERRIDES_HELP
     arguments, overrides = parser.parse_known_args(argv)
     devices = _devices(arguments.topology, arguments.slices)
@@ -61,17 +68,17 @@ def run(argv: Sequence[str]) -> int:
 
 
 def plan_topology(config: str, overrides: Sequence[str], topology: str, num_slices: int = 1) -> Plan:
-    """Plans the training that `--config` and its overrides name.
+    """Plans the run that `--config` and its overrides describe.
 
     Raises:
-      UserError: if there is no such configuration or topology, or it is impossible there.
+      UserError: if there is no such configuration or topology, or the configuration is invalid for it.
     """
     devices = _devices(topology, num_slices)
     return plan_training(load_config_file(config, overrides), devices, num_slices=num_slices)
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """What `--json` prints of a plan."""
+    """Returns the JSON object that `--json` prints for a plan."""
     return {
         "compiles": plan.compiles,
         "fits": plan.fits,
@@ -101,72 +108,76 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def described(plan: Plan, *, remedy: str | None = None, cost: dict[str, float] | None = None) -> list[str]:
-    """The same for a person, line by line."""
+    """Formats a plan as lines of text."""
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items()) or "one device"
     hosts, shares = plan.hosts
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in plan.batch.items())
     reading = f"{hosts} host{'s' * (hosts > 1)}"
     if hosts > 1:
-        rows = next(iter(plan.batch.values()))[0]
-        reading += f", each reads {rows // shares} of {rows} rows" + ("" if shares == hosts else f" ({shares} shares)")
+        examples = next(iter(plan.batch.values()))[0]
+        reading += f", each reads {examples // shares} of {examples} examples"
+        reading += "" if shares == hosts else f" ({shares} shares)"
     lines = [
         f"devices      {plan.num_devices} x {plan.device_kind}, {mesh}; {reading}",
         f"model        {plan.num_params / 1e6:,.1f} M parameters; largest batch: {shapes}",
     ]
     limit = "" if plan.memory_bytes is None else f" of {plan.memory_bytes / _GIB:.2f}"
     if not plan.fits:
-        why = "does not fit" if plan.compiles else "does not compile"
-        lines.append(f"{why:<13}{plan.error}")
+        verdict = "does not fit" if plan.compiles else "does not compile"
+        lines.append(f"{verdict:<13}{plan.error}")
         return lines + ([f"would fit    {remedy}"] if remedy else [])
     lines.append(
         f"memory       fits: {plan.peak_bytes / _GIB:.2f}{limit} GiB (state, batch {plan.argument_bytes / _GIB:.2f}, "
         f"temporary {plan.temporary_bytes / _GIB:.2f})"
     )
     exchanged = ", ".join(
-        f"{kind} {found['count']:,} ({found['bytes'] / 2**20:,.1f} MiB)" for kind, found in plan.collectives.items()
+        f"{kind} {total['count']:,} ({total['bytes'] / 2**20:,.1f} MiB)" for kind, total in plan.collectives.items()
     )
     lines.append(f"exchanges    {exchanged or 'none'}" + (f"; {plan.async_share:.0%} hidden" if exchanged else ""))
     if plan.seconds:
         bounds = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in plan.seconds.items())
-        bounds += "; kernels by an estimate of ours, at half the peak" * ("kernels" in plan.seconds)
+        bounds += "; custom kernels are estimated at half the peak" * ("kernels" in plan.seconds)
         lines.append(f"bound        {plan.bound} ({bounds})")
     seconds, mfu = plan.predicted_step_seconds, plan.predicted_mfu
     if seconds is not None:
         utilization = "" if mfu is None else f", MFU {mfu:.1%}"
-        step, at_most = (f"at least {1e3 * seconds:.2f}", "at most ") if plan.is_bound else (f"{1e3 * seconds:.2f}", "")
-        lines.append(f"prediction   {step} ms a step, {at_most}{_rate(plan):,.0f} tokens/s{utilization}")
+        step, bound_words = (
+            (f"at least {1e3 * seconds:.2f}", "at most ") if plan.is_bound else (f"{1e3 * seconds:.2f}", "")
+        )
+        lines.append(f"prediction   {step} ms a step, {bound_words}{_rate(plan):,.0f} tokens/s{utilization}")
     if cost is not None:
         lines.append(
             f"cost         {cost['training']:,.2f} for the training, {cost['million_tokens']:.4f} for a million tokens"
         )
     for source, seconds in plan.operations:
-        lines.append(f"dearest      {1e3 * seconds:7.2f} ms  {source}")
+        lines.append(f"slowest      {1e3 * seconds:7.2f} ms  {source}")
     return lines
 
 
 def _search(config: ExperimentConfig, devices: Sequence[Any], arguments: argparse.Namespace) -> int:
-    found, progress = [], Progress()
+    """Prints the plans of `variants` that fit, fastest first, and returns the exit status: 0 if any fits, else 1."""
+    results, progress = [], Progress()
     for flags, variant in variants(config, len(devices)):
         progress.stage(f"compiling {flags}")
         try:
             plan = plan_training(variant, devices, num_slices=arguments.slices)
         except UserError as error:  # a mesh that the model or the batch does not allow
-            found.append((flags, None, str(error)))
+            results.append((flags, None, str(error)))
             continue
-        found.append((flags, plan, plan.error))
+        results.append((flags, plan, plan.error))
     progress.clear()
-    fitting = [(flags, plan) for flags, plan, _ in found if plan is not None and plan.fits]
+    fitting = [(flags, plan) for flags, plan, _ in results if plan is not None and plan.fits]
     fitting.sort(key=lambda pair: (pair[1].predicted_step_seconds or 0.0, pair[1].peak_bytes))
     if arguments.json:
         ranked = [as_json(plan) | {"flags": flags} for flags, plan in fitting]
-        refused = [{"flags": flags, "error": error} for flags, plan, error in found if plan is None or not plan.fits]
+        refused = [{"flags": flags, "error": error} for flags, plan, error in results if plan is None or not plan.fits]
         print(json.dumps({"ranked": ranked, "refused": refused}))
         return 0 if fitting else 1
     for flags, plan in fitting:
         seconds = plan.predicted_step_seconds
         predicted = "" if seconds is None else f"{1e3 * seconds:9.2f} ms  {_rate(plan):12,.0f} tokens/s  "
         print(f"{predicted}{plan.peak_bytes / _GIB:6.2f} GiB  {flags}")
-    for flags, plan, error in found:
+    for flags, plan, error in results:
         if plan is None or not plan.fits:
             print(f"{flags}: {error}", file=sys.stderr)
     return 0 if fitting else 1
@@ -175,41 +186,49 @@ def _search(config: ExperimentConfig, devices: Sequence[Any], arguments: argpars
 def _remedy(
     config: ExperimentConfig, devices: Sequence[Any], arguments: argparse.Namespace, progress: Progress
 ) -> str | None:
-    """The first change that fits; None where none does."""
+    """Returns the flags of the first alternative configuration that fits; None if none does."""
     for flags, changed in alternatives(config, len(devices)):
         progress.stage(f"does not fit; trying {flags}")
         try:
             if plan_training(changed, devices, num_slices=arguments.slices).fits:
                 return flags
-        except UserError:  # such as rows that do not divide into so many parts
+        except UserError:  # such as a batch that the mesh does not divide
             continue
     return None
 
 
 def _devices(topology: str, num_slices: int) -> Sequence[Any]:
-    """Those of a topology; this process itself computes on its CPU, whatever else it has."""
+    """Returns the devices of a topology; this process itself computes on the CPU, whatever accelerators it has."""
     jax.config.update("jax_platforms", "cpu")
     kind, _, count = topology.partition(":")
     if kind != "cpu":
         return absent_devices(topology, num_slices)
     if not count.isdecimal() or int(count) < 1 or num_slices > 1:
-        raise UserError(f"--topology={topology}: cpu:8 is eight simulated devices of one slice")
-    with contextlib.suppress(RuntimeError):  # which says that JAX has made its devices before
+        raise UserError(
+            f"--topology={topology}: simulated devices have the form cpu:N with N at least 1, such as cpu:8, and need "
+            "--slices=1"
+        )
+    with contextlib.suppress(RuntimeError):  # raised if JAX has already initialized its devices
         jax.config.update("jax_num_cpu_devices", int(count))
     if len(jax.devices()) < int(count):
-        raise UserError(f"--topology={topology}: this process has {len(jax.devices())} devices already")
+        raise UserError(
+            f"--topology={topology}: this process already has {len(jax.devices())} devices, fewer than {count}: run "
+            "the command in a new process"
+        )
     return jax.devices()[: int(count)]
 
 
 def _rate(plan: Plan) -> float | None:
+    """Returns the predicted tokens per second; None without a predicted time."""
     return None if plan.predicted_step_seconds is None else plan.tokens / plan.predicted_step_seconds
 
 
 def _cost(plan: Plan, config: ExperimentConfig, price: float | None) -> dict[str, float] | None:
+    """Returns the cost of the whole run and of a million tokens, from the price of a device per hour."""
     if price is None or plan.predicted_step_seconds is None:
         return None
-    of_step = price / 3600 * plan.num_devices * plan.predicted_step_seconds
-    return {"training": of_step * config.num_steps, "million_tokens": of_step / plan.tokens * 1e6}
+    step_cost = price / 3600 * plan.num_devices * plan.predicted_step_seconds
+    return {"training": step_cost * config.num_steps, "million_tokens": step_cost / plan.tokens * 1e6}
 
 
 def _price(text: str) -> float:
@@ -218,5 +237,5 @@ def _price(text: str) -> float:
     except ValueError:
         price = -1.0
     if not 0 <= price < float("inf"):
-        raise argparse.ArgumentTypeError(f'"{text}" is no price')
+        raise argparse.ArgumentTypeError(f'"{text}" is not a price: give a finite number of at least 0')
     return price

@@ -1,4 +1,4 @@
-"""`tfx-jax predict`: lines in, as many answers out, of any model that has learned to answer text."""
+"""`tfx-jax predict`: predicts one output per input line, with any model that takes text."""
 
 import json
 import sys
@@ -12,19 +12,20 @@ from tfx_jax.errors import UserError
 from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.training.predictor import Predictor
 
-_LINES_AT_A_TIME = 2_048  # sorted by length together; what was answered is written before more is read
+_LINES_AT_A_TIME = 2_048  # sorted by length together; their answers are written before more lines are read
 
 
 def run(argv: Sequence[str]) -> int:
-    """Answers standard input on standard output."""
+    """Writes one prediction to standard output for each line of standard input."""
     parser = Parser(
         "predict",
-        "Answers standard input, line by line: the label of a text and how probable it is, the tags of its words, the "
-        "answer to a question, a translation. What an input consists of (two texts; a question and its context) stands "
-        "on one line, a TAB in between. A line of which a part shows nothing has an empty answer.",
+        "Predicts one output per line of standard input: the label of a text and its probability, the tags of its "
+        "words, the answer to a question, or a translation. An input of several parts (two texts; a question and its "
+        "context) is one line with a TAB between the parts. A line with a part without visible characters gets an "
+        "empty output.",
     )
     add_model_options(parser)
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each, with all probabilities")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line, with all probabilities")
     arguments = parser.parse_args(argv)
     set_up_program()
     reader, number, num_lines = LineReader(sys.stdin.buffer), 0, count_lines(sys.stdin.buffer)
@@ -39,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     def answer(lines: list[str], number: int) -> list[str]:
         inputs = [_parts(line, i, predictor.inputs) for i, line in enumerate(lines, number + 1)]
         answers = predictor.predict(inputs)
-        return [json.dumps(one, ensure_ascii=False) if arguments.json else _spoken(one) for one in answers]
+        return [json.dumps(one, ensure_ascii=False) if arguments.json else _as_line(one) for one in answers]
 
     while lines := reader.take(_LINES_AT_A_TIME):
         for answers in answered(lines, answer, number):
@@ -52,15 +53,16 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parts(line: str, number: int, inputs: tuple[str, ...]) -> list[str]:
+    """Splits line `number` at TABs into the parts that `inputs` names; raises UserError for another number of parts."""
     parts = line.split("\t") if len(inputs) > 1 else [line]
     if len(parts) != len(inputs):
-        wanted = ", TAB, ".join(inputs)
-        raise UserError(f"standard input, line {number}: there must be {wanted}, but it has {len(parts) - 1} TABs")
+        expected = ", TAB, ".join(inputs)
+        raise UserError(f"standard input, line {number}: expected {expected}, but the line has {len(parts) - 1} TABs")
     return parts
 
 
-def _spoken(answer: Prediction) -> str:
-    """The first value, on one line; behind a label its probability. An empty answer is an empty line."""
+def _as_line(answer: Prediction) -> str:
+    """Returns the first value of a prediction on one line; a label is followed by TAB and its probability."""
     first = next(iter(answer.values()))
     if not first:
         return ""

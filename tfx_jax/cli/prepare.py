@@ -1,4 +1,4 @@
-"""`tfx-jax prepare`: a data set of TFDS, downloaded and built where training can read it."""
+"""`tfx-jax prepare`: downloads a TFDS data set and builds it in the format that training reads."""
 
 import json
 import shlex
@@ -13,12 +13,16 @@ from tfx_jax.errors import printable
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prepares; a command that was interrupted is run again and goes on."""
+    """Prepares the data set; rerunning an interrupted command resumes it."""
     parser = Parser("prepare", "Downloads a translation data set of TFDS and builds it, without TensorFlow.")
-    parser.add_argument("name", help="data set and configuration, such as wmt14_translate/de-en")
-    parser.add_argument("--data-dir", default="", help="local folder; TFDS_DATA_DIR, or ~/tensorflow_datasets")
-    parser.add_argument("--base-url", help="mirror that takes the place of http://HOST in every address")
-    parser.add_argument("--json", action="store_true", help="print one JSON line instead")
+    parser.add_argument("name", help="TFDS name of the data set and its configuration, such as wmt14_translate/de-en")
+    parser.add_argument(
+        "--data-dir",
+        default="",
+        help="local folder to build in; by default TFDS_DATA_DIR, else ~/tensorflow_datasets",
+    )
+    parser.add_argument("--base-url", help="mirror to download from: replaces http://HOST in every address")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     arguments = parser.parse_args(argv)
     set_up_program()
     if not sys.stderr.isatty():

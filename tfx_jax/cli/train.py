@@ -1,4 +1,4 @@
-"""`tfx-jax train`: kept short, so that a notebook can call `tfx_jax.training.loop.train` instead."""
+"""`tfx-jax train`: trains an experiment; in a notebook, call `tfx_jax.training.loop.train` instead."""
 
 import pathlib
 import runpy
@@ -17,24 +17,29 @@ from tfx_jax.training.reporting.profiling import parse_steps
 from tfx_jax.training.sharding.distributed import initialize_from_env
 
 CONFIG_HELP = (
-    "experiment by name (tfx-jax experiments) or file, with :variant behind it if it has variants; a file is executed "
-    "as Python code"
+    "name of an experiment (tfx-jax experiments lists them) or path of its file, followed by :VARIANT if it has "
+    "variants; the file is executed as Python code"
 )
 
 
 def run(argv: Sequence[str]) -> int:
-    """Trains; the exit status is 0, 128 + the number of the signal that stopped it, or 75 after a hang.
+    """Trains and returns the exit status: 0, or 128 + the number of the signal that stopped it; a hang exits with 75.
 
-    129 (SIGHUP), 130 (SIGINT), 143 (SIGTERM) and 75 mean that the same command, rerun, resumes.
+    After 129 (SIGHUP), 130 (SIGINT), 143 (SIGTERM) and 75, rerunning the same command resumes the run.
     """
     parser = Parser("train", "Trains an experiment, or resumes an interrupted run.")
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
     parser.add_argument("--workdir", type=folder, help="folder for checkpoints and logs, local or gs://")
-    parser.add_argument("--print-config", action="store_true", help="print all fields with their meanings, and no more")
-    parser.add_argument("--coordinator", help="HOST:PORT of process 0, where nothing tells (Cloud TPU, Slurm do)")
-    parser.add_argument("--num-processes", type=int, help="how many processes train together")
-    parser.add_argument("--process-id", type=int, help="which of them this is, from 0")
-    parser.add_argument("--profile", metavar="START:STOP", help="trace steps START to STOP - 1 into WORKDIR/profile")
+    parser.add_argument("--print-config", action="store_true", help="print all fields with their meanings and exit")
+    parser.add_argument(
+        "--coordinator",
+        help="several processes: HOST:PORT of process 0; Cloud TPU and Slurm set it automatically",
+    )
+    parser.add_argument("--num-processes", type=int, help="several processes: number of processes")
+    parser.add_argument("--process-id", type=int, help="several processes: index of this process, from 0")
+    parser.add_argument(
+        "--profile", metavar="START:STOP", help="write a trace of steps START to STOP - 1 to WORKDIR/profile"
+    )
     parser.epilog = OVERRIDES_HELP
     arguments, overrides = parser.parse_known_args(argv)
     set_up_program()
@@ -43,7 +48,9 @@ def run(argv: Sequence[str]) -> int:
         print(fields_help(config))
         return 0
     if arguments.workdir is None:
-        raise UserError("--workdir is missing: the folder for checkpoints and logs, or --print-config to train nothing")
+        raise UserError(
+            "--workdir is missing: give a folder for checkpoints and logs, or --print-config to print the fields only"
+        )
     profile = None if arguments.profile is None else parse_steps(arguments.profile, config.num_steps)
     initialize_from_env(arguments.coordinator, arguments.num_processes, arguments.process_id)
     result = train(config, arguments.workdir, profile=profile)
@@ -54,8 +61,9 @@ def load_config_file(config: str, overrides: Sequence[str] = ()) -> ExperimentCo
     """Calls `get_config(variant)` of an experiment and applies `--config.field=value` overrides.
 
     Args:
-      config: "transformer_demo" or "transformer_demo:test", or the same with the path of a file.
-      overrides: in the form of the command line.
+      config: name of an experiment, such as "transformer_demo" or "transformer_demo:test" (with its variant), or the
+        path of a file in its place.
+      overrides: flags of the form `--config.field=value`.
 
     Raises:
       UserError: if the experiment, the variant or a field does not exist, or a value has the wrong type.
@@ -71,20 +79,20 @@ def _call_get_config(config: str) -> ExperimentConfig:
     except Exception as error:
         raise _broken(path, error) from None
     if get_config is None:
-        raise UserError(f"{path} defines no get_config(variant): it is not an experiment file")
+        raise UserError(f"{path} defines no get_config(variant): write that function or name another file")
     try:
-        found = get_config(variant) if variant else get_config()
+        result = get_config(variant) if variant else get_config()
     except ValueError as error:
         raise UserError(f"{name}: {error}") from None
     except Exception as error:
         raise _broken(path, error) from None
-    if not isinstance(found, ExperimentConfig):
-        raise UserError(f"get_config of {path} returns a {type(found).__name__}, not an ExperimentConfig")
-    return found
+    if not isinstance(result, ExperimentConfig):
+        raise UserError(f"get_config of {path} must return an ExperimentConfig, got a {type(result).__name__}")
+    return result
 
 
 def _broken(path: pathlib.Path, error: Exception) -> UserError:
-    """The error for an experiment file that raises another, at its last line that did."""
+    """Returns a UserError that names the experiment file, the last of its lines in the traceback, and the error."""
     if isinstance(error, SyntaxError):
         return UserError(f"{path}, line {error.lineno}: {error.msg}")
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

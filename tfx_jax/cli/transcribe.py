@@ -1,4 +1,4 @@
-"""`tfx-jax transcribe`: WAV files in, what is said in them out, one line each."""
+"""`tfx-jax transcribe`: transcribes WAV files, one line per file."""
 
 import sys
 from collections.abc import Sequence
@@ -16,21 +16,28 @@ from tfx_jax.tasks.speech.speech_data import Utterance
 from tfx_jax.tasks.speech.speech_recognition import SpeechRecognitionTask
 
 _SILENT_FRAMES = 10
-"""Silence that a file gets on either side, a tenth of a second: what is cut tightly is heard better with it."""
+"""Frames of silence, a tenth of a second, added on either side of a file: tightly cut speech is recognized better."""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Writes a line for each file; one that cannot be read is an empty line, told of on standard error."""
-    parser = Parser("transcribe", "Writes down what is said in WAV files, of any sample rate, a line for each.")
+    """Writes one line per file; a file that cannot be read gets an empty line and an error on stderr.
+
+    The exit status is 2 if any file could not be read.
+    """
+    parser = Parser("transcribe", "Transcribes WAV files of any sample rate, one line per file.")
     add_model_options(parser)
-    parser.add_argument("files", nargs="+", metavar="FILE.wav")
-    parser.add_argument("--beam", type=beam_width, help="prefixes that the search keeps; the training's by default")
+    parser.add_argument("files", nargs="+", metavar="FILE.wav", help="audio file to transcribe")
+    parser.add_argument(
+        "--beam", type=beam_width, help="beam width of the prefix search; by default that of the configuration"
+    )
     arguments = parser.parse_args(argv)
     set_up_program()
     trained, params = load_model(arguments, SpeechRecognitionTask)
     task, data = trained.task, trained.config.task.data
     if not isinstance(data, RecordedSpeech):
-        raise UserError(f"{arguments.workdir} learned from synthetic frames: it hears no sounds")
+        raise UserError(
+            f"{arguments.workdir} was trained on synthetic frames, not on audio: name a run of recorded speech"
+        )
     task.config.beam_size = arguments.beam or task.config.beam_size
     utterances, mistakes = dict[int, Utterance](), 0
     for number, file in enumerate(arguments.files):
@@ -39,9 +46,9 @@ def run(argv: Sequence[str]) -> int:
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             mistakes += 1
-    found = dict(zip(utterances, task.predict(trained.trained(params), list(utterances.values())), strict=True))
+    texts = dict(zip(utterances, task.predict(trained.trained(params), list(utterances.values())), strict=True))
     for number in range(len(arguments.files)):
-        print(shown(found.get(number, "")))
+        print(shown(texts.get(number, "")))
     return 2 if mistakes else 0
 
 
@@ -52,7 +59,9 @@ def _read(file: str, data: RecordedSpeech) -> Utterance:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
     frames = in_frames(read_wav(content, data.sample_rate, name=file), data.hop)
     if len(frames) > data.max_length:
-        seconds, longest = (count * data.hop / data.sample_rate for count in (len(frames), data.max_length))
-        raise UserError(f"{file} takes {seconds:.1f} seconds, and the model was trained on up to {longest:.1f}: cut it")
-    room = min(_SILENT_FRAMES, (data.max_length - len(frames)) // 2)
-    return Utterance(np.pad(frames, ((room, room), (0, 0))), "")
+        seconds, max_seconds = (count * data.hop / data.sample_rate for count in (len(frames), data.max_length))
+        raise UserError(
+            f"{file} lasts {seconds:.1f} seconds, but the model was trained on at most {max_seconds:.1f}: cut the file"
+        )
+    padding = min(_SILENT_FRAMES, (data.max_length - len(frames)) // 2)
+    return Utterance(np.pad(frames, ((padding, padding), (0, 0))), "")

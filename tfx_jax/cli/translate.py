@@ -1,4 +1,4 @@
-"""`tfx-jax translate`: lines in, as many lines out: translations, or trees of a model that learned to parse."""
+"""`tfx-jax translate`: translates standard input line by line; a parsing model writes trees instead."""
 
 import sys
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ from tfx_jax.cli.support.progress import Progress
 from tfx_jax.tasks.text.parsing import ParsingTask
 from tfx_jax.tasks.text.translation import TranslationTask
 
-_LINES_AT_A_TIME = 2_048  # sorted by length together; what was translated is written before more is read
+_LINES_AT_A_TIME = 2_048  # sorted by length together; their translations are written before more lines are read
 
 
 def run(argv: Sequence[str]) -> int:
     """Translates standard input to standard output."""
     parser = Parser(
         "translate",
-        "Translates standard input, line by line, to standard output; UTF-8 both. What is typed, or comes slowly, is "
-        "answered at once; Ctrl-D ends it. A model that learned to parse writes the tree of each. A line that shows "
-        "nothing, as of zero-width spaces, becomes an empty one.",
+        "Translates standard input, line by line, to standard output (both UTF-8). Lines that are typed or arrive "
+        "slowly are translated at once; Ctrl-D ends the input. A parsing model writes the tree of each line. A line "
+        "without visible characters becomes an empty line.",
     )
     add_model_options(parser)
     add_decoding_options(parser)

@@ -90,6 +90,7 @@ class Sampling:
 
 
 Search = Greedy | BeamSearch | Sampling
+"""How the tokens of an output are chosen."""
 
 
 def decode(

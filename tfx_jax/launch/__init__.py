@@ -1,7 +1,7 @@
-"""Launching a command on several processes or machines: this one, a Cloud TPU slice, XPK, a JobSet, Slurm.
+"""Runs a command on several processes or machines: this machine, a Cloud TPU slice, XPK, a JobSet, Slurm.
 
 A target is a module with a `SUMMARY`, `add_options(parser)` and `plan(options, command)`, where `command` is a verb of
-`tfx-jax` and its arguments. It plans first and starts later, so that `--dry-run` shows exactly what would happen. Read
+`tfx-jax` and its arguments. A target first plans, then starts, so that `--dry-run` prints exactly what would run. Read
 `plan`, then `local`, then any other target.
 """
 
@@ -11,4 +11,4 @@ from tfx_jax.launch.plan import Plan
 __all__ = ["TARGETS", "Plan"]
 
 TARGETS = {"local": local, "tpu-vm": tpu_vm, "xpk": xpk, "jobset": jobset, "slurm": slurm}
-"""By their names on the command line."""
+"""Targets by their names on the command line."""

@@ -1,4 +1,4 @@
-"""A JobSet for TPU slices of a GKE cluster: https://jobset.sigs.k8s.io."""
+"""Launches a JobSet on TPU slices of a GKE cluster: https://jobset.sigs.k8s.io."""
 
 import argparse
 import functools
@@ -22,10 +22,11 @@ from tfx_jax.launch.plan import (
     require_shared_workdir,
 )
 
-SUMMARY = "TPU slices of a GKE cluster, by a JobSet (0.10.1 or newer)"
+SUMMARY = "TPU slices of a GKE cluster, with a JobSet (version 0.10.1 or newer)"
 _CONTAINER = "tfx-jax"
 
-# GKE's names of TPUs, and ours: https://cloud.google.com/kubernetes-engine/docs/concepts/tpus
+# GKE's names of TPU generations and those of `tfx-jax plan`:
+# https://cloud.google.com/kubernetes-engine/docs/concepts/tpus
 _GENERATIONS = {
     "tpu-v4-podslice": "v4",
     "tpu-v5-lite-podslice": "v5e",
@@ -36,27 +37,37 @@ _GENERATIONS = {
 
 
 def add_options(parser: Parser) -> None:
-    """Adds what this target asks for."""
-    parser.add_argument("--name", type=dns_label, required=True, help="of the JobSet")
+    """Adds the flags of this target."""
+    parser.add_argument("--name", type=dns_label, required=True, help="name of the JobSet")
     parser.add_argument("--image", required=True, help="container image with this package and the experiment file")
-    parser.add_argument("--accelerator", required=True, help="GKE's name of the TPU, for example tpu-v6e-slice")
-    parser.add_argument("--topology", type=_topology, required=True, help="of one slice, for example 4x4")
-    parser.add_argument("--chips-per-host", type=at_least_one, default=4, metavar="N", help="chips of one node (4)")
-    parser.add_argument("--num-slices", type=at_least_one, default=1, metavar="N", help="number of slices (1)")
-    parser.add_argument("--queue", help="Kueue's LocalQueue to wait in")
-    parser.add_argument("--namespace", help="that of kubectl's context by default")
-    parser.add_argument("--service-account", help="Kubernetes account that may write to the bucket of --workdir")
+    parser.add_argument("--accelerator", required=True, help="GKE's name of the TPU type, for example tpu-v6e-slice")
+    parser.add_argument("--topology", type=_topology, required=True, help="topology of one slice, for example 4x4")
     parser.add_argument(
-        "--max-restarts", type=at_least_one, default=10, metavar="N", help="after failures; preemptions are free (10)"
+        "--chips-per-host", type=at_least_one, default=4, metavar="N", help="TPU chips per node; %(default)s by default"
     )
-    add_grace_option(parser, 300, "between SIGTERM and SIGKILL")
+    parser.add_argument(
+        "--num-slices", type=at_least_one, default=1, metavar="N", help="number of TPU slices; %(default)s by default"
+    )
+    parser.add_argument("--queue", help="Kueue LocalQueue to submit the JobSet to")
+    parser.add_argument("--namespace", help="Kubernetes namespace; by default that of kubectl's context")
+    parser.add_argument(
+        "--service-account", help="Kubernetes service account with write access to the bucket of --workdir"
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=at_least_one,
+        default=10,
+        metavar="N",
+        help="restarts allowed after failures; preemptions do not count; %(default)s by default",
+    )
+    add_grace_option(parser, 300, "seconds between SIGTERM and SIGKILL when a pod is stopped")
 
 
 def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
     """Plans the creation of one JobSet."""
     require_shared_workdir(command)
     text = yaml.safe_dump(manifest(options, command), sort_keys=False, allow_unicode=True)
-    # `apply` would say nothing and do nothing where a finished JobSet of the same name is left.
+    # Not `apply`, which silently does nothing if a finished JobSet of this name still exists.
     start = functools.partial(execute, ["kubectl", "create", "--filename=-"], text)
     generation = _GENERATIONS.get(options.accelerator)
     topology = None if generation is None else f"{generation}:{options.topology}"
@@ -64,12 +75,12 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
 
 
 def manifest(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
-    """The JobSet as nested dictionaries; one Job for each slice, one pod for each of its hosts."""
+    """Returns the JobSet as nested dictionaries: one Job per slice, one pod per host of the slice."""
     chips = math.prod(map(int, options.topology.split("x")))
     if chips % options.chips_per_host:
         raise UserError(
-            f"--topology={options.topology} is {chips} chips, which --chips-per-host={options.chips_per_host} "
-            "does not divide"
+            f"--topology={options.topology} has {chips} chips, which is not a multiple of "
+            f"--chips-per-host={options.chips_per_host}"
         )
     num_hosts = chips // options.chips_per_host
     metadata: dict[str, Any] = {"name": options.name}
@@ -77,13 +88,13 @@ def manifest(options: argparse.Namespace, command: Sequence[str]) -> dict[str, A
         metadata["namespace"] = options.namespace
     if options.queue:
         metadata["labels"] = {"kueue.x-k8s.io/queue-name": options.queue}
-    # A slice is a node pool: no two Jobs may meet in one.
+    # A slice is a node pool, which two Jobs must not share.
     metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     job = {
         "parallelism": num_hosts,
         "completions": num_hosts,
         "completionMode": "Indexed",
-        "backoffLimit": 0,  # one process cannot go on alone: any failure is the slice's
+        "backoffLimit": 0,  # the failure of one process is that of the slice, since the others cannot continue
         "podFailurePolicy": {
             "rules": [
                 {
@@ -107,9 +118,9 @@ def manifest(options: argparse.Namespace, command: Sequence[str]) -> dict[str, A
 
 
 def _failure_policy(max_restarts: int) -> dict[str, Any]:
-    """Restarts what was saved or evicted however often, never a mistake, and `max_restarts` times what failed.
+    """Returns rules that restart saved or evicted runs without limit, failed runs `max_restarts` times, mistakes never.
 
-    Kubernetes gives every match of a podFailurePolicy the same reason and tells them apart in the message alone:
+    Kubernetes gives every match of a podFailurePolicy the same reason; only the message distinguishes them:
     "Container C for pod P failed with exit code 143 matching FailJob rule at index 0".
     """
 
@@ -124,7 +135,7 @@ def _failure_policy(max_restarts: int) -> dict[str, Any]:
     saved = f"failed with exit code ({'|'.join(map(str, SAVED))}) "
     return {
         "maxRestarts": max_restarts,
-        # Every old pod is gone before a new one starts: two trainings must not write to one workdir.
+        # All old pods end before new ones start: two runs must not write to one workdir.
         "restartStrategy": "BlockingRecreate",
         "rules": [
             rule("preempted", "RestartJobSetAndIgnoreMaxRestarts", saved, "has condition DisruptionTarget "),
@@ -135,7 +146,7 @@ def _failure_policy(max_restarts: int) -> dict[str, Any]:
 
 def _pod(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
     pod: dict[str, Any] = {
-        "restartPolicy": "Never",  # which a podFailurePolicy asks for
+        "restartPolicy": "Never",  # required by podFailurePolicy
         "terminationGracePeriodSeconds": options.grace,
         "hostNetwork": True,
         "dnsPolicy": "ClusterFirstWithHostNet",
@@ -160,5 +171,5 @@ def _pod(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
 
 def _topology(text: str) -> str:
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", text):
-        raise argparse.ArgumentTypeError(f'"{text}" is not a topology such as 4x4 or 2x2x4')
+        raise argparse.ArgumentTypeError(f'"{text}" must be a topology such as 4x4 or 2x2x4')
     return text

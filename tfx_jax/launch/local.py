@@ -1,4 +1,4 @@
-"""Several CPU processes on this machine: a cluster to rehearse with."""
+"""Runs several CPU processes on this machine, to rehearse a run on a cluster."""
 
 import argparse
 import contextlib
@@ -19,10 +19,11 @@ from tfx_jax.arguments import Parser, at_least_one
 from tfx_jax.errors import UserError
 from tfx_jax.launch.plan import Plan, add_grace_option
 
-SUMMARY = "several CPU processes on this machine"
+SUMMARY = "several CPU processes on this machine, as a rehearsal"
 
-# Linux kills the program that this becomes when the process that started it, the first argument, dies of SIGKILL or of
-# the memory's end, which it cannot pass on. What `subprocess` could run instead is not safe beside threads.
+# Wrapper program: makes Linux kill the process when its parent, whose pid is the first argument, dies without being
+# able to (SIGKILL, out of memory), and then becomes the command. `preexec_fn` of `subprocess` is not safe beside
+# threads.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -31,29 +32,33 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 _PATIENCE = 30.0
-"""Seconds that a process may be stopped: after 50 to 100, JAX aborts those that wait for it, with a stack."""
+"""Seconds for which a process may stay stopped: after 50 to 100, JAX aborts the processes that wait for it."""
 
 
 def add_options(parser: Parser) -> None:
-    """Adds what this target asks for."""
+    """Adds the flags of this target."""
     parser.add_argument(
         "-n", "--num-processes", type=at_least_one, required=True, metavar="N", help="number of processes"
     )
     parser.add_argument(
-        "--devices-per-process", type=at_least_one, default=1, metavar="N", help="CPU devices that JAX simulates (1)"
+        "--devices-per-process",
+        type=at_least_one,
+        default=1,
+        metavar="N",
+        help="simulated CPU devices per process; %(default)s by default",
     )
-    add_grace_option(parser, 60, "how long the others may go on after one has failed")
+    add_grace_option(parser, 60, "seconds for which the other processes may save and exit after one has failed")
 
 
 def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
-    """Plans one process for each number, which differ in `--process-id` alone."""
+    """Plans `num_processes` commands, which differ only in `--process-id`."""
     if command[0] != "train":
-        raise UserError(f"launch local starts train, the one verb of many processes; run tfx-jax {command[0]} alone")
+        raise UserError(f"launch local supports the verb train only: run tfx-jax {command[0]} without launch")
     environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(options.devices_per_process)}
     commands = with_process_flags([sys.executable, "-m", "tfx_jax", *command], options.num_processes)
     lines = [
         "#!/usr/bin/env bash",
-        "# tfx-jax launch also numbers their lines, passes signals on, and ends all when one fails.",
+        "# tfx-jax launch also prefixes output lines, forwards signals, and ends all processes when one fails.",
         f"export {' '.join(f'{name}={value}' for name, value in environment.items())}",
         *(f"{shlex.join(each)} &" for each in commands),
         "wait",
@@ -63,9 +68,9 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
 
 
 def with_process_flags(command: Sequence[str], num_processes: int) -> list[list[str]]:
-    """The command once for each process, with the flags by which the processes find each other."""
+    """Returns the command for each process, with the flags by which the processes find each other."""
     with socket.socket() as free:
-        # Nothing holds the port between now and the start of process 0; the system gives out others meanwhile.
+        # The port is free again until process 0 starts; meanwhile the system hands out others.
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     return [
@@ -77,25 +82,25 @@ def with_process_flags(command: Sequence[str], num_processes: int) -> list[list[
 def supervise(
     commands: Sequence[Sequence[str]], environment: Mapping[str, str] | None = None, *, grace: float = 60.0
 ) -> int:
-    """Runs commands side by side, puts a number before every line they print, and ends them together.
+    """Runs commands side by side, prefixes each output line with the process index, and ends them together.
 
-    SIGTERM, SIGINT and the loss of the terminal are passed on to all, so that all save and leave. On Linux none
-    outlives this process, whatever kills it.
+    SIGTERM, SIGINT and SIGHUP are forwarded to all processes, so that all save and exit. On Linux no process outlives
+    this one, even if it is killed.
 
     Args:
-      commands: one for each process.
-      environment: variables to add to ours.
-      grace: once one has failed, the others get SIGTERM, and SIGKILL after as many seconds in which none ended.
+      commands: one command per process.
+      environment: additional environment variables.
+      grace: seconds after which the other processes are killed once one has failed and they have got SIGTERM.
 
     Returns:
-      0 if all succeed; else the exit status of the first that failed, 128 + N if it died of signal N.
+      0 if all succeed; else the exit status of the first that failed, 128 + N if signal N killed it.
     """
     ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
     processes: list[subprocess.Popen[str]] = []
     with _pass_on_signals(processes) as received:
         for index, command in enumerate(commands):
             processes.append(_start(index, command, environment or {}, ended))
-            for signum in received:  # it came before this process was there to get it
+            for signum in received:  # signals that arrived before this process started
                 processes[-1].send_signal(signum)
         status, wait = 0, None
         running = len(processes)
@@ -110,30 +115,34 @@ def supervise(
             running -= 1
             if code and not status:
                 status = code if code > 0 else 128 - code
-                if running and not received:  # else all have been told, and save as long as they need
-                    print(f"process {index} left with status {status}: ending the others", file=sys.stderr, flush=True)
+                if running and not received:  # after a signal, all save without a time limit
+                    print(
+                        f"process {index} exited with status {status}: ending the other processes",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     wait = grace
                     for process in processes:
                         process.terminate()
-    sys.stdout.flush()  # raises if the reader is gone, which the command line reports
+    sys.stdout.flush()  # raises if the reader is gone; the command line reports it
     return status
 
 
 @contextlib.contextmanager
 def _pass_on_signals(processes: list[subprocess.Popen[str]]) -> Iterator[list[signal.Signals]]:
-    """Sends every signal that asks us to stop to the processes; yields the list of those that came."""
+    """Forwards SIGTERM, SIGINT and SIGHUP to the processes; yields the list of received signals."""
     received: list[signal.Signals] = []
 
     def pass_on(signum: int, _: object) -> None:
-        # A training knows SIGTERM and SIGINT only. A lost terminal means to save, too.
+        # `train` handles SIGTERM and SIGINT here; a lost terminal (SIGHUP) is forwarded as SIGTERM.
         received.append(signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
         for process in processes:
             process.send_signal(received[-1])
 
-    asking = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {signum: signal.getsignal(signum) for signum in asking}
+    handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {signum: signal.getsignal(signum) for signum in handled}
     for signum, handler in before.items():
-        if handler != signal.SIG_IGN:  # nohup
+        if handler != signal.SIG_IGN:  # ignored under nohup
             signal.signal(signum, pass_on)
     try:
         yield received
@@ -145,7 +154,7 @@ def _pass_on_signals(processes: list[subprocess.Popen[str]]) -> Iterator[list[si
 def _start(
     index: int, command: Sequence[str], environment: Mapping[str, str], ended: queue.SimpleQueue[tuple[int, int]]
 ) -> subprocess.Popen[str]:
-    """Starts a process, and threads that print its lines and report its end."""
+    """Starts a process, threads that copy its output, and a thread that puts (index, exit code) into `ended`."""
     if sys.platform == "linux":
         command = [sys.executable, "-IS", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
     process = subprocess.Popen(
@@ -156,8 +165,8 @@ def _start(
         stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",
-        # The terminal's Ctrl-C goes to our process group; with ours passed on it would arrive twice, which means
-        # "do not even save".
+        # The terminal sends Ctrl-C to our process group. A process in it would get the signal twice, since it is also
+        # forwarded, and a second Ctrl-C means "exit without saving".
         process_group=0,
     )
     pipes = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
@@ -168,7 +177,7 @@ def _start(
             _kill_if_it_stays_stopped(index, process)
         code = process.wait()
         for copy in copies:
-            copy.join(timeout=1.0)  # what it said comes before what we say of it; a grandchild may hold the pipe longer
+            copy.join(timeout=1.0)  # prints its output before our message; a grandchild may keep the pipe open
         ended.put((index, code))
 
     for thread in (*copies, threading.Thread(target=report, daemon=True)):
@@ -177,18 +186,21 @@ def _start(
 
 
 def _kill_if_it_stays_stopped(index: int, process: subprocess.Popen[str]) -> None:
-    """Returns when it has ended; a process that is stopped (SIGSTOP) is named, and killed if no one lets it go on."""
+    """Waits until the process ends. If it is stopped (SIGSTOP), prints a message, and kills it if it stays stopped."""
     stopped = functools.partial(os.waitid, os.P_PID, process.pid)
-    with contextlib.suppress(ChildProcessError):  # it has ended, and somebody has seen it
+    with contextlib.suppress(ChildProcessError):  # it has ended and been waited for
         while True:
-            found = stopped(os.WEXITED | os.WSTOPPED | os.WNOWAIT)
-            if found is None or found.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
+            state = stopped(os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+            if state is None or state.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
                 return
-            told = f"process {index} is stopped: kill -CONT {process.pid} lets it go on, or all end in {_PATIENCE:g} s"
-            print(told, file=sys.stderr, flush=True)
+            message = (
+                f"process {index} is stopped: run kill -CONT {process.pid} to continue it, or all processes end in "
+                f"{_PATIENCE:g} s"
+            )
+            print(message, file=sys.stderr, flush=True)
             quiet = 0.0
             while stopped(os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
-                if quiet >= _PATIENCE:  # ticks, not the clock: we may have been stopped, too
+                if quiet >= _PATIENCE:  # counts intervals: this process may have been stopped, too
                     process.kill()
                     break
                 time.sleep(0.1)
@@ -196,11 +208,12 @@ def _kill_if_it_stays_stopped(index: int, process: subprocess.Popen[str]) -> Non
 
 
 def _copy(prefix: str, pipe: IO[str], stream: IO[str]) -> None:
+    """Copies lines from a pipe to a stream with a prefix."""
     with pipe:
         for line in pipe:
             try:
-                stream.write(prefix + line.rstrip("\n") + "\n")  # in one piece: others write, too
+                stream.write(prefix + line.rstrip("\n") + "\n")  # one write per line: other threads write, too
                 stream.flush()
             except OSError:
-                # Whoever read us is gone: ask all to save and leave, and empty the pipe, or they could not even say so.
+                # The reader is gone: ask all processes to save and exit, and drain the pipe so that they can print.
                 os.kill(os.getpid(), signal.SIGTERM)

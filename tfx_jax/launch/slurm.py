@@ -1,4 +1,4 @@
-"""GPU nodes of a Slurm cluster: https://slurm.schedmd.com/sbatch.html."""
+"""Launches a batch job on GPU nodes of a Slurm cluster: https://slurm.schedmd.com/sbatch.html."""
 
 import argparse
 import functools
@@ -12,7 +12,7 @@ from tfx_jax.training.sharding.distributed import RESTART
 
 SUMMARY = "GPU nodes of a Slurm cluster"
 
-# JAX takes one process for each GPU under Slurm, the process choosing by its number on the node: all must see all.
+# Under Slurm, JAX uses one process per GPU and selects the GPU by local process id, so all GPUs must be visible to all.
 _SCRIPT = """\
 #!/usr/bin/env bash
 {directives}
@@ -28,27 +28,32 @@ exit "$status"
 
 
 def add_options(parser: Parser) -> None:
-    """Adds what this target asks for."""
-    parser.add_argument("--name", type=_job_name, default="tfx-jax", help="of the job (tfx-jax)")
-    parser.add_argument("--nodes", type=at_least_one, default=1, metavar="N", help="number of nodes (1)")
-    parser.add_argument("--gpus-per-node", type=at_least_one, required=True, metavar="N", help="GPUs of one node")
-    parser.add_argument("--time", type=_time, required=True, help="limit, for example 24:00:00 or 2-00:00:00")
+    """Adds the flags of this target."""
+    parser.add_argument("--name", type=_job_name, default="tfx-jax", help="name of the job; %(default)s by default")
+    parser.add_argument(
+        "--nodes", type=at_least_one, default=1, metavar="N", help="number of nodes; %(default)s by default"
+    )
+    parser.add_argument("--gpus-per-node", type=at_least_one, required=True, metavar="N", help="GPUs per node")
+    parser.add_argument(
+        "--time", type=_time, required=True, help="time limit of the job, for example 24:00:00 or 2-00:00:00"
+    )
     parser.add_argument(
         "--sbatch",
         type=_directive,
         action="append",
         default=[],
         metavar="OPTION",
-        help="another option of sbatch, for example --sbatch=--partition=gpu; may be given again",
+        help="additional option of sbatch, for example --sbatch=--partition=gpu; may be repeated",
     )
     parser.add_argument(
         "--max-restarts",
         type=at_least_one,
         default=10,
         metavar="N",
-        help="a job that was requeued as often ends when a process hangs or is lost, but not when it saved (10)",
+        help="restarts allowed after a process hung or died; restarts of saved jobs do not count; %(default)s by "
+        "default",
     )
-    add_grace_option(parser, 300, "before the time limit, to save in")
+    add_grace_option(parser, 300, "seconds before the time limit at which the run is asked to save and exit")
 
 
 def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
@@ -59,8 +64,8 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
         f"--gpus-per-node={options.gpus_per_node}",
         f"--ntasks-per-node={options.gpus_per_node}",
         f"--time={options.time}",
-        f"--signal=TERM@{options.grace}",  # to the processes of srun, not to this shell
-        "--requeue",  # after a preemption or the failure of a node
+        f"--signal=TERM@{options.grace}",  # sent to the processes of srun, not to the shell
+        "--requeue",  # allows requeueing after a preemption or a node failure
         "--open-mode=append",
         *options.sbatch,
     ]
@@ -77,17 +82,17 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
 
 def _job_name(text: str) -> str:
     if not re.fullmatch(r"\w[-.\w]*", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f'"{text}" is not a name of letters, digits, ".", "_" and "-"')
+        raise argparse.ArgumentTypeError(f'"{text}" must consist of letters, digits, ".", "_" and "-"')
     return text
 
 
 def _time(text: str) -> str:
     if not re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f'"{text}" is not a time such as 90 (minutes), 24:00:00 or 2-00:00:00')
+        raise argparse.ArgumentTypeError(f'"{text}" must be a time such as 90 (minutes), 24:00:00 or 2-00:00:00')
     return text
 
 
 def _directive(text: str) -> str:
     if not text.startswith("-") or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an option of sbatch on one line")
+        raise argparse.ArgumentTypeError(f'{text!r} must be an option of sbatch, beginning with "-", on one line')
     return text

@@ -1,4 +1,4 @@
-"""Every host of a Cloud TPU VM, through gcloud and ssh."""
+"""Launches the command on every host of a Cloud TPU VM, through gcloud and ssh."""
 
 import argparse
 import functools
@@ -10,9 +10,9 @@ from tfx_jax.arguments import Parser
 from tfx_jax.errors import UserError
 from tfx_jax.launch.plan import Plan, dns_label, execute, require_shared_workdir
 
-SUMMARY = "every host of a Cloud TPU VM, by ssh"
+SUMMARY = "every host of an existing Cloud TPU VM, by ssh"
 
-# What the hosts run goes there as a file: only the command has to be quoted for a second shell, and printf does that.
+# The hosts run a script that is copied as a file, so that only the command must be quoted for a second shell (printf).
 _SCRIPT = """\
 #!/usr/bin/env bash
 set -euo pipefail
@@ -51,15 +51,17 @@ echo "Started. To see what every host says, or to save and stop:
 
 
 def add_options(parser: Parser) -> None:
-    """Adds what this target asks for."""
-    parser.add_argument("--name", type=dns_label, required=True, help="of the TPU VM, which exists already")
-    parser.add_argument("--zone", required=True, help="where it is")
-    parser.add_argument("--project", help="that of gcloud's configuration by default")
-    parser.add_argument("--source", default=".", help="folder to copy there, a clone of tfx_jax (.)")
+    """Adds the flags of this target."""
+    parser.add_argument("--name", type=dns_label, required=True, help="name of the existing TPU VM")
+    parser.add_argument("--zone", required=True, help="zone of the TPU VM")
+    parser.add_argument("--project", help="Google Cloud project; by default that of gcloud's configuration")
+    parser.add_argument(
+        "--source", default=".", help="clone of tfx_jax to copy to the hosts; the current folder by default"
+    )
 
 
 def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
-    """Plans copying, installing and starting the same command on every host."""
+    """Plans a script that copies and installs the source and starts the command on every host."""
     require_shared_workdir(command)
     if not (pathlib.Path(options.source) / "pyproject.toml").is_file():
         raise UserError(f"--source={options.source} has no pyproject.toml: name a clone of tfx_jax")

@@ -1,4 +1,4 @@
-"""A GKE cluster that XPK made or knows: https://github.com/AI-Hypercomputer/xpk."""
+"""Launches a workload on a GKE cluster through XPK: https://github.com/AI-Hypercomputer/xpk."""
 
 import argparse
 import functools
@@ -14,23 +14,31 @@ from tfx_jax.training.sharding.distributed import RESTART
 
 SUMMARY = "TPU slices of a GKE cluster, through XPK"
 
-# Of each family of types our name, and how much a chip counts for: the types of v4 and v5p count cores.
+# For each family of TPU types, the name in `tfx-jax plan` and the count per chip: types of v4 and v5p count cores.
 _GENERATIONS = {"v4": ("v4", 2), "v5litepod": ("v5e", 1), "v5p": ("v5p", 2), "v6e": ("v6e", 1)}
 
 
 def add_options(parser: Parser) -> None:
-    """Adds what this target asks for."""
-    parser.add_argument("--name", type=dns_label, required=True, help="of the workload")
-    parser.add_argument("--cluster", required=True, help="name of the cluster")
-    parser.add_argument("--tpu-type", required=True, help="of one slice, for example v5litepod-16")
+    """Adds the flags of this target."""
+    parser.add_argument("--name", type=dns_label, required=True, help="name of the workload")
+    parser.add_argument("--cluster", required=True, help="name of the GKE cluster")
+    parser.add_argument("--tpu-type", required=True, help="TPU type of one slice, for example v5litepod-16")
     parser.add_argument("--image", required=True, help="container image with this package and the experiment file")
-    parser.add_argument("--num-slices", type=at_least_one, default=1, metavar="N", help="number of slices (1)")
-    parser.add_argument("--zone", help="of the cluster; that of gcloud's configuration by default")
-    parser.add_argument("--project", help="of the cluster; that of gcloud's configuration by default")
     parser.add_argument(
-        "--max-restarts", type=at_least_one, default=50, metavar="N", help="XPK counts preemptions, too (50)"
+        "--num-slices", type=at_least_one, default=1, metavar="N", help="number of TPU slices; %(default)s by default"
     )
-    add_grace_option(parser, 300, "between SIGTERM and SIGKILL")
+    parser.add_argument("--zone", help="zone of the cluster; by default that of gcloud's configuration")
+    parser.add_argument(
+        "--project", help="Google Cloud project of the cluster; by default that of gcloud's configuration"
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=at_least_one,
+        default=50,
+        metavar="N",
+        help="restarts allowed, including those after preemptions; %(default)s by default",
+    )
+    add_grace_option(parser, 300, "seconds between SIGTERM and SIGKILL when a pod is stopped")
 
 
 def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
@@ -38,7 +46,10 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
     require_shared_workdir(command)
     for argument in command:
         if not argument.isprintable():
-            raise UserError(f"XPK carries the command on one line of a YAML file, where {argument!r} does not fit")
+            raise UserError(
+                f"XPK writes the command on one line of a YAML file, but {argument!r} has line breaks or control "
+                "characters"
+            )
     argv = [
         *("xpk", "workload", "create"),
         f"--workload={options.name}",
@@ -47,10 +58,10 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
         f"--num-slices={options.num_slices}",
         f"--docker-image={options.image}",
         f"--max-restarts={options.max_restarts}",
-        # XPK restarts after 42 and 127 to 255, so after a signal; 1 is an error that no one foresaw.
+        # XPK restarts after 42 and 127 to 255, thus after a signal; 1 is an unexpected error.
         f"--restart-on-exit-codes=1,{RESTART}",
         f"--termination-grace-period-seconds={options.grace}",
-        # XPK sends SIGTERM to the shell that it runs this in: exec puts the training in that shell's place.
+        # XPK sends SIGTERM to the shell that runs this command; exec replaces the shell by the run.
         f"--command=exec {literal(shlex.join(['tfx-jax', *command]))}",
     ]
     argv += [f"--{name}={value}" for name in ("zone", "project") if (value := getattr(options, name))]
@@ -60,7 +71,7 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
 
 
 def _topology(tpu_type: str) -> str | None:
-    """The slice of a type; None if it is none that we know.
+    """Returns the topology of a TPU type as `tfx-jax plan` names it; None for an unknown type.
 
     >>> _topology("v5litepod-256"), _topology("v5p-16"), _topology("v6e-3")
     ('v5e:16x16', 'v5p:2x2x2', None)
@@ -68,7 +79,7 @@ def _topology(tpu_type: str) -> str | None:
     name, _, size = tpu_type.partition("-")
     generation, counted = _GENERATIONS.get(name, ("none", 1))
     for topology in TOPOLOGIES:
-        of, _, shape = topology.partition(":")
-        if of == generation and size == str(math.prod(map(int, shape.split("x"))) * counted):
+        family, _, shape = topology.partition(":")
+        if family == generation and size == str(math.prod(map(int, shape.split("x"))) * counted):
             return topology
     return None

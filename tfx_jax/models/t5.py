@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -14,26 +15,13 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.encoder_decoder import (
-    EncoderMemory,
-    check_token_ids,
-    init_decoder,
-    input_mask,
-    named_maps,
-    replayed,
-    shift_right,
-    source_mask,
-    with_padding,
-)
-from tfx_jax.models.padding import padding_last
+from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids, run_encoder
+from tfx_jax.models.padding import hide_padding
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
-from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import arrange, fused_step
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
-from tfx_jax.nn.replay import replay_step
-from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
+from tfx_jax.nn.stack import REMATS, stack_layers
 
 # num_layers (of encoder and decoder each), d_model, num_heads, d_k and d_ff of each published model. T5: Raffel et al.
 # (2020, https://arxiv.org/abs/1910.10683), section 3.7. Version 1.1: its authors' notes with the released parameters.
@@ -67,6 +55,7 @@ class T5Config:
     is_gated: bool = False  # whether hidden units are multiplied by a second projection (Shazeer, 2020)
     is_tied: bool = True  # true: logits are embedding times x / sqrt(d_model); false: separate output matrix
     num_buckets: int = at_least(1, 32)  # buckets of distances, see `tfx_jax.functional.relative_position_bucket`
+    layers_have_biases: bool = False  # true: each layer has its own table of biases (UMT5); false: one for all layers
     max_distance: int = at_least(1, 128)  # distance in tokens from which on all distances share a bucket
     # Dropout of embeddings, sublayers' outputs, attention weights, hidden units and the outputs of both stacks.
     dropout_rate: float = fraction(0.1)
@@ -128,20 +117,34 @@ class T5Config:
 
 
 class RelativeBias(nnx.Module):
-    """Learned bias for each head and bucket of distances; encoder and decoder have one table each, for all layers."""
+    """Learned bias for each head and bucket of distances; encoder and decoder have one table each, or one a layer."""
 
-    def __init__(self, config: T5Config, *, is_bidirectional: bool, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config, *, num_layers: int, is_bidirectional: bool, rngs: nnx.Rngs):
         init = nnx.initializers.normal(config.d_model**-0.5)
-        self.table = nnx.Param(init(rngs.params(), (config.num_buckets, config.num_heads), jnp.float32))
+        shape = (config.num_buckets, config.num_heads)
+        shape = (num_layers, *shape) if config.layers_have_biases else shape
+        self.table = nnx.Param(init(rngs.params(), shape, jnp.float32))
         self.max_distance = config.max_distance
         self.is_bidirectional = is_bidirectional
 
     def __call__(
         self, num_queries: int, num_keys: int, offset: Int[Array, ""] | int | None = None
+    ) -> Float[Array, "L N T S"]:
+        """Returns the bias to add to attention logits, one or one a layer; `offset` keys precede the first query."""
+        bias = functools.partial(self.of, num_queries=num_queries, num_keys=num_keys, offset=offset)
+        table = self.table[...]
+        return bias(table) if table.ndim == 2 else jax.vmap(bias)(table)[:, 0]
+
+    def of(
+        self,
+        table: Float[Array, "buckets N"],
+        num_queries: int,
+        num_keys: int,
+        offset: Int[Array, ""] | int | None = None,
     ) -> Float[Array, "1 N T S"]:
-        """Returns the bias to add to attention logits; `offset` keys precede the first query (None: S - T)."""
+        """Returns the bias that one table adds to the attention logits."""
         return relative_position_bias(
-            self.table[...],
+            table,
             num_queries,
             num_keys,
             offset=offset,
@@ -149,8 +152,16 @@ class RelativeBias(nnx.Module):
             is_bidirectional=self.is_bidirectional,
         )
 
+    def by_layer(self, length: int) -> tuple[Any, Callable[[Any], Float[Array, "1 N T T"]]]:
+        """Returns `EncoderDecoder.layer_biases` for sequences of a length."""
+        table = self.table[...]
+        if table.ndim == 3:
+            return table, lambda own: self.of(own, length, length)
+        bias = self.of(table, length, length)
+        return None, lambda _: bias
 
-class T5(nnx.Module):
+
+class T5(EncoderDecoder):
     """Pre-norm encoder-decoder with relative position biases; linear layers and norms have no bias."""
 
     def __init__(self, config: T5Config, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
@@ -233,159 +244,78 @@ class T5(nnx.Module):
 
         embedding = functools.partial(Embedding, c.vocab_size, c.d_model, scale=1.0, dtype=dtype, rngs=rngs)
         self.embedding = embedding(init_stddev=1.0)
-        self.encoder_bias = RelativeBias(c, is_bidirectional=True, rngs=rngs)
+        self.encoder_bias = RelativeBias(c, num_layers=c.num_layers, is_bidirectional=True, rngs=rngs)
         self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
         self.encoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
-        self.decoder_bias = RelativeBias(c, is_bidirectional=False, rngs=rngs)
         depth = c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
+        self.decoder_bias = RelativeBias(c, num_layers=depth, is_bidirectional=False, rngs=rngs)
         self.decoder_layers = stack_layers(layer_pattern(decoder_layer, c.attention, c.experts), depth, rngs)
         self.decoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
         self.output_embedding = None if c.is_tied else embedding()
         self.config = copy.deepcopy(c)
 
+    def embed(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, " T"],
+        rngs: nnx.Rngs | None = None,
+        *,
+        is_source: bool = False,
+    ) -> Float[Array, "B T D"]:
+        del positions, is_source
+        return drop(self.embedding(tokens), self.config.dropout_rate, rngs)
+
+    def layer_biases(self, length: int, *, is_source: bool) -> tuple[Any, Callable[[Any], Float[Array, "1 N T T"]]]:
+        return (self.encoder_bias if is_source else self.decoder_bias).by_layer(length)
+
+    def step_bias(self, position: Int[Array, ""], num_keys: int) -> Float[Array, "L N 1 S"]:
+        return self.decoder_bias(1, num_keys, position)
+
+    def encoder_output(self, x: Float[Array, "B S D"], rngs: nnx.Rngs | None) -> Float[Array, "B S D"]:
+        return drop(self.encoder_norm(x), self.config.dropout_rate, rngs)
+
+    def last_norm(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
+        """Returns the input of the output layer, divided by sqrt(d_model) for a tied embedding (variance 1)."""
+        x = self.decoder_norm(x) * (self.config.d_model**-0.5 if self.config.is_tied else 1.0)
+        return drop(x, self.config.dropout_rate, rngs)
+
+    def output(self) -> Embedding:
+        return self.embedding if self.output_embedding is None else self.output_embedding
+
+
+class T5Encoder(nnx.Module):
+    """The encoder of a T5 without its decoder: a vector for each token."""
+
+    def __init__(self, config: T5Config, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
+        """Initializes the parameters; arguments and errors are those of a `T5`."""
+        model = T5(config, attention_fn=attention_fn, rngs=rngs)
+        self.embedding, self.encoder_bias = model.embedding, model.encoder_bias
+        self.encoder_layers, self.encoder_norm = model.encoder_layers, model.encoder_norm
+        self.config = model.config
+
+    embed, layer_biases, encoder_output = T5.embed, T5.layer_biases, T5.encoder_output
+
     def __call__(
         self,
-        source: Int[Array, "B S"],
-        target: Int[Array, "B T"],
+        tokens: Int[Array, "B T"],
         *,
+        token_mask: Bool[Array, "B T"] | None = None,
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Scores each target token given the source and the target tokens before it (teacher forcing).
+        """Encodes texts; every token sees all tokens of its sequence.
 
         Args:
-          source: source tokens, [B, S]; padding, `config.pad_id`, may be anywhere.
-          target: target tokens to predict, [B, T]; padding only at the end. The decoder reads them shifted right by
-            one, after `config.start_id`.
+          tokens: token ids, [B, T].
+          token_mask: [B, T], True where a token exists; padding may be on either side. None: all tokens but
+            `config.pad_id`.
           rngs: stream `dropout`; None means evaluation.
           return_attention: whether to also return the attention maps.
 
         Returns:
-          float32 logits, [B, T, V]; with `return_attention` the pair (logits, maps), where maps has the keys
-          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on. In
-          the maps, the source's padding comes after its tokens.
+          [B, T, D]; with `return_attention` the pair (vectors, maps), where maps has the keys "encoder/0/self"
+          [B, N, T, T] and so on. The vectors of padding are arbitrary.
         """
-        source = padding_last(source, self.config.pad_id)
-        memory, encoder_maps = self._encode(source, rngs, return_attention)
-        mask = source_mask(source, self.config.pad_id)
-        inputs = shift_right(target, self.config.start_id)
-        x, decoder_maps = self._decode(inputs, memory, mask, rngs, return_attention)
-        logits = self._output().attend(drop(self._last_norm(x), self.config.dropout_rate, rngs))
-        if not return_attention:
-            return logits
-        return logits, encoder_maps | named_maps("decoder", decoder_maps)
-
-    def _decode(
-        self,
-        inputs: Int[Array, "B T"],
-        memory: Float[Array, "B S D"],
-        memory_mask: Bool[Array, "B 1 1 S"],
-        rngs: nnx.Rngs | None = None,
-        return_weights: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Any]:
-        """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
-        bias = self.decoder_bias(inputs.shape[1], inputs.shape[1])
-        token_mask = input_mask(inputs, self.config.pad_id)
-        x = drop(self.embedding(inputs), self.config.dropout_rate, rngs)
-
-        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            options: dict[str, Any] = {"memory_mask": memory_mask, "bias": bias, "token_mask": token_mask}
-            return layer(x, memory, rngs=rngs, return_weights=return_weights, **options)
-
-        return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-
-    def encode(
-        self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Returns the encoder's output and its attention maps (empty unless `return_attention`).
-
-        Padding is moved to the end of each sequence before encoding; outputs and maps are in that order.
-        """
-        return self._encode(padding_last(source, self.config.pad_id), rngs, return_attention)
-
-    def _encode(
-        self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Encodes sequences whose padding is at the end; otherwise like `encode`."""
-        mask = source_mask(source, self.config.pad_id)
-        bias = self.encoder_bias(source.shape[1], source.shape[1])
-        x = drop(self.embedding(source), self.config.dropout_rate, rngs)
-
-        def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            options: dict[str, Any] = {"bias": bias, "mask": mask, "token_mask": mask[:, 0, 0]}
-            return layer(x, rngs=rngs, return_weights=return_attention, **options)
-
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-        return drop(self.encoder_norm(x), self.config.dropout_rate, rngs), named_maps("encoder", maps)
-
-    def decoder(self, *, int8: bool = False) -> Decoder:
-        """Returns a decoder with fused weights, see `tfx_jax.nn.decoding.DecodingModel`."""
-        return T5Decoder(self, int8=int8)
-
-    def _output(self) -> Embedding:
-        return self.embedding if self.output_embedding is None else self.output_embedding
-
-    def _last_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Normalizes the decoder's output; divided by sqrt(d_model) for a tied embedding, whose variance is 1."""
-        return self.decoder_norm(x) * (self.config.d_model**-0.5 if self.config.is_tied else 1.0)
-
-
-class T5Decoder(nnx.Module):
-    """Decodes a `T5` one token at a time; implements `tfx_jax.nn.decoding.Decoder` like `TransformerDecoder`."""
-
-    continues_inputs = False
-
-    def __init__(self, model: T5, *, int8: bool = False):
-        """Fuses the decoder's weights for decoding; `model` is not changed and its encoder is used directly."""
-        output = model._output()
-        self.model = model
-        self.fused = arrange(model.decoder_layers, output.table[...], dtype=output.dtype, int8=int8)
-
-    @property
-    def vocab_size(self) -> int:
-        """V, the number of tokens that `step` scores."""
-        return self.model.config.vocab_size
-
-    @property
-    def pad_id(self) -> int:
-        """The padding token, which is never generated."""
-        return self.model.config.pad_id
-
-    def max_input_length(self, max_new_tokens: int) -> int | None:
-        """Returns None, no limit: there is a bias for every distance."""
-        del max_new_tokens
-        return None
-
-    def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
-        """Encodes sources, [B, S]; where `token_mask` is False, tokens count as padding."""
-        source = padding_last(with_padding(inputs, token_mask, self.pad_id), self.pad_id)
-        return EncoderMemory(self.model._encode(source)[0], source_mask(source, self.pad_id))
-
-    def init_cache(
-        self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1
-    ) -> tuple[dict[str, Any], Int[Array, " B"]]:
-        """Projects the memory to keys and values of each layer (kept as it is without a KV cache); no target yet."""
-        cache = init_decoder(
-            self.fused,
-            self.model.decoder_layers,
-            memory,
-            max_length=max_length,
-            num_beams=num_beams,
-            pad_id=self.pad_id,
-        )
-        return cache, jnp.full(memory.output.shape[:1], self.model.config.start_id)
-
-    def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-        """Reads one token of each row (beam); returns logits of the next token and the new cache."""
-        model, fused = self.model, self.fused
-        if fused is None:
-            score = replayed(model._decode, lambda x: model._output().attend(model._last_norm(x)))
-            return replay_step(score, tokens, cache)
-        return fused_step(
-            fused.steps,
-            lambda tokens, _: model.embedding(tokens[:, None]),
-            lambda x: fused.output(model._last_norm(x), jnp.float32)[:, 0],
-            tokens,
-            cache,
-            bias=lambda position, num_places: model.decoder_bias(1, num_places, position),
-        )
+        mask = tokens != self.config.pad_id if token_mask is None else token_mask
+        x, maps = run_encoder(self, hide_padding(tokens, mask), mask[:, None, None, :], rngs, return_attention)
+        return (x, maps) if return_attention else x

@@ -1,4 +1,7 @@
-"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al., 2017)."""
+"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al., 2017), and its relatives by options.
+
+These are Marian, BART, mBART, PEGASUS and M2M-100, whose Hugging Face folders `tfx_jax.models.hf.load` reads.
+"""
 
 import copy
 import dataclasses
@@ -8,32 +11,18 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.encoder_decoder import (
-    EncoderMemory,
-    check_token_ids,
-    init_decoder,
-    input_mask,
-    named_maps,
-    replayed,
-    shift_right,
-    source_mask,
-    with_padding,
-)
-from tfx_jax.models.padding import padding_last
+from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
-from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import arrange, fused_step
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
-from tfx_jax.nn.replay import replay_step
-from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
+from tfx_jax.nn.stack import REMATS, stack_layers
 
 PAD_ID = 0
 BOS_ID = 1
@@ -47,6 +36,7 @@ class TransformerConfig:
 
     # Size of the vocabulary that both languages share; 0: `train` chooses it by the amount of training text.
     vocab_size: int = at_least(0, 37_000)
+    source_vocab_size: int | None = at_least(1, None)  # None: sources use the vocabulary and embedding of targets
     num_layers: int = at_least(1, 6)  # the paper's N, in the encoder and again in the decoder
     num_decoder_layers: int | None = at_least(1, None)  # None: num_layers
     d_model: int = at_least(1, 512)
@@ -60,8 +50,12 @@ class TransformerConfig:
     activation_dropout_rate: float = fraction(0.0)  # dropout of hidden feed-forward units; the paper has none
     pre_norm: bool = False  # norm(x + f(x)) as in the paper, or x + f(norm(x))
     learned_positions: int = at_least(0, 0)  # 0: sinusoidal positions; above 0: number of learned position vectors
+    first_position: int = at_least(0, 0)  # position of the first token: 2 in BART, mBART and M2M-100
     interleaved_sinusoids: bool = True  # true: sine, cosine, sine, ... as in the paper; false: all sines first
+    sinusoids_reach_base: bool = False  # true: the longest wavelength is 10,000 * 2 pi, as in M2M-100
     scale_embedding: bool = True  # whether token vectors are multiplied by sqrt(d_model)
+    embedding_norm: bool = False  # whether embeddings plus positions are normalized, as in BART
+    is_tied: bool = True  # true: logits use the embedding of the targets; false: a separate output matrix
     attention_bias: bool = False  # whether the projections of attention have a bias
     logits_bias: bool = False  # whether the output layer has a bias for each token
     # The paper does not state a value; 1e-5 is the one of Marian and of PyTorch's Transformer.
@@ -111,7 +105,7 @@ class TransformerConfig:
         return Transformer(self, rngs=rngs)
 
 
-class Transformer(nnx.Module):
+class Transformer(EncoderDecoder):
     """Encoder-decoder Transformer; source, target and output layer share one embedding."""
 
     def __init__(self, config: TransformerConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
@@ -174,6 +168,11 @@ class Transformer(nnx.Module):
 
         scale = math.sqrt(c.d_model) if c.scale_embedding else 1.0
         self.embedding = Embedding(c.vocab_size, c.d_model, scale=scale, dtype=dtype, rngs=rngs)
+        own = functools.partial(Embedding, d_model=c.d_model, scale=scale, dtype=dtype, rngs=rngs)
+        self.source_embedding = None if c.source_vocab_size is None else own(c.source_vocab_size)
+        self.output_embedding = None if c.is_tied else own(c.vocab_size)
+        self.source_embedding_norm = norm() if c.embedding_norm else None
+        self.target_embedding_norm = norm() if c.embedding_norm else None
         self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
         self.decoder_layers = stack_layers(
             layer_pattern(decoder_layer, c.attention, c.experts),
@@ -182,173 +181,45 @@ class Transformer(nnx.Module):
         )
         self.encoder_norm = norm() if c.pre_norm else None
         self.decoder_norm = norm() if c.pre_norm else None
-        learned = functools.partial(LearnedPositions, c.learned_positions, c.d_model)
+        learned = functools.partial(LearnedPositions, c.first_position + c.learned_positions, c.d_model)
         self.source_positions = learned(rngs=rngs) if c.learned_positions else None
         self.target_positions = learned(rngs=rngs) if c.learned_positions else None
         self.logits_bias = nnx.Param(jnp.zeros(c.vocab_size)) if c.logits_bias else None
         self.config = copy.deepcopy(c)
 
-    def __call__(
-        self,
-        source: Int[Array, "B S"],
-        target: Int[Array, "B T"],
-        *,
-        rngs: nnx.Rngs | None = None,
-        return_attention: bool = False,
-    ) -> Any:
-        """Scores each target token given the source and the target tokens before it (teacher forcing).
-
-        Args:
-          source: source tokens, [B, S]; padding, `config.pad_id`, may be anywhere.
-          target: target tokens to predict, [B, T]; padding only at the end. The decoder reads them shifted right by
-            one, after `config.start_id`.
-          rngs: stream `dropout`; None means evaluation.
-          return_attention: whether to also return the attention maps.
-
-        Returns:
-          float32 logits, [B, T, V]; with `return_attention` the pair (logits, maps), where maps has the keys
-          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on. In
-          the maps, the source's padding comes after its tokens.
-        """
-        source = padding_last(source, self.config.pad_id)
-        memory, encoder_maps = self._encode(source, rngs, return_attention)
-        mask = source_mask(source, self.config.pad_id)
-        inputs = shift_right(target, self.config.start_id)
-        x, decoder_maps = self._decode(inputs, memory, mask, rngs, return_attention)
-        logits = self._logits(x)
-        if not return_attention:
-            return logits
-        return logits, encoder_maps | named_maps("decoder", decoder_maps)
-
-    def _decode(
-        self,
-        inputs: Int[Array, "B T"],
-        memory: Float[Array, "B S D"],
-        memory_mask: Bool[Array, "B 1 1 S"],
-        rngs: nnx.Rngs | None = None,
-        return_weights: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Any]:
-        """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
-        x = self._embed(inputs, jnp.arange(inputs.shape[1]), self.target_positions, rngs)
-        token_mask = input_mask(inputs, self.config.pad_id)
-
-        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            options: dict[str, Any] = {"memory_mask": memory_mask, "token_mask": token_mask}
-            return layer(x, memory, rngs=rngs, return_weights=return_weights, **options)
-
-        return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-
-    def encode(
-        self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Returns the encoder's output and its attention maps (empty unless `return_attention`).
-
-        Padding is moved to the end of each sequence before encoding; outputs and maps are in that order.
-        """
-        return self._encode(padding_last(source, self.config.pad_id), rngs, return_attention)
-
-    def _encode(
-        self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Encodes sequences whose padding is at the end; otherwise like `encode`."""
-        x = self._embed(source, jnp.arange(source.shape[1]), self.source_positions, rngs)
-        mask = source_mask(source, self.config.pad_id)
-
-        def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            return layer(x, mask=mask, token_mask=mask[:, 0, 0], rngs=rngs, return_weights=return_attention)
-
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-        return (x if self.encoder_norm is None else self.encoder_norm(x)), named_maps("encoder", maps)
-
-    def decoder(self, *, int8: bool = False) -> Decoder:
-        """Returns a decoder with fused weights, see `tfx_jax.nn.decoding.DecodingModel`."""
-        return TransformerDecoder(self, int8=int8)
-
-    def _embed(
+    def embed(
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, " T"],
-        learned: LearnedPositions | None,
-        rngs: nnx.Rngs | None,
+        rngs: nnx.Rngs | None = None,
+        *,
+        is_source: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Returns token vectors plus position vectors: from the table `learned`, or sinusoidal if it is None."""
-        x = self.embedding(tokens)
+        own = self.source_embedding if is_source else None
+        x = (self.embedding if own is None else own)(tokens)
+        positions = self.config.first_position + positions
+        learned = self.source_positions if is_source else self.target_positions
         if learned is None:
-            is_interleaved = self.config.interleaved_sinusoids
-            vectors = sinusoidal_positions(positions, x.shape[-1], is_interleaved=is_interleaved)
+            options = {
+                "is_interleaved": self.config.interleaved_sinusoids,
+                "reaches_base": self.config.sinusoids_reach_base,
+            }
+            vectors = sinusoidal_positions(positions, x.shape[-1], **options)
         else:
             vectors = learned(positions)
-        return drop(add_bias(x, vectors), self.config.dropout_rate, rngs)
+        norm = self.source_embedding_norm if is_source else self.target_embedding_norm
+        x = add_bias(x, vectors)
+        return drop(x if norm is None else norm(x), self.config.dropout_rate, rngs)
 
-    def _logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        logits = self.embedding.attend(x if self.decoder_norm is None else self.decoder_norm(x))
-        return logits if self.logits_bias is None else logits + self.logits_bias[...][None, None]
+    def encoder_output(self, x: Float[Array, "B S D"], rngs: nnx.Rngs | None) -> Float[Array, "B S D"]:
+        return x if self.encoder_norm is None else self.encoder_norm(x)
 
+    def last_norm(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
+        return x if self.decoder_norm is None else self.decoder_norm(x)
 
-class TransformerDecoder(nnx.Module):
-    """Decodes a `Transformer` one token at a time; implements `tfx_jax.nn.decoding.Decoder`.
-
-    The source is encoded and projected to keys and values once; each step then processes one token with a KV cache. If
-    the self-attention has no KV cache, each step runs the decoder over all tokens so far (`replay_step`).
-    """
-
-    continues_inputs = False
-
-    def __init__(self, model: Transformer, *, int8: bool = False):
-        """Fuses the decoder's weights for decoding; `model` is not changed and its encoder is used directly."""
-        self.model = model
-        embedding, bias = model.embedding, None if model.logits_bias is None else model.logits_bias[...]
-        self.fused = arrange(model.decoder_layers, embedding.table[...], bias, dtype=embedding.dtype, int8=int8)
+    def output(self) -> Embedding:
+        return self.embedding if self.output_embedding is None else self.output_embedding
 
     @property
-    def vocab_size(self) -> int:
-        """V, the number of tokens that `step` scores."""
-        return self.model.config.vocab_size
-
-    @property
-    def pad_id(self) -> int:
-        """The padding token, which is never generated."""
-        return self.model.config.pad_id
-
-    def max_input_length(self, max_new_tokens: int) -> int | None:
-        """Returns the number of learned positions, None without them, 0 if `max_new_tokens` exceeds them."""
-        num_learned = self.model.config.learned_positions
-        if not num_learned:
-            return None
-        return num_learned if max_new_tokens <= num_learned else 0
-
-    def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
-        """Encodes sources, [B, S]; where `token_mask` is False, tokens count as padding."""
-        source = padding_last(with_padding(inputs, token_mask, self.pad_id), self.pad_id)
-        return EncoderMemory(self.model._encode(source)[0], source_mask(source, self.pad_id))
-
-    def init_cache(
-        self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1
-    ) -> tuple[dict[str, Any], Int[Array, " B"]]:
-        """Projects the memory to keys and values of each layer (kept as it is without a KV cache); no target yet."""
-        positions = self.model.target_positions
-        if positions is not None and max_length > positions.table.shape[0]:
-            raise ValueError(f"max_length={max_length}, but there are {positions.table.shape[0]} learned positions")
-        cache = init_decoder(
-            self.fused,
-            self.model.decoder_layers,
-            memory,
-            max_length=max_length,
-            num_beams=num_beams,
-            pad_id=self.pad_id,
-        )
-        return cache, jnp.full(memory.output.shape[:1], self.model.config.start_id)
-
-    def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-        """Reads one token of each row (beam); returns logits of the next token and the new cache."""
-        if self.fused is None:
-            return replay_step(replayed(self.model._decode, self.model._logits), tokens, cache)
-        output, norm = self.fused.output, self.model.decoder_norm
-
-        def embed(tokens: Array, position: Array) -> Array:
-            return self.model._embed(tokens[:, None], position[None], self.model.target_positions, None)
-
-        def score(x: Array) -> Array:
-            return output(x if norm is None else norm(x), jnp.float32)[:, 0]
-
-        return fused_step(self.fused.steps, embed, score, tokens, cache)
+    def max_positions(self) -> int | None:
+        return self.config.learned_positions or None

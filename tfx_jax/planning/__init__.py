@@ -1,5 +1,5 @@
-"""Plans and benchmarks: how fast a program would run on hardware that is absent, and how fast it runs here.
+"""Plans and benchmarks: the predicted speed of a program on absent hardware, and its measured speed on this machine.
 
-`plan` compiles a training step for a topology and reads memory, exchanges and time from it; `measure` and `workloads`
-time programs on the devices at hand.
+`plan` compiles a training step for a topology and reads memory, collectives and time from it. `measure` and `workloads`
+time programs on the attached devices.
 """

@@ -1,10 +1,12 @@
-"""The attentions that `bench` measures: those of `SPECS`, each with the options of its `example`, and a few more."""
+"""Attention functions that `bench` measures: those of `SPECS`, with the options of their `example`, and a few more."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
@@ -14,14 +16,14 @@ from tfx_jax.nn.attention import AttentionConfig, AttentionOptions
 
 
 class Measured(NamedTuple):
-    """An attention that can be measured."""
+    """An attention function that can be measured."""
 
     make: Callable[[int, int, int], Callable[..., Any]]
-    """`make(length, num_heads, head_size)` binds the function's own options and parameters."""
+    """`make(length, num_heads, head_size)` returns the function with its own options and parameters bound."""
     is_exact: bool = False
-    """Whether its values are those of `dot_product_attention`, and so its model FLOPs."""
+    """Whether its values equal those of `dot_product_attention`, and so its model FLOPs."""
     causal_only: bool = False
-    """Whether it has no form that sees the future."""
+    """Whether it supports causal attention only."""
 
 
 def _from_spec(name: str) -> Measured:
@@ -41,8 +43,12 @@ def _from_spec(name: str) -> Measured:
 def _with_gates(
     core: Callable[..., Any], shapes: dict[str, tuple[int, ...]], query: Array, key: Array, *args: Any, **options: Any
 ) -> Any:
-    """Attends with gates that are numbers of the keys: all of them, or the first of each head."""
-    gates = {name: key if len(shape) == 2 else key[..., 0] for name, shape in shapes.items()}
+    """Attends with gates taken from the features of the keys, repeated where gates are larger."""
+    flat = key.reshape(*key.shape[:2], -1)
+    gates = {
+        name: flat[..., np.arange(math.prod(shape)) % flat.shape[-1]].reshape(*key.shape[:2], *shape)
+        for name, shape in shapes.items()
+    }
     return core(query, key, *args, **gates, **options)
 
 
@@ -55,7 +61,7 @@ def _aligned(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:
     return functools.partial(functional.aligned_attention, position=position, window=10, sigma=5.0)
 
 
-# Ring attention is not here: its arguments depend on the devices that share the sequence.
+# Ring attention is left out: its arguments depend on the devices that share the sequence.
 ATTENTIONS = {
     **{name: _from_spec(name) for name in SPECS},
     "xla": Measured(_xla, is_exact=True),

@@ -1,4 +1,4 @@
-"""Published speeds of accelerators, by what JAX calls one device."""
+"""Published speeds of accelerators, by JAX's name of the device kind."""
 
 import dataclasses
 import os
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Speeds of one device, in one direction where there are two.
+    """Speeds of one device; for links, in one direction.
 
     Attributes:
-      memory: bytes that programs may have.
+      memory: bytes available to programs.
       memory_bandwidth: bytes/s.
-      clock: cycles of its compiler's estimates in a second; None where there are none, as of a GPU.
-      near_bandwidth: bytes/s that leave a device for others of its TPU slice, on a ring along one axis of the torus, or
-        for other GPUs of its node.
-      far_bandwidth: bytes/s that leave it for another slice or node.
+      clock: cycles per second in the compiler's estimates; None if it makes none, as for a GPU.
+      near_bandwidth: bytes/s from a device to others of its TPU slice, on a ring along one axis of the torus, or to
+        other GPUs of its node.
+      far_bandwidth: bytes/s from a device to another slice or node.
     """
 
     memory: float
@@ -26,29 +26,29 @@ class Chip:
 
     @property
     def program_memory(self) -> int:
-        """Bytes of `memory` that JAX takes: of a GPU's three quarters, or XLA_PYTHON_CLIENT_MEM_FRACTION of them."""
+        """Bytes of `memory` that JAX uses: on a GPU three quarters, or the fraction XLA_PYTHON_CLIENT_MEM_FRACTION."""
         share = 1.0 if self.clock else float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION") or 0.75)
         return round(share * self.memory)
 
     def bandwidth(self, devices: Sequence[int], num_near: int) -> float:
-        """Returns bytes/s of the slowest link that a group of devices needs.
+        """Returns the bytes/s of the slowest link that a group of devices needs.
 
         Args:
-          devices: numbers, counted slice by slice or node by node.
-          num_near: devices of a slice or node.
+          devices: device numbers, counted slice by slice or node by node.
+          num_near: devices per slice or node.
         """
         return self.near_bandwidth if len({device // num_near for device in devices}) == 1 else self.far_bandwidth
 
 
 _GIB = 2**30
 
-# TPUs: https://cloud.google.com/tpu/docs (a page for each version): memory and its bandwidth, the interconnect of all
-# links, of which a ring along one axis of the torus uses two, one for each direction, and the data-center network of a
-# chip. What libtpu keeps of the memory for itself is left out: a program of v5e may have 15.75 GiB. Clocks are those of
-# the estimates, see `tfx_jax.planning.programs`; a device of v7x is half a chip.
-# GPUs: NVIDIA's datasheets of the H100 SXM and the H200 SXM (80 GB at 3.35 TB/s, 141 GB at 4.8 TB/s, of which a
-# process sees this much; NVLink 450 GB/s in each direction between the eight of a node) and the eight adapters of a
-# DGX, 400 Gbit/s for each GPU.
+# TPUs: https://cloud.google.com/tpu/docs (one page per version). `near_bandwidth` counts two links of the interconnect,
+# one per direction, because a ring along one axis of the torus uses two; `far_bandwidth` is a chip's data-center
+# network. Memory that libtpu reserves for itself is subtracted: a program on v5e may use 15.75 GiB. Clocks are those of
+# the compiler's estimates, see `tfx_jax.planning.programs`; a device of v7x is half a chip.
+# GPUs: NVIDIA's datasheets of the H100 SXM and the H200 SXM (80 GB at 3.35 TB/s, 141 GB at 4.8 TB/s; the values are
+# what a process sees), NVLink with 450 GB/s per direction between the eight GPUs of a node, and the eight network
+# adapters of a DGX, 400 Gbit/s per GPU.
 CHIPS = {
     "TPU v4": Chip(31.75 * _GIB, 1228e9, 1.05e9, 100e9, 6.25e9),
     "TPU v5 lite": Chip(15.75 * _GIB, 819e9, 1.5e9, 100e9, 3.125e9),

@@ -1,4 +1,4 @@
-"""What the input pipeline of a training gives: tokens a second, padding, shapes."""
+"""Measures the input pipeline of an experiment: tokens per second, padding, shapes."""
 
 import dataclasses
 import math
@@ -16,21 +16,21 @@ from tfx_jax.training.sharding.strategies import make_mesh
 
 
 def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> dict[str, Any]:
-    """Takes batches from the trainer's own iterator as fast as it gives them.
+    """Reads batches from the trainer's own iterator as fast as possible.
 
-    Rates are over all the seconds, those of the first batch included: it waits for the first buffer to be read,
-    tokenized and sorted, and later buffers come between later batches. Few steps therefore show less than many do.
+    Rates are averages over the whole time, including the wait for the first batch, for which the first sort buffer is
+    read, tokenized and sorted. Later buffers delay later batches. Few steps therefore give lower rates than many.
 
     Args:
-      config: the experiment.
-      workdir: of a training, whose tokenizer is taken; in an empty folder one is trained, which is timed apart.
-      steps: batches to take.
+      config: configuration of the experiment.
+      workdir: folder of a run whose tokenizer is used; in an empty folder a tokenizer is trained, which is timed apart.
+      steps: number of batches.
 
     Returns:
-      What `tfx-jax bench data` says, by names that end in their unit.
+      The result of `tfx-jax bench data`, by names that end with the unit.
 
     Raises:
-      UserError: if the configuration or its data do not allow it.
+      UserError: if the configuration or its data are invalid, or the task is not translation.
     """
     validate(config)
     started = time.perf_counter()
@@ -48,7 +48,7 @@ def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> di
             batch = next(iterator)
             arrivals.append(time.perf_counter())
             if not sums.keys() <= batch.keys():
-                raise UserError("bench data measures pairs of texts: name an experiment that translates")
+                raise UserError("bench data needs pairs of texts: name a translation experiment")
             for side in sums:
                 sums[side] += int(np.count_nonzero(batch[side] != pad_id))
                 positions[side] += batch[side].size

@@ -1,4 +1,4 @@
-"""How to time fairly: what compiling takes apart from running, rivals in turn, the machine's own peak beside them."""
+"""Timing of programs: compilation apart from execution, alternatives in turn, and the machine's measured peak."""
 
 import contextlib
 import resource
@@ -18,31 +18,31 @@ from tfx_jax.training.sharding.strategies import make_mesh
 
 SMALLER_WORK = "make batch, length or model smaller"
 _PRODUCT_SIZES = (512, 1_024, 2_048, 4_096, 8_192, 16_384)
-_LONG_ENOUGH = 0.05  # seconds of a product beside which starting it is nothing
+_LONG_ENOUGH = 0.05  # seconds; starting a product takes a negligible part of such a duration
 
 
 class Workload(NamedTuple):
-    """Something to measure: one unit of work, and what it took to get ready for it."""
+    """A unit of work that is ready to be timed, and the costs of preparing it."""
 
     run: Callable[[], Any]
-    """Does one unit and returns when the devices are done: of a search the best hypotheses, else nothing."""
+    """Runs one unit and waits for the devices; returns the best hypotheses of a search, else None."""
     trace_seconds: float
-    """Of Python, which traces and lowers the program."""
+    """Seconds in Python to trace and lower the program."""
     compile_seconds: float
-    """Of XLA."""
+    """Seconds in XLA to compile it."""
     first_seconds: float
-    """Of the first unit, which is not measured with the others."""
+    """Seconds of the first unit, which is not timed with the others."""
     target_tokens: int
-    """Of a unit."""
+    """Target tokens of one unit."""
     flops: int | None
-    """Model FLOPs of a unit, see `tfx_jax.training.reporting.meter`; None where no formula is agreed on."""
+    """Model FLOPs of a unit, see `tfx_jax.training.flops`; None if no formula is agreed on."""
     program_bytes: int
-    """What XLA plans to hold at once on each device: arguments, results and temporary buffers."""
+    """Bytes that XLA plans to hold at once on each device: arguments, results and temporary buffers."""
     num_devices: int = 1
 
 
 class Compilation(NamedTuple):
-    """A compiled program and what compiling took."""
+    """A compiled program and the costs of compiling it."""
 
     program: Any  # a jax.stages.Compiled
     trace_seconds: float
@@ -51,33 +51,35 @@ class Compilation(NamedTuple):
 
 
 def compile_apart(function: Any, *arguments: Any) -> Compilation:
-    """Compiles a jitted function for these arguments; a call with the same arguments does not compile again.
+    """Compiles a jitted function for these arguments; a later call with them does not compile again.
 
-    The times are those of a cold start only without a persistent compilation cache.
+    Without a persistent compilation cache, the times are those of a cold start.
 
     Raises:
-      UserError: if a device has not the memory to run the program.
+      UserError: if the program does not fit in the memory of a device.
     """
     lowered, trace_seconds = timed(lambda: function.lower(*arguments))
     program, compile_seconds = timed(lowered.compile)
     analysis = program.memory_analysis()
     planned = analysis.temp_size_in_bytes + analysis.argument_size_in_bytes + analysis.output_size_in_bytes
-    planned -= analysis.alias_size_in_bytes  # donated arguments hold results
+    planned -= analysis.alias_size_in_bytes  # results in the buffers of donated arguments
     available = device_memory(make_mesh())
     if planned > available:
-        raise UserError(f"it takes {planned / 2**30:,.1f} GiB of a device's {available / 2**30:,.1f}: {SMALLER_WORK}")
+        raise UserError(
+            f"it needs {planned / 2**30:,.1f} GiB, but a device has {available / 2**30:,.1f}: {SMALLER_WORK}"
+        )
     return Compilation(program, trace_seconds, compile_seconds, planned)
 
 
 @contextlib.contextmanager
 def without_compilation_cache() -> Iterator[None]:
-    """Compiles again what is in the persistent cache: what compiling takes should not be what reading a file takes."""
+    """Disables the persistent compilation cache in the block, so that compiling is timed rather than reading files."""
     config: Any = jax.config
     before = config.jax_enable_compilation_cache
 
     def update(enabled: bool) -> None:
         config.update("jax_enable_compilation_cache", enabled)
-        compilation_cache.reset_cache()  # JAX looks at the setting once, then never again
+        compilation_cache.reset_cache()  # otherwise JAX keeps the setting it read first
 
     update(False)
     try:
@@ -87,21 +89,21 @@ def without_compilation_cache() -> Iterator[None]:
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """The result of a call, computed to its end, and the seconds it took."""
+    """Returns the result of a call, after waiting for it to be computed, and its duration in seconds."""
     started = time.perf_counter()
     result = jax.block_until_ready(run())
     return result, time.perf_counter() - started
 
 
 def alternate(runs: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
-    """Times rivals in turn, so that whatever else the machine does meets them all.
+    """Times several functions in turn, so that disturbances of the machine affect all of them.
 
     Args:
-      runs: each does one unit of work; what compiles or warms up in it must have happened before.
-      rounds: how often each gets its turn.
+      runs: functions that each do one unit of work; they must have been compiled and warmed up.
+      rounds: number of times each is run.
 
     Returns:
-      For each of `runs` the seconds of its rounds.
+      For each of `runs`, the seconds of its rounds.
 
     >>> ours, theirs = alternate([lambda: sorted("tfx"), lambda: max("jax")], rounds=3)
     >>> len(ours), len(theirs)
@@ -115,14 +117,14 @@ def alternate(runs: Sequence[Callable[[], Any]], rounds: int) -> list[list[float
 
 
 class Products:
-    """Large square matrix products, whose best rate is what the machine's other work is held against.
+    """Large square matrix products, whose best rate is the reference for the machine's peak.
 
     Attributes:
-      runs: each computes one; for `alternate`, beside what is measured.
+      runs: functions that compute one product each, for `alternate`.
     """
 
     def __init__(self, dtype: str):
-        """Prepares products of growing sizes, up to the first that takes long enough to be timed, and two below it."""
+        """Prepares products of three sizes: the first that takes long enough to be timed, and the two below it."""
         self._sizes, self.runs = [], []
         for size in _PRODUCT_SIZES:
             run = product(size, dtype)
@@ -134,14 +136,14 @@ class Products:
         del self._sizes[:-3], self.runs[:-3]
 
     def peak(self, times: Sequence[Sequence[float]], num_devices: int) -> float:
-        """FLOP/s of so many devices, from the seconds of several of each of `runs` on one: of the best, the median."""
-        copies = 1 if jax.default_backend() == "cpu" else num_devices  # those of a CPU share its cores
+        """Returns the peak FLOP/s of `num_devices` devices: the best median rate of `times`, seconds on one device."""
+        copies = 1 if jax.default_backend() == "cpu" else num_devices  # CPU devices share the cores
         rates = [2 * size**3 / statistics.median(seconds) for size, seconds in zip(self._sizes, times, strict=True)]
         return copies * max(rates)
 
 
 def product(size: int, dtype: str) -> Callable[[], Any]:
-    """What multiplies two square matrices of normal numbers and waits for the result; its first call compiles."""
+    """Returns a function that multiplies two random square matrices and waits; its first call compiles."""
     rng = jax.random.key(0)
     left, right = (jax.random.normal(jax.random.fold_in(rng, side), (size, size), jnp.dtype(dtype)) for side in (0, 1))
     multiply = jax.jit(jnp.matmul)
@@ -149,10 +151,10 @@ def product(size: int, dtype: str) -> Callable[[], Any]:
 
 
 def peak_memory(program_bytes: int) -> dict[str, Any]:
-    """What a program takes of a device's memory: the device's own high-water mark, or else what the compiler planned.
+    """Returns the memory use of a program: the device's own peak counter, else the size planned by the compiler.
 
-    A device's mark is that of the process so far, so measure one program in a process. A CPU keeps none; there the mark
-    of the whole process, Python and compiler included, is told besides.
+    A device's counter covers the whole process, so measure one program per process. CPU devices have no counter; there
+    the peak of the whole process, including Python and the compiler, is reported as well.
     """
     stats = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats:
@@ -166,18 +168,18 @@ def peak_memory(program_bytes: int) -> dict[str, Any]:
 
 
 def measured(workload: Workload, *, steps: int, dtype: str) -> dict[str, Any]:
-    """Runs a workload in turn with large matrix products.
+    """Times a workload in turn with large matrix products.
 
     Args:
-      workload: ready to run.
-      steps: units to time, after one more that is not.
-      dtype: of the products.
+      workload: workload to time.
+      steps: number of timed units, after one untimed unit.
+      dtype: dtype of the matrix products.
 
     Returns:
-      What `tfx-jax bench` says about it, by names that end in their unit; None where nothing is known.
+      The result of `tfx-jax bench`, by names that end with the unit; None for unknown values.
     """
     workload.run()
-    memory = peak_memory(workload.program_bytes)  # before the products, which take memory too
+    memory = peak_memory(workload.program_bytes)  # before the products, which use memory too
     products = Products(dtype)
     seconds, *product_seconds = alternate([workload.run, *products.runs], steps)
     median, peak = statistics.median(seconds), products.peak(product_seconds, workload.num_devices)

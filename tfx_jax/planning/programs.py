@@ -1,7 +1,7 @@
-"""What a compiled program says of itself: exchanges between devices, and where the compiler expects time to go.
+"""Reads a compiled program: collectives between devices, and the compiler's estimates of execution time.
 
-XLA's text of a program is read, which is that of the very program that runs. Loops count as often as they turn; the
-analyses of XLA itself count them once.
+The source is XLA's text of the program that really runs. Operations in loops count once per iteration; XLA's own
+analyses count them once.
 """
 
 import collections
@@ -17,15 +17,15 @@ KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "bf16": 16, "f16": 16}
 _BITS |= {"s32": 32, "u32": 32, "f32": 32, "s64": 64, "u64": 64, "f64": 64}
 
-# What libtpu says of some operations that it does not estimate.
+# libtpu's value for some operations that it does not estimate.
 _NO_ESTIMATE = 10**12
-# Most products are there: who calls them says more.
+# Most matrix products are in these files: their callers are more informative.
 _CALLED_EVERYWHERE = ("/functional/linear.py", "/nn/linear.py")
 
-# A line's name, result and operation.
+# Name, result and operation of a line.
 _OPERATION = re.compile(r"\s*(?:ROOT )?%?(\S+) = (.*?) ([\w-]+)\(")
 
-# What takes so long that an exchange hides behind it; of custom calls, libraries and kernels alone.
+# Operations that take long enough to hide a collective; of custom calls only libraries and kernels.
 _COMPUTES = re.compile(
     r"\s*(?:ROOT )?%?\S+ = .*? (?:fusion|convolution|dot|while|call|conditional|sort|scatter)\("
     r'|.* custom-call\(.*custom_call_target="(?:__|tpu_custom_call)'
@@ -33,24 +33,24 @@ _COMPUTES = re.compile(
 
 
 class Collective(NamedTuple):
-    """An exchange between devices in a compiled program."""
+    """A collective between devices in a compiled program."""
 
     kind: str
     """One of KINDS."""
     devices: tuple[int, ...]
-    """Who takes part, in the first of its groups."""
+    """Participating devices, of the first group."""
     num_bytes: int
-    """Of its result on one device."""
+    """Bytes of the result on one device."""
     count: int
-    """How often it is done."""
+    """Number of executions per run of the program."""
     is_async: bool
-    """Whether the program computes something between its start and its end, in the order of its schedule."""
+    """Whether the schedule computes something between the start and the end of the collective."""
     source: str
     """The JAX operation it comes from."""
 
     @property
     def moved(self) -> float:
-        """Bytes that leave each device in the usual algorithms on a ring, every time together."""
+        """Bytes that leave each device in all executions, with the usual ring algorithms."""
         n = len(self.devices)
         share = {
             "all-gather": (n - 1) / n,
@@ -63,51 +63,51 @@ class Collective(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A line of source code and the cycles that the compiler expects of what it became."""
+    """A line of source code and the compiler's estimate of its cycles."""
 
     source: str
-    """File, line and JAX operation, such as "tfx_jax/nn/layers.py:95 dot_general"; the operation where that is all."""
+    """File, line and JAX operation, such as "tfx_jax/nn/layers.py:95 dot_general"; or only the operation."""
     cycles: int
-    """Of one device in one run of the program."""
+    """Cycles on one device in one run of the program."""
 
 
 class Kernel(NamedTuple):
-    """A kernel that was written by hand, as in Pallas, of which the compiler expects nothing.
+    """A hand-written kernel, as in Pallas, for which the compiler has no estimate.
 
-    Its work is what its author says (`cost_estimate`). Where none does, it is read from shapes: every operand is read
-    and every result written once, and an attention kernel (by its name: splash, flash) makes 2 products of all pairs,
-    of its gradients 3 (dq) and 4 (dkv), causal or not. Others have no FLOPs then.
+    Its work is the `cost_estimate` of its author. Without one, it is derived from shapes: every operand is read and
+    every result written once. An attention kernel (named splash or flash) makes 2 matrix products over all pairs, its
+    gradients 3 (dq) and 4 (dkv), causal or not. Other kernels then have 0 FLOPs.
     """
 
     source: str
-    """As of an `Operation`."""
+    """Source line, as in `Operation`."""
     flops: int
-    """Of one device in one run of the program."""
+    """FLOPs on one device in one run of the program."""
     num_bytes: int
-    """That it reads and writes, likewise."""
+    """Bytes read and written on one device in one run of the program."""
 
 
 class Program(NamedTuple):
-    """What was read."""
+    """Contents of a compiled program."""
 
     collectives: list[Collective]
     operations: list[Operation]
-    """The slowest first; empty where the compiler estimates nothing, as for CPU and GPU."""
+    """Slowest first; empty if the compiler estimates nothing, as for CPU and GPU."""
     kernels: list[Kernel]
-    """Of Mosaic, the compiler of Pallas for TPUs."""
+    """Kernels of Mosaic, the Pallas compiler for TPUs."""
 
     @property
     def cycles(self) -> int:
-        """Of all operations that one device does, exchanges left out."""
+        """Estimated cycles of all operations on one device, without collectives."""
         return sum(operation.cycles for operation in self.operations)
 
 
 def read_program(hlo: str) -> Program:
-    """Reads the text of a compiled program; exchanges in which one device alone takes part are left out."""
+    """Reads the text of a compiled program; collectives with a single participating device are left out."""
     bodies = dict(_computations(hlo))
     sources = _Sources(hlo)
-    exchanges: list[Collective] = []
-    # libtpu starts and ends an exchange in fusions with what is computed meanwhile, and has it in each of them.
+    found_collectives: list[Collective] = []
+    # libtpu starts and ends a collective in fusions with overlapping computation, and repeats it in each of them.
     fused: dict[str, int] = {}
     kernels: list[Kernel] = []
     cycles = collections.Counter[str]()
@@ -120,15 +120,15 @@ def read_program(hlo: str) -> Program:
             channel = re.search(r"channel_id=\d+", line) if is_fused else None
             if channel and channel[0] in fused:
                 if name.startswith("async_collective_fusion"):
-                    exchanges[fused[channel[0]]] = exchanges[fused[channel[0]]]._replace(is_async=True)
-            elif found := _exchange(bodies[name], index, name):
+                    found_collectives[fused[channel[0]]] = found_collectives[fused[channel[0]]]._replace(is_async=True)
+            elif collective := _exchange(bodies[name], index, name):
                 if channel:
-                    fused[channel[0]] = len(exchanges)
-                exchanges.append(found._replace(count=times, source=sources.operation(line)))
+                    fused[channel[0]] = len(found_collectives)
+                found_collectives.append(collective._replace(count=times, source=sources.operation(line)))
             if 'custom_call_target="tpu_custom_call"' in line:
                 flops, num_bytes = _kernel_work(line)
                 kernels.append(Kernel(sources.line(line), times * flops, times * num_bytes))
-            # Inside a fusion every part has an estimate as well; that of the fusion covers them.
+            # Inside a fusion every part has an estimate as well; the fusion's own estimate covers them.
             estimate = None if is_fused else re.search(r'"estimated_cycles":"(\d+)"', line)
             if estimate and int(estimate[1]) < _NO_ESTIMATE:
                 cycles[sources.line(line)] += int(estimate[1]) * times
@@ -136,16 +136,16 @@ def read_program(hlo: str) -> Program:
                 walk(called, times * turns, is_fused=is_fused or operation[3] == "fusion")
 
     walk(next(name for name in bodies if name.startswith("ENTRY ")), 1)
-    return Program(exchanges, [Operation(*pair) for pair in cycles.most_common()], kernels)
+    return Program(found_collectives, [Operation(*pair) for pair in cycles.most_common()], kernels)
 
 
 def collectives(hlo: str) -> list[Collective]:
-    """Reads the exchanges alone."""
+    """Reads only the collectives of a compiled program."""
     return read_program(hlo).collectives
 
 
 def _computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
-    """The lines of each function of the program by its name; that of the entry has "ENTRY " before it."""
+    """Yields name and lines of each function of the program; the name of the entry function begins with "ENTRY "."""
     name, lines = "", []
     for line in hlo.splitlines():
         header = re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{$", line)
@@ -155,11 +155,12 @@ def _computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
             yield name, lines
         elif line.startswith(" ") or not lines:
             lines.append(line)
-        else:  # attributes of kernels have line breaks
+        else:  # continues a line: attributes of kernels contain line breaks
             lines[-1] += line
 
 
 def _called(line: str, operation: str, bodies: dict[str, list[str]]) -> Iterator[tuple[str, int]]:
+    """Yields the functions that an operation calls, each with the number of calls."""
     if operation == "while":
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
         parts = re.search(r"condition=%?([\w.-]+), body=%?([\w.-]+)", line)
@@ -175,7 +176,7 @@ def _called(line: str, operation: str, bodies: dict[str, list[str]]) -> Iterator
 
 
 def _turns(bodies: dict[str, list[str]], condition: str) -> int:
-    """How often a loop turns of which libtpu says nothing: the constant that its counter is compared with, else 1."""
+    """Returns the iterations of a loop without a known trip count: the limit compared with its counter, else 1."""
     lines = bodies[condition]
     for line in lines:
         if fused := re.search(r"ROOT .* calls=%?([\w.-]+)", line):
@@ -186,7 +187,7 @@ def _turns(bodies: dict[str, list[str]], condition: str) -> int:
 
 
 def _exchange(body: list[str], index: int, function: str) -> Collective | None:
-    """What a line of a function exchanges, once; None if it does not, or one device alone takes part."""
+    """Returns the collective of a line, with count 1; None if there is none, or it has a single device."""
     line, operation = body[index], _OPERATION.match(body[index])
     kind = "" if operation is None else operation[3].removesuffix("-start")
     if operation is None or kind not in KINDS or len(devices := _devices(line)) == 1:
@@ -195,13 +196,13 @@ def _exchange(body: list[str], index: int, function: str) -> Collective | None:
         size = _result_bytes(operation[2], kind, len(devices))
         return Collective(kind, devices, size, 1, _is_hidden(operation[1], body[index + 1 :]), "")
     size = _num_bytes(operation[2])
-    if function.startswith("all-reduce-scatter"):  # libtpu's fusion of a sum and the part that is kept of it
+    if function.startswith("all-reduce-scatter"):  # libtpu's fusion of an all-reduce and a slice of its result
         kind, size = "reduce-scatter", size // len(devices)
     return Collective(kind, devices, size, 1, False, "")
 
 
 def _is_hidden(name: str, following: list[str]) -> bool:
-    """Whether something is computed before what was started by this name is waited for."""
+    """Returns whether something is computed between the start of the collective `name` and its end."""
     for line in following:
         if re.search(rf"-done\(.*%{re.escape(name)}[,)]", line):
             return False
@@ -211,7 +212,7 @@ def _is_hidden(name: str, following: list[str]) -> bool:
 
 
 def _kernel_work(line: str) -> tuple[int, int]:
-    """FLOPs and bytes of one call, see `Kernel`."""
+    """Returns FLOPs and bytes of one call, see `Kernel`."""
     if stated := re.search(r'"cost_estimate":\s*\{(.*?)\}', line):
         work = {name: int(number) for name, number in re.findall(r'"(\w+)":\s*"?(\d+)', stated[1])}
         return work.get("flops", 0), work.get("bytes_accessed", 0)
@@ -229,7 +230,7 @@ def _kernel_work(line: str) -> tuple[int, int]:
 
 
 def _num_bytes(result: str) -> int:
-    """Of a result such as "(f32[2,3]{1,0}, s32[])".
+    """Returns the bytes of a result such as "(f32[2,3]{1,0}, s32[])".
 
     >>> _num_bytes("(f32[2,3]{1,0}, s32[])")
     28
@@ -238,7 +239,7 @@ def _num_bytes(result: str) -> int:
 
 
 def _result_bytes(result: str, kind: str, num_devices: int) -> int:
-    """Of an exchange that has only been started, whose value holds its operands, its results and some flags.
+    """Returns the result bytes of the start of a collective, whose value holds operands, results and some flags.
 
     >>> _result_bytes("(f32[2], f32[8], u32[])", "all-gather", 4)
     32
@@ -259,7 +260,7 @@ def _sizes(result: str) -> list[int]:
 
 
 def _devices(line: str) -> tuple[int, ...]:
-    """The first group of devices that exchange something.
+    """Returns the first group of participating devices.
 
     >>> _devices("replica_groups={{0,2},{1,3}}, "), _devices("replica_groups=[2,2]<=[4], ")
     ((0, 2), (0, 1))
@@ -290,14 +291,14 @@ def _devices(line: str) -> tuple[int, ...]:
 
 
 def _iota(sizes: str, order: str | None) -> np.ndarray:
-    """Device numbers in the notation of XLA: counted in one shape, its axes then reordered."""
+    """Returns device numbers in XLA's notation: counted in one shape, whose axes are then transposed."""
     shape = [int(size) for size in sizes.split(",")]
     ids = np.arange(np.prod(shape)).reshape(shape)
     return ids if order is None else ids.transpose([int(axis) for axis in order.split(",")])
 
 
 class _Sources:
-    """Where the lines of a program come from, by the tables at its beginning."""
+    """Source locations of the lines of a program, from the tables at its beginning."""
 
     def __init__(self, hlo: str):
         head = hlo.partition("\n\n%")[0]
@@ -307,19 +308,19 @@ class _Sources:
             for number, file, line in re.findall(r"^(\d+) \{file_name_id=(\d+) .*?\bline=(\d+) ", head, re.M)
         }
         self._frames = {
-            int(number): (location, int(parent) - 1)  # parents are counted from 1, which is none
+            int(number): (location, int(parent) - 1)  # parent numbers are offset by 1; 1 means no parent
             for number, location, parent in re.findall(
                 r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)", head, re.M
             )
         }
 
     def operation(self, line: str) -> str:
-        """The JAX operation."""
-        found = re.search(r'op_name="([^"]*)"', line)
-        return found[1] if found else ""
+        """Returns the name of the JAX operation of a line."""
+        match = re.search(r'op_name="([^"]*)"', line)
+        return match[1] if match else ""
 
     def line(self, line: str) -> str:
-        """File, line and the last part of the operation; of several files, the innermost of ours that tells a place."""
+        """Returns file, line and last part of the operation; of several frames, the innermost useful one in tfx_jax."""
         operation = self.operation(line).rpartition("/")[2]
         frame = re.search(r"stack_frame_id=(\d+)", line)
         places = list(self._places(int(frame[1]))) if frame else []

@@ -1,6 +1,6 @@
-"""TPU slices and nodes of GPUs that programs can be compiled for where there are none: libraries describe, and compile.
+"""TPU slices and GPU nodes as compilation targets on machines that have none.
 
-For TPUs that is libtpu, for NVIDIA GPUs the plugin of JAX for CUDA, to which we describe the GPU.
+libtpu describes TPUs and compiles for them. JAX's CUDA plugin compiles for NVIDIA GPUs, which this module describes.
 """
 
 import contextlib
@@ -19,18 +19,18 @@ _CUBIC = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"
 _SHAPES = {"v4": _CUBIC, "v5e": _FLAT, "v5p": _CUBIC, "v6e": _FLAT, "tpu7x": _CUBIC}
 
 TOPOLOGIES = tuple(f"{generation}:{shape}" for generation, shapes in _SHAPES.items() for shape in shapes)
-"""Generations of TPUs, and how many chips a slice of theirs has in each direction of its torus."""
+"""Names of TPU topologies: the generation, and the chips of a slice in each dimension of its torus."""
 
 ENVIRONMENT = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else only one process of a machine may load libtpu
-    "TPU_LOG_DIR": "disabled",  # else every process leaves a file behind
-    "TPU_ACCELERATOR_TYPE": "v5litepod-1",  # this and the next two: else it asks the network what machine this is
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise only one process per machine may load libtpu
+    "TPU_LOG_DIR": "disabled",  # otherwise every process leaves log files
+    "TPU_ACCELERATOR_TYPE": "v5litepod-1",  # this and the next two: otherwise it queries the metadata server
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
 }
-"""What libtpu must find in the environment when a process without TPUs loads it."""
+"""Environment variables that libtpu needs when a process without TPUs loads it."""
 
-# What JAX calls a GPU, GiB of its memory that a process sees, and GB/s of that memory: NVIDIA's datasheets.
+# JAX's name of a GPU, GiB of memory that a process sees, and GB/s of that memory: NVIDIA's datasheets.
 _GPUS = {
     "h100": ("NVIDIA H100 80GB HBM3", 79.1, 3_350),
     "h200": ("NVIDIA H200", 139.8, 4_800),
@@ -83,41 +83,43 @@ def absent_devices(topology: str, num_slices: int = 1) -> list[Any]:
     """Returns devices for which programs can be lowered and compiled but not run.
 
     Args:
-      topology: as for `tpu_devices` or `gpu_devices`.
-      num_slices: how many TPU slices; a topology of GPUs says so itself.
+      topology: name for `tpu_devices` or `gpu_devices`.
+      num_slices: number of TPU slices; a GPU topology includes it.
 
     Raises:
-      UserError: if there is no such topology, or nothing here that compiles for it.
+      UserError: if there is no such topology, or its compiler is not installed.
     """
     if topology.partition(":")[0] not in _GPUS:
         return tpu_devices(topology, num_slices)
     if num_slices > 1:
-        raise UserError(f"{topology} says itself how many slices there are: h100:2x8x8 are two of eight nodes")
+        raise UserError(f"{topology} includes the number of slices, such as 2 in h100:2x8x8: leave --slices at 1")
     return gpu_devices(topology)
 
 
 def tpu_devices(topology: str, num_slices: int = 1) -> list[Any]:
     """Returns the devices of TPU slices, for which programs can be lowered and compiled but not run.
 
-    JAX's own devices stay what they are. A process that has not said `JAX_PLATFORMS=cpu` may have loaded libtpu when it
-    asked for those, without our `ENVIRONMENT`; another one that does so at that time is refused.
+    JAX's own devices do not change. A process without `JAX_PLATFORMS=cpu` may have loaded libtpu for its own devices,
+    without `ENVIRONMENT`; then a second process that loads libtpu at the same time fails.
 
     Args:
       topology: one of `TOPOLOGIES`.
-      num_slices: how many such slices.
+      num_slices: number of such slices.
 
     Raises:
-      UserError: if there is no such topology, or no libtpu.
+      UserError: if there is no such topology, or libtpu is not installed.
     """
     if topology not in TOPOLOGIES:
-        raise UserError(f"unknown topology {topology}: there are {', '.join(TOPOLOGIES)}, and of GPUs h100:1x8x8")
+        raise UserError(
+            f"unknown topology {topology}: use one of {', '.join(TOPOLOGIES)}, or for GPUs a name such as h100:1x8x8"
+        )
     if not has_libtpu():
         raise UserError(f'{topology} needs libtpu: pip install "tfx-jax[plan]", also on a machine without TPUs')
     options: dict[str, Any] = {}
     if topology.startswith("v4"):
-        options["chip_config_name"] = "megacore"  # one device a chip, as real ones have
+        options["chip_config_name"] = "megacore"  # one device per chip, as on real v4
     if topology.endswith(":1x1"):
-        options["chips_per_host_bounds"] = [1, 1, 1]  # a host has 2x2 otherwise
+        options["chips_per_host_bounds"] = [1, 1, 1]  # otherwise a host has 2x2 chips
     if num_slices > 1:
         options["num_slices"] = num_slices
     with _environment():
@@ -127,20 +129,23 @@ def tpu_devices(topology: str, num_slices: int = 1) -> list[Any]:
 def gpu_devices(topology: str) -> list[Any]:
     """Returns the devices of nodes with NVIDIA GPUs, for which programs can be lowered and compiled but not run.
 
-    Lower programs for them with `lowering_platforms=("cuda",)`: JAX knows their platform as "gpu", of which there are
-    several kinds, and looks for the kind among the devices of this machine.
+    Lower programs for them with `lowering_platforms=("cuda",)`. JAX calls their platform "gpu", which has several
+    kinds, and would look for the kind among the devices of this machine.
 
     Args:
-      topology: such as "h100:1x8x8": slices (nodes with a fast network between them), nodes of each, GPUs of each node.
+      topology: such as "h100:1x8x8": slices (nodes with a fast network between them), nodes per slice, GPUs per node.
 
     Raises:
-      UserError: if there is no such topology, or no plugin of JAX for CUDA.
+      UserError: if there is no such topology, or JAX's CUDA plugin is not installed.
     """
     kind, _, shape = topology.partition(":")
     sizes = [int(size) for size in shape.split("x")] if re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-8]", shape) else []
     if kind not in _GPUS or not sizes:
         known = ", ".join(_GPUS)
-        raise UserError(f"unknown topology {topology}: GPUs ({known}) are slices x nodes x at most 8, as in h100:1x8x8")
+        raise UserError(
+            f"unknown topology {topology}: GPU topologies ({known}) are slices x nodes x GPUs per node (at most 8), as "
+            "in h100:1x8x8"
+        )
     if not has_cuda():
         raise UserError(
             f'{topology} needs JAX for CUDA: pip install "tfx-jax[plan-cuda]", also on a machine without GPUs'
@@ -151,12 +156,12 @@ def gpu_devices(topology: str) -> list[Any]:
 
 
 def has_libtpu() -> bool:
-    """Whether libtpu is installed, which compiles for `tpu_devices`."""
+    """Returns whether libtpu, which compiles for `tpu_devices`, is installed."""
     return importlib.util.find_spec("libtpu") is not None
 
 
 def has_cuda() -> bool:
-    """Whether JAX's plugin for CUDA is installed, which compiles for `gpu_devices`."""
+    """Returns whether JAX's CUDA plugin, which compiles for `gpu_devices`, is installed."""
     return importlib.util.find_spec("jax_plugins") is not None and any(
         importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13)
     )
@@ -164,7 +169,7 @@ def has_cuda() -> bool:
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """Sets `ENVIRONMENT`, and afterwards what was there before: programs that this one starts are not to inherit it."""
+    """Sets `ENVIRONMENT` in the block and restores the variables afterwards, so that child processes do not get it."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
     try:

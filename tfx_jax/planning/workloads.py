@@ -1,6 +1,6 @@
-"""What is measured of a model and of its attention: training steps, beam search, attention by itself.
+"""Workloads to measure: training steps, beam search, and single attention functions.
 
-Each function makes a `Workload`: all that runs only once has run when it returns, its first unit of work included.
+Each function returns a `Workload` that is compiled and has run its first unit.
 """
 
 import functools
@@ -26,32 +26,32 @@ from tfx_jax.training.sharding.strategies import make_mesh, num_batch_shards, sh
 from tfx_jax.training.train_setup import base_rng, make_train_setup
 
 MODELS: dict[str, Callable[..., TransformerConfig]] = {
-    # That of experiments/transformer_tiny_multi30k.py, with a vocabulary as Multi30k has it.
+    # As in experiments/transformer_tiny_multi30k.py, with a vocabulary like that of Multi30k.
     "tiny": functools.partial(
         TransformerConfig, vocab_size=10_000, num_layers=4, d_model=128, num_heads=4, d_ff=256, dropout_rate=0.3
     ),
     "base": TransformerConfig,
     "big": TransformerConfig.big,
 }
-"""Called with fields to override, such as `dtype`."""
+"""Functions that return the configuration of a model size; their arguments override fields such as `dtype`."""
 
 
 def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
-    """One update of a model: the trainer's own program on all devices, for `batch` sentence pairs without padding.
+    """Returns one training step of a model: the trainer's program on all devices, without padding.
 
-    Dropout is the model's, label smoothing 0.1, the optimizer the paper's. The batch is on the devices already.
+    Dropout is the model's; label smoothing is 0.1; the optimizer is the paper's. The batch is on the devices already.
 
     Args:
-      model: what to train.
-      batch: sentence pairs.
-      length: tokens of each side.
+      model: configuration of the model.
+      batch: number of sentence pairs.
+      length: tokens of each source and each target.
 
     Raises:
-      UserError: if the devices cannot share the rows, or have not the memory.
+      UserError: if the devices cannot share the batch equally, or lack the memory.
     """
     mesh = make_mesh()
     if batch % num_batch_shards(mesh):
-        raise UserError(f"{num_batch_shards(mesh)} devices cannot share a batch of {batch} rows equally")
+        raise UserError(f"batch={batch} must be a multiple of the {num_batch_shards(mesh)} devices")
     config = ExperimentConfig(model=model)
 
     def make_model() -> Transformer:
@@ -74,13 +74,13 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
 
 
 def planned_training(config: ExperimentConfig) -> tuple[Workload, Plan]:
-    """One update of an experiment on all devices, with a batch of random tokens in its largest shape, and its plan.
+    """Returns one training step of an experiment on all devices, with random tokens in its largest shape, and its plan.
 
     Args:
-      config: of the experiment; its data is not read.
+      config: configuration of the experiment; its data is not read.
 
     Raises:
-      UserError: as `tfx_jax.planning.plan.plan_training` does, or if the devices have not the memory.
+      UserError: as `tfx_jax.planning.plan.plan_training`, or if the devices lack the memory.
     """
     step = plan_step(config, jax.devices())
     state, rng = step.setup.first_state(), base_rng(config)
@@ -100,44 +100,44 @@ def planned_training(config: ExperimentConfig) -> tuple[Workload, Plan]:
 
 
 class ForcedLength(nnx.Module):
-    """A decoder that ends no text before it has to, so that what a search costs does not hang on its weights.
+    """A decoder that ends no text early, so that the cost of a search does not depend on the weights.
 
-    The last step of the search allows nothing but EOS. Before it, EOS is impossible here: nothing is ever finished, so
-    the search cannot stop early either, and every hypothesis has exactly as many tokens as there is room for. All else
-    is the search's own work: every step ranks, reorders and caches as for a trained model.
+    The last step of the search allows only EOS. Before it, this class makes EOS impossible: no hypothesis finishes, the
+    search cannot stop early, and every hypothesis has the maximum length. Everything else is the real search: every
+    step ranks, reorders and caches as for a trained model.
     """
 
     continues_inputs = False
 
     def __init__(self, decoder: Any):
-        """Takes the decoder of a model."""
+        """Wraps the decoder of a model."""
         self.decoder = decoder
 
     @property
     def vocab_size(self) -> int:
-        """The decoder's own."""
+        """Vocabulary size of the wrapped decoder."""
         return self.decoder.vocab_size
 
     @property
     def pad_id(self) -> int:
-        """The decoder's own."""
+        """Padding token of the wrapped decoder."""
         return self.decoder.pad_id
 
     def max_input_length(self, max_new_tokens: int) -> int | None:
-        """The decoder's own."""
+        """Returns the limit of the wrapped decoder."""
         return self.decoder.max_input_length(max_new_tokens)
 
     def encode(self, inputs: Int[Array, "B S"], token_mask: Any = None) -> Any:
-        """As the decoder does."""
+        """Encodes inputs with the wrapped decoder."""
         return self.decoder.encode(inputs, token_mask)
 
     def init_cache(self, memory: Any, *, max_length: int, num_beams: int = 1) -> tuple[Any, Int[Array, " B"]]:
-        """Makes the decoder's cache; how many steps must not end is counted besides."""
+        """Returns the wrapped decoder's cache with a count of steps that must not end, and the start tokens."""
         cache, start = self.decoder.init_cache(memory, max_length=max_length, num_beams=num_beams)
         return (jnp.full((), max_length - 1, jnp.int32), cache), start
 
     def step(self, tokens: Int[Array, " R"], cache: Any) -> tuple[Array, Any]:
-        """Takes the decoder's step."""
+        """Takes one step of the wrapped decoder, with EOS impossible until the last step."""
         num_left, inner = cache
         logits, inner = self.decoder.step(tokens, inner)
         end = jnp.where(num_left > 0, -jnp.inf, logits[:, EOS_ID])
@@ -147,18 +147,18 @@ class ForcedLength(nnx.Module):
 def decoding(
     model: TransformerConfig, *, batch: int, beam_size: int, source_length: int, length: int, int8: bool = False
 ) -> Workload:
-    """The beam search of `tfx-jax translate` for one batch, with random weights and targets of a forced length.
+    """Returns the beam search of `tfx-jax translate` for one batch, with random weights and targets of a fixed length.
 
     Args:
-      model: what to search with.
-      batch: sentences, none of them padded.
-      beam_size: hypotheses of each.
+      model: configuration of the model.
+      batch: number of sentences, without padding.
+      beam_size: hypotheses per sentence.
       source_length: tokens of each source.
-      length: tokens of every hypothesis, EOS included.
-      int8: whether the decoder's weights have 8 bits, see `tfx_jax.tasks.text.translation.Translator`.
+      length: tokens of every hypothesis, including EOS.
+      int8: whether the decoder uses int8 weights, see `tfx_jax.tasks.text.translation.Translator`.
 
     Raises:
-      UserError: if the device has not the memory.
+      UserError: if the device lacks the memory.
     """
 
     def make_model() -> Transformer:
@@ -172,7 +172,7 @@ def decoding(
     compilation = compile_apart(program, *arguments)
 
     def run() -> np.ndarray:
-        return np.asarray(program(*arguments))  # fetched, as for a translation
+        return np.asarray(program(*arguments))  # copied to the host, as for a translation
 
     flops = decoding_flops(decoder.decoder, source, max_length=length, num_beams=beam_size)
     return _ready(run, compilation, batch * length, flops)
@@ -189,32 +189,32 @@ def attention(
     with_gradient: bool = True,
     dtype: str = "float32",
 ) -> Workload:
-    """Self-attention of normal inputs on one device, forward and, `with_gradient`, backward.
+    """Returns self-attention of random inputs on one device: forward and, if `with_gradient`, backward.
 
-    FLOPs are those of exact attention: two products for each query and each key that it sees, four more backward.
+    FLOPs are those of exact attention: two products for each query and visible key, four more in the backward pass.
 
     Args:
       function: a name in `ATTENTIONS`.
-      length: tokens of a sequence.
-      batch: sequences.
-      num_heads: of queries, keys and values alike.
-      head_size: likewise.
-      is_causal: whether later tokens are hidden.
+      length: tokens per sequence.
+      batch: number of sequences.
+      num_heads: heads of queries, keys and values.
+      head_size: features per head.
+      is_causal: whether to apply a causal mask.
       with_gradient: whether the gradients of query, key and value are computed too.
-      dtype: of the arrays.
+      dtype: dtype of the arrays.
 
     Raises:
-      UserError: if there is no such function, it cannot do this here, or the device has not the memory.
+      UserError: if there is no such function, it does not support these options, or the device lacks the memory.
     """
     if function not in ATTENTIONS:
-        raise UserError(f"unknown function {function!r}; there are {', '.join(ATTENTIONS)}")
+        raise UserError(f"unknown function {function!r}; use one of {', '.join(ATTENTIONS)}")
     chosen = ATTENTIONS[function]
     is_causal = is_causal or chosen.causal_only
     program = attention_program(chosen.make(length, num_heads, head_size), is_causal, with_gradient)
     like = jax.ShapeDtypeStruct((batch, length, num_heads, head_size), jnp.dtype(dtype))
     try:
         compilation = compile_apart(program, like, like, like, like)
-    except ValueError as error:  # what a kernel or a method cannot do
+    except ValueError as error:  # options that a kernel or a method does not support
         raise UserError(f"{function}: {' '.join(str(error).split())}") from None
     rngs = jax.random.split(jax.random.key(1), 4)
     arrays = [jax.random.normal(rng, like.shape, like.dtype) for rng in rngs]
@@ -233,7 +233,7 @@ def attention(
 
 
 def attention_program(attend: Callable[..., Any], is_causal: bool, with_gradient: bool) -> Any:
-    """The jitted function of query, key, value and the output's gradient, which the forward pass alone leaves out."""
+    """Returns the jitted function of query, key, value and the output's gradient; forward only, it ignores the last."""
     attend = functools.partial(attend, is_causal=is_causal)
 
     def forward_and_backward(query: Array, key: Array, value: Array, gradient: Array) -> Any:
@@ -246,7 +246,7 @@ def attention_program(attend: Callable[..., Any], is_causal: bool, with_gradient
 def _ready(
     run: Callable[[], Any], compilation: Compilation, target_tokens: int, flops: int | None, *, num_devices: int = 1
 ) -> Workload:
-    """What is compiled and has all it needs; runs its first unit."""
+    """Runs the first unit of a compiled workload and returns the workload."""
     return Workload(
         run=run,
         trace_seconds=compilation.trace_seconds,
@@ -260,12 +260,12 @@ def _ready(
 
 
 def _example(name: str, like: jax.ShapeDtypeStruct, vocab_size: int) -> np.ndarray:
-    """Random tokens without padding; of labels, weights and masks, ones, which are always among what they may be."""
+    """Returns random tokens for inputs, and ones for labels, weights and masks, for which 1 is always valid."""
     if name not in ("source", "target", "inputs", "tokens"):
         return np.ones(like.shape, like.dtype)
     return np.random.default_rng(0).integers(1, vocab_size, like.shape).astype(like.dtype)
 
 
 def _sentences(model: TransformerConfig, rows: int, length: int, seed: int) -> np.ndarray:
-    """Random tokens without padding, [rows, length] int32; none is special."""
+    """Returns random tokens [rows, length], int32, without padding and special tokens."""
     return np.random.default_rng(seed).integers(EOS_ID + 1, model.vocab_size, (rows, length), np.int32)

@@ -1,8 +1,9 @@
-"""Tasks: what a model is trained on. Each joins data, loss, metrics and predictions.
+"""Tasks: what a model is trained on. Each task combines data, loss, metrics and predictions.
 
-`task.Task` is the protocol, `loss` what a loss returns, `prediction` how a trained model is run over examples.
-`classification` is shared by the tasks that give an example one label, `token_prediction` by language models and other
-tasks that predict tokens. The packages `text`, `sequence`, `speech`, `vision` and the module `events` hold the tasks.
+`task.Task` is the protocol, `loss` defines the outputs of losses, `prediction` runs a trained model over examples.
+`classification` is shared by the tasks that assign one label per example, `token_prediction` by language models and
+other tasks that predict tokens. The packages `text`, `sequence`, `speech`, `vision` and the module `events` hold the
+tasks.
 """
 
 from tfx_jax.tasks.events import EventClassificationConfig, EventClassificationTask, EventData, event_loss

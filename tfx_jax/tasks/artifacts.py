@@ -1,4 +1,4 @@
-"""What tasks keep in a workdir beside the parameters: tokenizers and JSON values, made once."""
+"""Files that tasks keep in a workdir beside the parameters: tokenizers and JSON values, created once."""
 
 import dataclasses
 import json
@@ -22,21 +22,21 @@ Config = TypeVar("Config", bound=ModelConfig)
 def setup_tokenizer(
     artifacts: Artifacts, model: Config, texts: Callable[[], Iterable[str]], *, kind: str, family: str
 ) -> tuple[HFTokenizer, Config]:
-    """Loads the tokenizer of a workdir; the first training makes it, or copies that of the model it starts from.
+    """Loads the tokenizer of a workdir; the first run trains it, or copies that of the model it starts from.
 
     Args:
-      artifacts: of the workdir.
-      model: the configuration of the model, whose vocabulary is how many tokens there are at most.
-      texts: begins the training text again, in pieces.
-      kind: see `tfx_jax.data.tokenizers.train.train_or_load_folder`.
-      family: which special tokens it has: "bert", "gpt", "marian" or "t5".
+      artifacts: files of the workdir.
+      model: configuration of the model; its vocabulary size is the maximum number of tokens.
+      texts: returns an iterator over the training text, in pieces.
+      kind: kind of tokenizer, see `tfx_jax.data.tokenizers.train.train_or_load_folder`.
+      family: set of special tokens: "bert", "gpt", "marian" or "t5".
 
     Returns:
-      The tokenizer, and the configuration of the model with as many tokens as it really has: the tokenizer's, or those
-      of the model that it starts from.
+      The tokenizer, and the model configuration with the real vocabulary size: that of the tokenizer, or that of the
+      model that the run starts from.
 
     Raises:
-      UserError: as `Artifacts.checked`, if the model to start from has no tokenizer, and if that of the workdir is of
+      UserError: as `Artifacts.checked`; if the initial model has no tokenizer; or if the tokenizer of the workdir is of
         another kind, has more tokens than the configuration allows, or lacks special tokens of its family.
     """
     folder = artifacts.folder / "tokenizer"
@@ -49,7 +49,7 @@ def setup_tokenizer(
             size = model.vocab_size
             if is_new:
                 tokenizer = train_or_load_folder(folder, texts, kind=kind, family=family, vocab_size=size)
-            else:  # config.json may have been edited since it was made
+            else:  # checks its kind: config.json may have been edited
                 tokenizer = load_made_as(folder, kind=kind, family=family, vocab_size=size)
             model = dataclasses.replace(cast(Any, model), vocab_size=tokenizer.vocab_size)
     if family in ("marian", "t5"):
@@ -61,37 +61,43 @@ def setup_tokenizer(
 
 
 def require_tokens(tokenizer: HFTokenizer, artifacts: Artifacts, *names: str) -> None:
-    """Raises UserError unless the tokenizer of the workdir has some special tokens, such as "pad_id"."""
+    """Raises UserError if the tokenizer of the workdir lacks one of these special tokens, such as "pad_id"."""
     meanings = {"pad_id": "padding", "eos_id": "the end of a text"}
     for name in names:
         if getattr(tokenizer, name) is None:
             meaning = meanings.get(name, f"[{name.removesuffix('_id').upper()}]")
-            raise UserError(f"the tokenizer of {artifacts.folder} has no token for {meaning}")
+            raise UserError(
+                f"the tokenizer of {artifacts.folder} has no token for {meaning}, which this task needs: use another "
+                "tokenizer"
+            )
 
 
 def _check_sentinels(tokenizer: HFTokenizer, artifacts: Artifacts) -> None:
     sentinels = sentinel_ids(tokenizer.vocab_size, min(NUM_SENTINELS, tokenizer.vocab_size))
     if tokenizer.pieces(sentinels) != [f"<extra_id_{number}>" for number in range(NUM_SENTINELS)]:
         raise UserError(
-            f"the last {NUM_SENTINELS} tokens of the tokenizer of {artifacts.folder} are not T5's sentinels"
+            f"the last {NUM_SENTINELS} tokens of the tokenizer of {artifacts.folder} must be T5's sentinels "
+            "<extra_id_N>"
         )
 
 
 def _check_special_ids(model: Any, tokenizer: HFTokenizer, artifacts: Artifacts) -> None:
-    """Raises UserError unless a model that writes texts has the padding and the end of the tokenizer of the workdir.
+    """Raises UserError unless the model has the padding and EOS tokens of the workdir's tokenizer.
 
-    So it is with the start token, if the tokenizer names one: else a model may start with what it likes.
+    The start token must agree, too, if the tokenizer defines one; otherwise any start token is valid.
     """
     for name, role in (("pad_id", "pad_id"), ("eos_id", "eos_id"), ("start_id", "bos_id")):
-        of_model, of_tokenizer = getattr(model, name), getattr(tokenizer, role)
-        if of_model != of_tokenizer and (role, of_tokenizer) != ("bos_id", None):
+        model_id, tokenizer_id = getattr(model, name), getattr(tokenizer, role)
+        if model_id != tokenizer_id and (role, tokenizer_id) != ("bos_id", None):
             raise UserError(
-                f"config.model.{name} is {of_model}, but the tokenizer of {artifacts.folder} has {of_tokenizer} for it"
+                f"config.model.{name} is {model_id}, but the tokenizer of {artifacts.folder} has {tokenizer_id}: set "
+                "the "
+                "field to that"
             )
 
 
 def setup_json(artifacts: Artifacts, name: str, make: Callable[[], Any]) -> Any:
-    """Returns what a JSON file of a workdir holds; the first training makes it.
+    """Returns the content of a JSON file of a workdir; the first run creates it with `make`.
 
     Raises:
       UserError: as `Artifacts.checked`.
@@ -105,14 +111,16 @@ def setup_json(artifacts: Artifacts, name: str, make: Callable[[], Any]) -> Any:
         except UserError:
             raise
         except ValueError as error:
-            raise UserError(f"{path} is damaged ({error}): put back a copy") from None
+            raise UserError(f"{path} is damaged ({error}): restore a copy") from None
 
 
 def _copy_tokenizer(source: epath.Path, folder: epath.Path) -> None:
-    """Copies a tokenizer, unless that was done before."""
+    """Copies the tokenizer files of `source` that `folder` does not have yet."""
     names = [name for name in TOKENIZER_FILES if (source / name).exists()]
     if not names:
-        raise UserError(f"{source} has no tokenizer: config.init_from takes a workdir or Hugging Face folder with one")
+        raise UserError(
+            f"{source} has no tokenizer: config.init_from must be a workdir or Hugging Face folder with a tokenizer"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         if not (folder / name).exists():

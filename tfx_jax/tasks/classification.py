@@ -1,7 +1,7 @@
-"""Single-label classification: a model gives each row of a batch the logits of a few classes.
+"""Single-label classification: base class of the tasks that assign one of a few classes to each example.
 
-Texts, sentence pairs, long sequences, images and event records share this. A task adds what is particular to it: how
-examples are made (`encode`, `batch_spec`) and how the model is called (`logits`, `loss`).
+Texts, sentence pairs, long sequences, images and event records share it. A task defines how examples are made
+(`encode`, `batch_spec`) and how the model is called (`logits`, `loss`).
 """
 
 import functools
@@ -32,14 +32,14 @@ CLASS_METRICS = (
     MetricInfo("macro_f1", "macro F1", " %"),
     MetricInfo("balanced_accuracy", "balanced accuracy", " %", note="mean recall of the classes that occur"),
 )
-"""The fields of `ClassScores`."""
+"""Metrics of all classification tasks: the fields of `ClassScores`."""
 
 LABEL_DTYPES = {"label": np.int32, "row_weights": np.float32}
-"""Arrays [B] that the batches of all these tasks have: the id of the class, and 0 for rows of padding."""
+"""Arrays [B] in the batches of all these tasks: the id of the class, and the weight, 0 for padding examples."""
 
 
 def label_arrays(label: int) -> Example:
-    """Returns the arrays of `LABEL_DTYPES` of one example."""
+    """Returns the arrays of `LABEL_DTYPES` for one example."""
     return {"label": np.array(label, np.int32), "row_weights": np.array(1, np.float32)}
 
 
@@ -50,16 +50,16 @@ def class_loss(
     *,
     label_smoothing: float = 0.0,
 ) -> LossOutput:
-    """Sums the cross entropy of the classes of rows.
+    """Sums the cross entropy of the classes of a batch.
 
     Args:
-      logits: of the classes, [B, C].
-      batch: has the arrays of `LABEL_DTYPES`.
-      is_read: 1 or True for each token, or other unit, that the model read; `num_tokens` counts them.
+      logits: logits of the classes, [B, C].
+      batch: contains the arrays of `LABEL_DTYPES`.
+      is_read: 1 or True for each token, or other unit, that the model reads; `num_tokens` counts them.
       label_smoothing: see `summed_cross_entropy`.
 
     Returns:
-      The output of `summed_cross_entropy` for rows.
+      The output of `summed_cross_entropy` over examples.
     """
     output = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
     return output._replace(num_tokens=is_read.sum(dtype=jnp.float32))
@@ -69,14 +69,14 @@ class ClassificationBase(Generic[Config, Model, Rows]):
     """Base class of the classification tasks; see `tfx_jax.tasks.task.Task`.
 
     Attributes:
-      labels: those of the training split, in the order of their ids.
+      labels: labels of the training split, in the order of their ids.
     """
 
     logits: ClassVar[Callable[..., Any]]
-    """`logits(model, batch)`: of the classes of each row, [B, C]."""
+    """`logits(model, batch)` returns the logits of the classes of each example, [B, C]."""
     metrics: tuple[MetricInfo, ...] = CLASS_METRICS
     row_name = "texts"
-    """What the summary of an evaluation calls rows."""
+    """Name of the examples in the summary of an evaluation."""
 
     def __init__(self, config: Config, model_config: Model, splits: Splits[Rows]):
         self.config, self.model_config = config, model_config
@@ -85,7 +85,7 @@ class ClassificationBase(Generic[Config, Model, Rows]):
 
     @functools.cached_property
     def label_ids(self) -> dict[str, int]:
-        """The ids of the labels."""
+        """Maps each label to its id."""
         return {label: index for index, label in enumerate(self.labels)}
 
     def make_model(self, *, rngs: nnx.Rngs) -> Any:
@@ -97,11 +97,11 @@ class ClassificationBase(Generic[Config, Model, Rows]):
         raise NotImplementedError
 
     def encode(self, rows: Any) -> ExampleSource:
-        """Returns an example for each row, with the arrays of `LABEL_DTYPES`."""
+        """Returns one example per row of the data, with the arrays of `LABEL_DTYPES`."""
         raise NotImplementedError
 
     def rows(self, split: Split) -> Rows:
-        """Returns the rows of a split.
+        """Returns the rows of a split of the data.
 
         Raises:
           UserError: if they cannot be read.
@@ -114,31 +114,31 @@ class ClassificationBase(Generic[Config, Model, Rows]):
 
     def predict(self, model: TrainedModel, rows: Rows) -> list[str]:
         """Returns the most likely label of each row."""
-        found = model.predict(self.classify, self.encode(rows), self.batch_spec)
-        return [self.labels[index] for index, _ in found]
+        predictions = model.predict(self.classify, self.encode(rows), self.batch_spec)
+        return [self.labels[index] for index, _ in predictions]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Classifies every row of a split."""
-        found = model.predict(self.classify, self.encode(self.rows(split)), self.batch_spec)
-        predicted, expected = ([self.labels[pair[side]] for pair in found] for side in (0, 1))
-        return class_result(class_scores(predicted, expected, self.labels), len(found), self.row_name)
+        pairs = model.predict(self.classify, self.encode(self.rows(split)), self.batch_spec)
+        predicted, expected = ([self.labels[pair[side]] for pair in pairs] for side in (0, 1))
+        return class_result(class_scores(predicted, expected, self.labels), len(pairs), self.row_name)
 
     def classify(self, model: Any, batch: dict[str, Array]) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-        """Returns the id of each row's most likely class, and of its label; for `TrainedModel.predict`."""
+        """Returns the ids of the most likely class and of the true class, for `TrainedModel.predict`."""
         return self.logits(model, batch).argmax(axis=-1), batch["label"]
 
     def probabilities(self, model: Any, batch: dict[str, Array]) -> Float[Array, "B C"]:
-        """Returns the probabilities of each row's classes; for `TrainedModel.predict`."""
+        """Returns the probabilities of all classes, for `TrainedModel.predict`."""
         return jax.nn.softmax(self.logits(model, batch).astype(jnp.float32))
 
 
 def class_result(scores: ClassScores, count: int, what: str = "texts") -> EvalResult:
-    """Returns the scores of `count` texts, or of other rows, as an evaluation."""
+    """Returns the scores of `count` examples, which the summary calls `what`, as an evaluation result."""
     return eval_result(CLASS_METRICS, scores._asdict(), f"{count:,} {what}")
 
 
 def labels_of(rows: Sequence[Any]) -> list[str]:
-    """Returns the labels of some rows, in alphabetical order."""
+    """Returns the distinct labels of some rows, in alphabetical order."""
     return sorted({row.label for row in rows})
 
 
@@ -146,10 +146,12 @@ def check_labels(rows: Sequence[Any], labels: Sequence[str], where: str = "") ->
     """Checks that all labels are among those of the training split.
 
     Raises:
-      UserError: if one is not; the message names the row by its number in `where`, from 1, if that is given.
+      UserError: if a label is unknown; if `where` is given, the message names it and the number of the row, from 1.
     """
     known = set(labels)
     for number, row in enumerate(rows, 1):
         if row.label not in known:
             place = f"{where}, text {number}: " if where else ""
-            raise UserError(f"{place}the label {row.label!r} is none of the {len(known)} of the training split")
+            raise UserError(
+                f"{place}the label {row.label!r} does not occur in the training split ({len(known)} labels)"
+            )

@@ -29,12 +29,12 @@ _QUANTILES = np.linspace(0.0, 1.0, 101)
 
 
 class Record(NamedTuple):
-    """What was measured, and what became of it.
+    """The events of a record and its label.
 
     Attributes:
-      variables: which of the variables each event is of, int [T].
-      values: what was found, float [T].
-      times: when, float [T] in [0, 1].
+      variables: index of the variable of each event, int [T].
+      values: measured values, float [T].
+      times: times of the events, float [T] in [0, 1].
       label: 0 or 1.
     """
 
@@ -45,11 +45,11 @@ class Record(NamedTuple):
 
 
 class Records(Protocol):
-    """Random access to records; how many events each has is known before any is made.
+    """Random access to records; the number of events of each is known before the record is created.
 
     Attributes:
-      source: what messages call them.
-      names: of the variables.
+      source: name of the records in messages.
+      names: names of the variables.
     """
 
     source: str
@@ -57,7 +57,7 @@ class Records(Protocol):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Events of each record, [number of records] int."""
+        """Number of events of each record, [number of records] int."""
         ...
 
     def __len__(self) -> int:
@@ -65,14 +65,14 @@ class Records(Protocol):
         ...
 
     def __getitem__(self, index: int) -> Record:
-        """The record with this index."""
+        """Returns the record with this index."""
         ...
 
 
 @documented
 @dataclasses.dataclass
 class EventData(FileData):
-    """Which records there are, and how much of them makes a batch.
+    """Source of the records, and size of a batch.
 
     "files": a row of a table is a record, a column is a variable, and a cell with a number is an event; empty cells are
     none. A table says nothing of when its numbers were measured, so the time of every event is 0. Where columns are
@@ -86,29 +86,29 @@ class EventData(FileData):
     """
 
     dataset: str = one_of(("synthetic", "files"), "synthetic")
-    data_dir: str = ""  # files: the folder that the names below are relative to
-    train_file: str = ""  # comma-separated values, plain or .gz, whose first line names the columns
+    data_dir: str = ""  # files: folder to which the file names below are relative
+    train_file: str = ""  # files: comma-separated values, plain or .gz, with column names in the first line
     validation_file: str = ""
     test_file: str = ""
-    label_column: str = ""  # 0 or 1
-    exclude_columns: str = ""  # names of columns that are no inputs, with commas between
-    seed: int = at_least(0, 0)  # synthetic: this and the following; the training's seed changes no record
+    label_column: str = ""  # files: name of the column with the label, 0 or 1
+    exclude_columns: str = ""  # files: columns that are not inputs, separated by commas
+    seed: int = at_least(0, 0)  # synthetic (this and the following): seed of the records, independent of config.seed
     num_train: int = at_least(1, 20_000)
-    num_heldout: int = at_least(1, 1_000)  # records of the validation split, and of the test split
+    num_heldout: int = at_least(1, 1_000)  # records of the validation split and of the test split
     num_variables: int = at_least(2, 20)
-    min_events: int = at_least(1, 30)  # of a record
-    cause_rate: float = fraction(0.15)  # of the events are of variable 0, on average
+    min_events: int = at_least(1, 30)  # minimum number of events of a record
+    cause_rate: float = fraction(0.15)  # expected fraction of events of variable 0, which can cause label 1
     threshold: float = 0.5
     window_start: float = fraction(0.3)
     window_end: float = fraction(0.6)
-    max_length: int = at_least(1, 50)  # events of a record
-    tokens_per_batch: int = at_least(1, 3_200)  # events of a global batch, padding included
+    max_length: int = at_least(1, 50)  # maximum number of events of a record
+    tokens_per_batch: int = at_least(1, 3_200)  # events of a global batch, including padding
 
     def load(self, split: Split) -> Records:
-        """Reads the records of a split, or says how they are drawn.
+        """Reads the records of a split; synthetic records are generated at access.
 
         Raises:
-          UserError: if they cannot be read, or a row has more than `max_length` numbers.
+          UserError: if they cannot be read, or a row of a file has more than `max_length` numbers.
         """
         if self.dataset == "synthetic":
             return Cohort(self, split)
@@ -116,14 +116,14 @@ class EventData(FileData):
         exclude = [name.strip() for name in self.exclude_columns.split(",") if name.strip()]
         rows = TableRows(read_table(path, label_column=self.label_column, exclude=exclude), str(path))
         if (most := rows.lengths.max()) > self.max_length:
-            raise UserError(f"{path} has a row of {most} numbers, more than config.task.data.max_length")
+            raise UserError(f"{path} has a row of {most} numbers: raise config.task.data.max_length={self.max_length}")
         return rows
 
     def validate(self, model: ModelConfig) -> None:
-        """Checks how fields go together.
+        """Checks that the fields are consistent.
 
         Raises:
-          UserError: if they do not.
+          UserError: if they are not.
         """
         del model
         name = "config.task.data"
@@ -131,12 +131,12 @@ class EventData(FileData):
         if self.dataset == "files" and not self.label_column:
             raise UserError(f'{name}.label_column must name a column for {name}.dataset="files"')
         if self.dataset == "synthetic" and self.max_length < self.min_events:
-            raise UserError(f"{name}.max_length={self.max_length} is less than min_events={self.min_events}")
+            raise UserError(f"{name}.max_length={self.max_length} must be at least min_events={self.min_events}")
         if not self.window_start < self.window_end:
             raise UserError(f"{name}.window_end={self.window_end} must be after window_start={self.window_start}")
 
     def tiny(self) -> None:
-        """Sets a little cohort."""
+        """Sets a small synthetic data set."""
         self.dataset, self.num_train, self.num_heldout, self.num_variables = "synthetic", 256, 64, 5
         self.min_events, self.max_length, self.tokens_per_batch = 6, 8, 256
 
@@ -145,13 +145,13 @@ class TableRows:
     """The rows of a table as records."""
 
     def __init__(self, table: Table, source: str):
-        """Takes a table, and what messages call it."""
+        """Wraps a table; `source` is its name in messages."""
         self.source, self.names, self.table = source, table.columns, table
         self._is_measured = ~np.isnan(table.values)
 
     @property
     def lengths(self) -> np.ndarray:
-        """Numbers of each row."""
+        """Number of values of each row."""
         return self._is_measured.sum(axis=1)
 
     def __len__(self) -> int:
@@ -164,10 +164,10 @@ class TableRows:
 
 
 class Cohort:
-    """Synthetic records, of which each depends on the seed, the split and its index alone; see `EventData`."""
+    """Synthetic records; each depends only on the seed, the split and its index. See `EventData`."""
 
     def __init__(self, data: EventData, split: Split):
-        """Draws how many events each record has, but none of these."""
+        """Samples the number of events of each record; the events are generated at access."""
         self._data, self._split = data, SPLITS.index(split)
         self.source = f"the cohort's {split} split"
         self.names = tuple(f"variable {number}" for number in range(data.num_variables))
@@ -189,16 +189,16 @@ class Cohort:
 
 
 def is_cause(data: EventData, variables: np.ndarray, values: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Which events of a cohort are the cause of a label 1, bool [T]."""
+    """Returns which events of a synthetic record cause label 1, bool [T]."""
     return (variables == 0) & (values > data.threshold) & (data.window_start <= times) & (times < data.window_end)
 
 
 def fit_scales(records: Records) -> list[dict[str, Any]]:
-    """Finds how values of each variable are ranked among those of the records.
+    """Computes how values of each variable are ranked among those of the records.
 
     Returns:
       For each variable its name, and "values" with their "ranks": up to 101 quantiles in increasing order, and the
-      share of the values that are below, equal ones counting half. A variable without any values ranks all as 0.5.
+      fraction of values below each, with equal values counted half. A variable without values has rank 0.5 everywhere.
     """
     everything = [records[index] for index in range(len(records))]
     variables, values = (np.concatenate([record[part] for record in everything]) for part in (0, 1))
@@ -214,7 +214,7 @@ def fit_scales(records: Records) -> list[dict[str, Any]]:
 
 
 def rank_values(scales: Sequence[Mapping[str, Any]], variables: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Scales values to [0, 1] by rank, linearly between those that `fit_scales` found; float32 [T].
+    """Scales values to [0, 1] by rank, linearly interpolated between the values of `fit_scales`; float32 [T].
 
     >>> scales = [{"name": "pH", "values": [7.0, 7.4], "ranks": [0.0, 1.0]}]
     >>> rank_values(scales, np.array([0, 0]), np.array([7.1, 9.0])).round(2).tolist()
@@ -230,7 +230,7 @@ def rank_values(scales: Sequence[Mapping[str, Any]], variables: np.ndarray, valu
 @documented
 @dataclasses.dataclass
 class EventClassificationConfig(TaskConfig):
-    """To tell from its events whether the label of a record is 1."""
+    """Predicts from the events of a record whether its label is 1."""
 
     data: EventData = dataclasses.field(default_factory=EventData)
 
@@ -239,13 +239,13 @@ class EventClassificationConfig(TaskConfig):
         self.data.validate(model)
 
     def setup(self, model: Seq2VecConfig, splits: Splits[Records], artifacts: Artifacts) -> "EventClassificationTask":
-        """See `tfx_jax.tasks.task.TaskConfig`; the model gets as many variables as the training split has."""
+        """Sets up the task; the model gets as many variables as the training split has."""
         scales = setup_json(artifacts, "variables.json", lambda: fit_scales(splits["train"]))
         model = dataclasses.replace(model, vocab_size=len(scales), num_classes=2)
         return EventClassificationTask(self, model, splits, scales)
 
     def planned(self, model: Seq2VecConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`; a table is taken to have `max_length` variables."""
+        """Plans the task; a table is assumed to have `max_length` variables."""
         num_variables = self.data.num_variables if self.data.dataset == "synthetic" else self.data.max_length
         batch = planned_batch(
             self.data,
@@ -258,7 +258,7 @@ class EventClassificationConfig(TaskConfig):
 
 
 class EventShare(NamedTuple):
-    """An event and its share in each row of attention, of which only "structured" has several."""
+    """An event and its weight in each hop of attention; only "structured" attention has several hops."""
 
     name: str
     value: float
@@ -267,7 +267,7 @@ class EventShare(NamedTuple):
 
     @property
     def weight(self) -> float:
-        """The share in what is pooled, the mean of all rows; those of a record sum to 1."""
+        """Mean weight over all hops; the weights of a record sum to 1."""
         return sum(self.hops) / len(self.hops)
 
 
@@ -276,10 +276,10 @@ def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None = None, *
 
 
 class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2VecConfig, Records]):
-    """Classification of records of events.
+    """Classification of event records.
 
     Attributes:
-      scales: of each variable its name, and how its values are ranked; see `fit_scales`.
+      scales: name of each variable and how its values are ranked; see `fit_scales`.
     """
 
     logits = staticmethod(_logits)
@@ -301,15 +301,15 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How examples become batches: those with about as many events together."""
+        """How examples become batches: examples of similar length together."""
         data = self.config.data
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch)
 
     def encode(self, rows: Records) -> ExampleList:
-        """Returns an example for each record.
+        """Returns one example per record.
 
         Raises:
-          UserError: if their variables are not those of the training split.
+          UserError: if the variables differ from those of the training split.
         """
         number = self._check_names(rows)
         everything = [rows[index] for index in range(len(rows))]
@@ -334,63 +334,70 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
         return event_loss(model, batch, rngs)
 
     def predict(self, model: TrainedModel, rows: Records) -> list[float]:
-        """Returns the log-odds of each record's label being 1; the true one is not looked at."""
+        """Returns the log-odds of label 1 for each record."""
         return model.predict(predict_log_odds, self.encode(rows), self.batch_spec)
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Scores every record of a split, with what 95 % of 1,000 bootstrap samples of them give.
+        """Scores every record of a split, with 95 % confidence intervals from 1,000 bootstrap samples.
 
         Raises:
-          UserError: if all of its labels are equal: nothing is ranked then.
+          UserError: if all labels are equal, because there is nothing to rank then.
         """
         records = self._splits[split]
         labels = np.array([records[index].label for index in range(len(records))])
         if len({*labels.tolist()}) < 2:
-            raise UserError(f"{records.source} has the label {labels[0]} alone: its AUROC needs records of both")
+            raise UserError(
+                f"{records.source} has only records of label {labels[0]}: AUROC needs records of both labels"
+            )
         log_odds = self.predict(model, records)
-        found = [with_interval(scorer, log_odds, labels) for scorer in (auroc, average_precision)]
-        told = ", ".join(f"{metric.title} {interval}" for metric, interval in zip(self.metrics, found, strict=True))
-        metrics = {metric.name: interval.value for metric, interval in zip(self.metrics, found, strict=True)}
-        return EvalResult(metrics, f"{told}, {len(labels):,} records, {labels.sum():,} of label 1")
+        intervals = [with_interval(scorer, log_odds, labels) for scorer in (auroc, average_precision)]
+        texts = ", ".join(
+            f"{metric.title} {interval}" for metric, interval in zip(self.metrics, intervals, strict=True)
+        )
+        metrics = {metric.name: interval.value for metric, interval in zip(self.metrics, intervals, strict=True)}
+        return EvalResult(metrics, f"{texts}, {len(labels):,} records, {labels.sum():,} of label 1")
 
     def attention(self, model: TrainedModel, split: Split, index: int) -> tuple[float, int, list[EventShare]]:
-        """Says which events of a record its score is made of.
+        """Returns the weights of the events of a record in the model's prediction.
 
         Args:
-          model: the trained one.
-          split: where the record is.
-          index: of the record, from 0.
+          model: the trained model.
+          split: split of the record.
+          index: index of the record, from 0.
 
         Returns:
-          The probability that the model gives to label 1, the true label, and the events by falling share.
+          The model's probability of label 1, the true label, and the events by decreasing weight.
 
         Raises:
           UserError: if the split has no such record.
         """
         records = self._splits[split]
         if not 0 <= index < len(records):
-            raise UserError(f"{records.source} has no record {index + 1}: it has {len(records):,}")
+            raise UserError(f"{records.source} has no record {index + 1}: choose 1 to {len(records):,}")
         record = records[index]
         ((log_odds, shares),) = model.predict(predict_shares, self.encode(_One(records, record)), self.batch_spec)
         names = [records.names[number] for number in record.variables]
         columns = (names, record.values.tolist(), record.times.tolist(), zip(*shares, strict=True))
-        events = [EventShare(*event) for event in zip(*columns, strict=False)]  # behind the events, shares of padding
+        events = [EventShare(*event) for event in zip(*columns, strict=False)]  # drops the weights of padding
         return 1 / (1 + math.exp(-log_odds)), record.label, sorted(events, key=lambda event: -event.weight)
 
     def _check_names(self, records: Records) -> np.ndarray:
-        """Returns the number of each variable of the records; raises UserError unless they are the known ones."""
+        """Returns the index of each variable of the records; raises UserError if they differ from the known ones."""
         number = {scale["name"]: place for place, scale in enumerate(self.scales)}
         for name in records.names:
             if name not in number:
-                raise UserError(f"{records.source}: the training split has no column {name!r}: exclude it")
+                raise UserError(
+                    f"{records.source}: column {name!r} does not occur in the training split: exclude it with "
+                    "exclude_columns"
+                )
         for name in number:
             if name not in records.names:
-                raise UserError(f"{records.source}: no column {name!r}, which the training split has")
+                raise UserError(f"{records.source}: column {name!r} of the training split is missing")
         return np.array([number[name] for name in records.names], np.int32)
 
 
 class _One:
-    """One record of many, alone."""
+    """A single record as `Records`."""
 
     def __init__(self, records: Records, record: Record):
         self.source, self.names, self._record = records.source, records.names, record
@@ -410,7 +417,7 @@ def event_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> Lo
     """Sums the cross entropy of the labels of records.
 
     Args:
-      model: of the kind "events": `model(variable, value, time, event_mask, rngs=...)` gives the logits of classes.
+      model: model of the kind "events": `model(variable, value, time, event_mask, rngs=...)` returns class logits.
       batch: "variable" [B, T] int32, "value" and "time" [B, T] float32, "event_mask" [B, T] bool, "label" [B] int32
         and "row_weights" [B] float32, 0 for padding.
       rngs: stream `dropout`; None means evaluation.
@@ -422,12 +429,12 @@ def event_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> Lo
 
 
 def predict_log_odds(model: Any, batch: dict[str, Array]) -> Float[Array, " B"]:
-    """The log-odds of label 1; for `TrainedModel.predict`."""
+    """Returns the log-odds of label 1, for `TrainedModel.predict`."""
     return _log_odds(_logits(model, batch))
 
 
 def predict_shares(model: Any, batch: dict[str, Array]) -> tuple[Float[Array, " B"], Float[Array, "B N T"]]:
-    """The log-odds of label 1, and the share of each event in each mean that is pooled; for `TrainedModel.predict`."""
+    """Returns the log-odds of label 1 and the weight of each event in each hop, for `TrainedModel.predict`."""
     logits, maps = _logits(model, batch, return_attention=True)
     (weights,) = maps.values()
     return _log_odds(logits), weights[:, :, 0]

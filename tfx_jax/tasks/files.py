@@ -1,4 +1,4 @@
-"""What the data of all tasks share whose splits are files of text."""
+"""Helpers for data whose splits are text files, shared by all tasks."""
 
 import glob
 import os
@@ -12,14 +12,14 @@ from tfx_jax.files import is_local
 from tfx_jax.models.config import ModelConfig, check_max_length
 
 GRAMMAR_SIZES: dict[Split, int] = {"train": 2_000, "validation": 200, "test": 200}
-"""How many labeled, tagged or answered examples of the built-in grammar each split has."""
+"""Number of labeled, tagged or answered examples of the built-in grammar in each split."""
 
-# Coarser than `length_boundaries`: each length is a program to compile, and small data sets are trained on for minutes.
+# Fewer lengths than `length_boundaries`: each length is compiled, and small data sets are trained on for minutes only.
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024)
 
 
 class FileData(Protocol):
-    """The fields that these data have in common, beside `train_file`, `validation_file` and `test_file`."""
+    """Common fields of these data, in addition to `train_file`, `validation_file` and `test_file`."""
 
     dataset: str
     data_dir: str
@@ -27,29 +27,29 @@ class FileData(Protocol):
     tokens_per_batch: int
 
     def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split; built-in data have all of them."""
+        """Returns whether the configuration names a split; built-in data have all splits."""
         return self.dataset != "files" or bool(_file(self, split))
 
 
 def split_path(data: FileData, split: Split) -> epath.Path:
-    """Returns the path of the one file of a split."""
+    """Returns the path of the single file of a split."""
     return epath.Path(data.data_dir) / _file(data, split)
 
 
 def split_paths(data: FileData, split: Split) -> list[epath.Path]:
-    """Returns the paths of the files of a split, one or more, in their order; see `named_paths`."""
+    """Returns the paths of the files of a split, in order; see `named_paths`."""
     return named_paths(data.data_dir, _file(data, split))
 
 
 def named_paths(folder: epath.PathLike, names: str) -> list[epath.Path]:
-    """Finds files by their names with commas between, or by patterns such as "part-*.txt", of which it sorts the files.
+    """Returns the files of a comma-separated list of names and patterns such as "part-*.txt", whose files are sorted.
 
     Args:
-      folder: that names are relative to.
-      names: what the configuration says; a file that is named just so is one file.
+      folder: folder to which names are relative.
+      names: the list; if a file has exactly this name, it is the only file.
 
     Raises:
-      UserError: for a pattern that fits no file.
+      UserError: if a pattern matches no file.
     """
     folder = epath.Path(folder)
     found = []
@@ -59,7 +59,7 @@ def named_paths(folder: epath.PathLike, names: str) -> list[epath.Path]:
         elif paths := _fitting(folder, name):
             found += paths
         else:
-            raise UserError(f"no file is named {folder / name}")
+            raise UserError(f"no file matches {folder / name}")
     return found
 
 
@@ -71,36 +71,37 @@ def _fitting(folder: epath.Path, pattern: str) -> list[epath.Path]:
 
 
 def few_boundaries(max_length: int) -> tuple[int, ...]:
-    """Returns the lengths that batches of a small data set may have."""
+    """Returns the lengths to which batches of a small data set are padded."""
     return (*(length for length in _LENGTHS if length < max_length), max_length)
 
 
 def check_files(data: FileData, model: ModelConfig, *, what: str) -> None:
-    """Checks that a batch holds an example, and that the model has a vocabulary, and positions for one.
+    """Checks that a batch can hold an example, and that the model has a vocabulary and enough positions.
 
     Args:
-      data: the configuration.
-      model: what is trained on them.
-      what: an example is called.
+      data: configuration of the data.
+      model: configuration of the model.
+      what: name of an example in messages.
 
     Raises:
-      UserError: if not.
+      UserError: if one of these does not hold.
     """
-    if model.vocab_size < 1:  # 0, for the size of the text to decide, is of translation alone
+    if model.vocab_size < 1:  # only translation derives the size from the data if it is 0
         raise UserError(f"config.model.vocab_size must be at least 1, got {model.vocab_size}")
     check_batch(data, what=what)
     check_max_length(model, data.max_length)
 
 
 def check_batch(data: Any, *, what: str) -> None:
-    """Checks that a batch holds an example; `what` is what messages call it.
+    """Checks that a batch can hold an example, which messages call `what`.
 
     Raises:
-      UserError: if not.
+      UserError: if it cannot.
     """
     if data.tokens_per_batch < data.max_length:
         raise UserError(
-            f"config.task.data.tokens_per_batch={data.tokens_per_batch} holds no {what} of max_length={data.max_length}"
+            f"config.task.data.tokens_per_batch={data.tokens_per_batch} must be at least max_length={data.max_length}, "
+            f"the size of one {what}"
         )
 
 

@@ -12,9 +12,9 @@ from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 
 
 class Metric(NamedTuple):
-    """A mean whose sum and weight are still apart, so that those of parts of a batch can be added up.
+    """A mean, stored as sum and weight so that metrics of parts of a batch can be added.
 
-    Both are scalar arrays in a program, and numbers outside.
+    Both are scalar arrays in a compiled program, and numbers outside.
     """
 
     sum: Any
@@ -22,7 +22,7 @@ class Metric(NamedTuple):
 
     @property
     def mean(self) -> Any:
-        """The sum over the weight; of no weight, the sum, which is then 0."""
+        """The sum divided by the weight; 0 if the weight is 0."""
         return self.sum / (max(self.weight, 1.0) if isinstance(self.weight, float) else jnp.maximum(self.weight, 1))
 
 
@@ -30,19 +30,19 @@ class LossOutput(NamedTuple):
     """Loss of a batch and its metrics."""
 
     loss: Float[Array, ""]
-    """Summed over predictions; a step goes down the gradient of its quotient by `weight`."""
+    """Loss summed over predictions; a step uses the gradient of this sum divided by `weight`."""
     weight: Float[Array, ""]
-    """How many predictions count."""
+    """Number of predictions that count."""
     metrics: dict[str, Metric]
-    """Whatever else is worth a curve, by name."""
+    """Other metrics of the batch, by name."""
     num_tokens: Float[Array, ""]
-    """How many tokens, or other units, were read: of these the throughput is."""
+    """Number of tokens, or other units, read; the throughput counts them."""
     carry: Any = None
-    """What the next batch begins with, such as memories: arrays [B, ...]; None for examples that do not go on."""
+    """State for the next batch, such as memories: arrays [B, ...]; None if batches are independent."""
 
 
 def add_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
-    """Adds the metrics, which are numbers, of parts of the examples by name."""
+    """Adds metrics of the same name over parts of the examples."""
     columns = collections.defaultdict(list)
     for part in parts:
         for name, metric in part.items():
@@ -62,15 +62,15 @@ def summed_cross_entropy(
 
     Args:
       logits: unnormalized scores, [*batch, V].
-      targets: class indices, [*batch]; one outside 0 .. V - 1 makes the loss NaN, whatever its weight.
-      weights: how much each prediction counts, 0 for padding, float32 [*batch].
+      targets: class indices, [*batch]; an index outside 0 .. V - 1 makes the loss NaN, whatever its weight.
+      weights: weight of each prediction, 0 for padding, float32 [*batch].
       label_smoothing: see `tfx_jax.functional.label_smoothed_cross_entropy`.
-      z_loss_weight: of `tfx_jax.functional.z_loss` in the loss; 0 leaves it out.
+      z_loss_weight: weight of `tfx_jax.functional.z_loss` in the loss; 0 leaves it out.
 
     Returns:
-      The summed loss in nats, the number of predictions that count as its weight and its number of tokens, and the
-      metrics "nll" (cross entropy without smoothing), "accuracy" (how often the target is the first choice) and, if it
-      has a weight, "z_loss" (its share of the loss); all float32 scalars.
+      The summed loss in nats, with the number of predictions that count as its weight and its number of tokens. Metrics
+      are "nll" (cross entropy without smoothing), "accuracy" (how often the target has the highest score) and, if
+      `z_loss_weight` is not 0, "z_loss" (its part of the loss). All are float32 scalars.
     """
     loss = label_smoothed_cross_entropy(logits, targets, smoothing=label_smoothing)
     weight = weights.sum()
@@ -87,6 +87,6 @@ def summed_cross_entropy(
 
 
 def is_first_choice(logits: Float[Array, "*batch V"], targets: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:
-    """Whether no class scores above the target; unlike an argmax, a maximum is vectorized on CPU (20 times faster)."""
+    """Returns whether no class scores above the target; on CPU, a maximum is 20 times faster than an argmax."""
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1, wrap_negative_indices=False)[..., 0]
     return picked >= logits.max(axis=-1)

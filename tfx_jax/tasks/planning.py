@@ -1,4 +1,4 @@
-"""What a task would train on, without its data: for programs that are compiled before there is anything to read."""
+"""Shapes of a task's batches without its data, for programs that are compiled before any data is read."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -9,7 +9,7 @@ import numpy as np
 from tfx_jax.data.batching.batches import LoaderOptions, training_buckets
 
 NO_DATA: Any = None
-"""Stands where a planned task would have its splits or its tokenizer, which its loss does not ask for."""
+"""Placeholder for the splits or the tokenizer of a planned task, whose loss does not use them."""
 
 
 def planned_batch(
@@ -22,19 +22,19 @@ def planned_batch(
     scalars: Mapping[str, Any] | None = None,
     length: int | None = None,
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Describes the batch of the longest examples.
+    """Returns the shapes and dtypes of the batch of the longest examples.
 
     Args:
-      data: has `max_length` and `tokens_per_batch`.
-      options: how the trainer wants its batches.
-      lengths: of arrays that are not as long as the examples.
-      dtypes: of arrays [rows, length], by name.
-      sizes: of the last axis of arrays [rows, length, size].
-      scalars: dtypes of arrays [rows].
-      length: of the examples; None means `data.max_length`.
+      data: configuration with `max_length` and `tokens_per_batch`.
+      options: options of the trainer's batches.
+      lengths: lengths of arrays that differ from the length of the examples, by name.
+      dtypes: dtypes of arrays [B, length], by name.
+      sizes: sizes of the last axis of arrays [B, length, size], by name.
+      scalars: dtypes of arrays [B], by name.
+      length: length of the examples; None means `data.max_length`.
 
     Raises:
-      UserError: as `tfx_jax.data.batching.batches.training_buckets` does.
+      UserError: as `tfx_jax.data.batching.batches.training_buckets`.
     """
     length = -(-(length or cast(int, data.max_length)) // options.length_multiple) * options.length_multiple
     (bucket,) = training_buckets((length,), data.tokens_per_batch, options.batch_multiple, options.shard)

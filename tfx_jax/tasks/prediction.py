@@ -1,4 +1,4 @@
-"""A model over many examples: what evaluation and use have in common."""
+"""Running a trained model over many examples, for evaluation and prediction."""
 
 import functools
 import inspect
@@ -16,10 +16,10 @@ from tfx_jax.errors import UserError
 from tfx_jax.tasks.loss import Metric, add_metrics
 
 PredictFn = Callable[[Any, dict[str, Any]], Any]
-"""`predict_fn(model, batch)` gives a pytree of arrays; pure, to be compiled."""
+"""`predict_fn(model, batch)` returns a pytree of arrays; it must be pure, because it is compiled."""
 
 OnBatch = Callable[[int, int], object]
-"""`on_batch(done, total)` is told how far it is."""
+"""`on_batch(done, total)` is called with the progress."""
 
 
 def _alone(mine: Any) -> Any:
@@ -27,11 +27,11 @@ def _alone(mine: Any) -> Any:
 
 
 class TrainedModel:
-    """A model, its parameters, and which examples this process works through of those that several share.
+    """A model with its parameters, and this process's share of the examples.
 
     Attributes:
-      graphdef: of the model.
-      params: its parameters and what else it keeps, NumPy arrays or arrays on devices.
+      graphdef: static definition of the model.
+      params: parameters and model state, NumPy arrays or arrays on devices.
     """
 
     def __init__(
@@ -44,39 +44,39 @@ class TrainedModel:
         place: Callable[[Batch], Batch] = _alone,
         on_batch: OnBatch | None = None,
     ):
-        """Takes a model apart.
+        """Stores the parts of a model.
 
         Args:
-          graphdef: of the model.
-          params: its parameters.
-          shard: this process takes every `count`-th example from the one at `index` on.
-          gather: joins such lists of all processes, in the order of the examples; all processes call it.
-          place: puts a batch where the parameters are.
-          on_batch: is told how many examples of this process are done, and how many there are.
+          graphdef: static definition of the model.
+          params: parameters and model state.
+          shard: this process handles every `count`-th example, starting at `index`.
+          gather: merges the result lists of all processes in the order of the examples; all processes call it.
+          place: moves a batch to the devices of the parameters.
+          on_batch: called with the number of this process's examples that are done, and their total.
         """
         self.graphdef, self.params = graphdef, params
         self._shard, self._gather, self._place, self._on_batch = shard, gather, place, on_batch
         self._programs: dict[Any, Any] = {}
 
     def replace(self, params: Any, on_batch: OnBatch | None = None) -> "TrainedModel":
-        """Returns the same model with other parameters, which shares the compiled programs."""
+        """Returns the same model with other parameters; both share compiled programs."""
         shared: dict[str, Any] = {"shard": self._shard, "gather": self._gather, "place": self._place}
         other = TrainedModel(self.graphdef, params, on_batch=on_batch, **shared)
         other._programs = self._programs
         return other
 
     def share(self, function: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
-        """Applies a function of lists to the items of this process, and gathers the results of all."""
+        """Applies a function of lists to this process's items, and returns the gathered results of all processes."""
         return self._gather(function(list(items[self._shard.index :: self._shard.count])))
 
     def map_batches(self, predict_fn: PredictFn, batches: Iterable[Batch]) -> Iterator[Any]:
-        """Applies a function to batches; compiles once for each function and batch shape.
+        """Applies a function to batches; compiles once per function and batch shape.
 
         Yields:
-          The result for each batch in NumPy arrays, one behind: a batch is made while the one before runs.
+          The result for each batch as NumPy arrays. While a batch runs on the device, the next one is prepared.
         """
         run = self._program(predict_fn)
-        params = to_device(self.params)  # once, not with every batch
+        params = to_device(self.params)  # once instead of with every batch
         running = []
         for batch in batches:
             running.append(run(params, self._place(batch)))
@@ -85,13 +85,13 @@ class TrainedModel:
         yield from map(to_host, running)
 
     def predict(self, predict_fn: PredictFn, examples: ExampleSource, spec: BatchSpec) -> list[Any]:
-        """Applies a function to examples; processes share them.
+        """Applies a function to examples, which the processes share.
 
         Returns:
-          For each example its part of the array, as nested lists, or a list of its parts.
+          For each example, its slice of the result as nested lists, or a list of slices for several arrays.
         """
         found: list[Any] = [None] * len(examples)
-        batches, copies = itertools.tee(self._batches(examples, spec))  # few are there at a time
+        batches, copies = itertools.tee(self._batches(examples, spec))  # tee keeps few batches in memory
         for batch, result in zip(batches, self.map_batches(predict_fn, copies), strict=True):
             arrays = [np.asarray(array).tolist() for array in jax.tree.leaves(result)]
             for row, index in enumerate(batch["index"].tolist()):
@@ -101,14 +101,14 @@ class TrainedModel:
         return self._gather(found[self._shard.index :: self._shard.count])
 
     def sum_metrics(self, predict_fn: PredictFn, examples: ExampleSource, spec: BatchSpec) -> dict[str, Metric]:
-        """Adds up the metrics that a function gives for batches of examples; processes share these."""
+        """Sums the metrics that a function returns for batches of examples, which the processes share."""
         found = [
             jax.tree.map(float, metrics) for metrics in self.map_batches(predict_fn, self._batches(examples, spec))
         ]
         return add_metrics(self._gather([add_metrics(found)]))
 
     def _batches(self, examples: ExampleSource, spec: BatchSpec) -> Iterator[Batch]:
-        """Makes the batches of this process; when the next is asked for, the last but one is done."""
+        """Yields this process's batches and reports progress: at each request, all batches but the last are done."""
         done, total = 0, len(range(self._shard.index, len(examples), self._shard.count))
         for batch in eval_batches(examples, spec, shard=self._shard):
             yield batch
@@ -118,7 +118,7 @@ class TrainedModel:
 
     def _program(self, predict_fn: PredictFn) -> Any:
         key: Any = predict_fn
-        if isinstance(predict_fn, functools.partial):  # each is an object of its own, with the same parts
+        if isinstance(predict_fn, functools.partial):  # equal partials are different objects: compare their parts
             key = predict_fn.func, predict_fn.args, tuple(sorted(predict_fn.keywords.items()))
         if key not in self._programs:
             self._programs[key] = jax.jit(lambda params, batch: predict_fn(nnx.merge(self.graphdef, params), batch))
@@ -126,12 +126,12 @@ class TrainedModel:
 
 
 class PairAttention(NamedTuple):
-    """Where two sequences look.
+    """Attention maps between two sequences.
 
     Attributes:
-      maps: attention by name, each [N, T, S] float32 or of whatever else attends to what.
-      source: the tokens of the first sequence.
-      target: those of the second.
+      maps: attention weights by name, each [N, T, S] float32, or [N, queries, keys] of another attention.
+      source: tokens of the first sequence.
+      target: tokens of the second sequence.
     """
 
     maps: dict[str, np.ndarray]
@@ -140,13 +140,13 @@ class PairAttention(NamedTuple):
 
 
 class ImageAttention(NamedTuple):
-    """Where a model of images looks.
+    """Attention maps over an image.
 
     Attributes:
       image: [Y, X, C] uint8.
-      titles: what each map is: a word of a caption, or a layer.
-      maps: how much is seen of each place of a square grid, [maps, G, G] float32.
-      said: the caption, or the class that the model gives the image.
+      titles: title of each map: a word of a caption, or a layer.
+      maps: weight of each cell of a square grid over the image, [maps, G, G] float32.
+      said: the caption, or the predicted class.
     """
 
     image: np.ndarray
@@ -156,7 +156,7 @@ class ImageAttention(NamedTuple):
 
 
 def drawable_pair(pairs: Iterable[tuple[str, str]], encode: Callable[[str], Sequence[Any]]) -> tuple[str, str] | None:
-    """Returns the first of a hundred pairs whose sides have 4 to 24 tokens: quickly computed, and legible."""
+    """Returns the first of the first hundred pairs whose sides have 4 to 24 tokens, which plots legibly; else None."""
     for pair in itertools.islice(pairs, 100):
         if all(4 <= len(encode(text)) <= 24 for text in pair):
             return pair
@@ -167,15 +167,15 @@ def pair_attention(model: TrainedModel, source: Sequence[int], target: Sequence[
     """Computes every attention map of one pair of token sequences.
 
     Args:
-      model: one that reads two sequences, `model(source, target, return_attention=True)`.
+      model: a model of two sequences, `model(source, target, return_attention=True)`.
       source: token ids, [S].
       target: token ids, [T].
 
     Returns:
-      Maps by name, each [N, T, S] float32 or of whatever else attends to what.
+      Maps by name, each [N, T, S] float32, or [N, queries, keys] of another attention.
 
     Raises:
-      UserError: if the model gives no maps.
+      UserError: if the model cannot return attention maps.
     """
     batch = {"source": np.array([source], np.int32), "target": np.array([target], np.int32)}
     (maps,) = model.map_batches(_attention_maps, [batch])
@@ -184,5 +184,7 @@ def pair_attention(model: TrainedModel, source: Sequence[int], target: Sequence[
 
 def _attention_maps(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
     if "return_attention" not in inspect.signature(model).parameters:
-        raise UserError(f"{type(model).__name__} gives no attention maps: its call has no return_attention")
+        raise UserError(
+            f"{type(model).__name__} cannot return attention maps: its call has no argument return_attention"
+        )
     return model(batch["source"], batch["target"], return_attention=True)[1]

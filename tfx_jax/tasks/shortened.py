@@ -1,4 +1,4 @@
-"""Warnings about inputs that are longer than a model reads."""
+"""Warnings about inputs that are longer than the model reads."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -10,14 +10,14 @@ _warned = set[int]()
 def warn_shortened(
     inputs: Iterable[Sequence[Any]], limit: int, *, what: str, effect: str, unit: str = "tokens"
 ) -> None:
-    """Logs how many inputs are longer than a limit; the same inputs only once, however often they are evaluated.
+    """Logs how many inputs exceed a limit; warns only once about the same inputs, however often they are evaluated.
 
     Args:
-      inputs: all of them, before anything is cut off.
-      limit: the most that is read of one.
-      what: what the message calls them, in the plural.
-      effect: what happens to those that are longer.
-      unit: what the length of an input counts.
+      inputs: all inputs, before they are cut.
+      limit: number of units that are read of one input.
+      what: name of the inputs in the message, in the plural.
+      effect: what happens to longer inputs, for the message.
+      unit: name of the units that count the length.
     """
     inputs = list(inputs)
     longer = [tuple(item) for item in inputs if len(item) > limit]

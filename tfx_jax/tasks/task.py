@@ -1,4 +1,4 @@
-"""What a task is: an objective with its data, its loss and its metrics, for any model of the kind that it needs.
+"""The protocols of a task: an objective with its data, loss and metrics, for any model of the required kind.
 
 A task has two parts, as a model has. Its configuration, `config.task`, is a dataclass that says where examples come
 from and how they are learned; `config.task.setup(...)` makes the task itself, which has read what it needs. A task
@@ -23,11 +23,11 @@ from tfx_jax.tasks.prediction import TrainedModel
 
 
 class PlannedTask(NamedTuple):
-    """A task that has nothing to read; its loss and its model do not ask for that.
+    """A task without data; its loss and its model need none.
 
     Attributes:
-      task: makes the model and computes the loss.
-      batch: shapes and dtypes of the largest training batch, of all processes together.
+      task: builds the model and computes the loss.
+      batch: shapes and dtypes of the largest training batch of all processes together.
     """
 
     task: "Task"
@@ -35,15 +35,15 @@ class PlannedTask(NamedTuple):
 
 
 class MetricInfo(NamedTuple):
-    """How a metric of an evaluation is shown and compared.
+    """How a metric is displayed and compared.
 
     Attributes:
-      name: the key by which evaluations have it, such as "bleu".
-      title: the same for a person, such as "BLEU".
-      unit: what stands behind a value.
-      digits: how many stand after the point.
+      name: key of the metric in evaluations, such as "bleu".
+      title: name for display, such as "BLEU".
+      unit: text after a value, such as " %".
+      digits: decimals of a displayed value.
       is_loss: whether lower values are better.
-      note: how it is computed, where that has to be said.
+      note: how the metric is computed, if that is not obvious.
     """
 
     name: str
@@ -59,11 +59,11 @@ class MetricInfo(NamedTuple):
 
 
 class EvalResult(NamedTuple):
-    """What an evaluation found.
+    """Result of an evaluation.
 
     Attributes:
-      metrics: the values of all metrics of the task, by name.
-      summary: the same for a person, on one line.
+      metrics: values of all metrics of the task, by name.
+      summary: the same as one line of text.
     """
 
     metrics: dict[str, float]
@@ -71,21 +71,21 @@ class EvalResult(NamedTuple):
 
 
 class Artifacts(Protocol):
-    """The files of a workdir that its checkpoints are of no use without, such as the tokenizer and the labels.
+    """Files of a workdir that its checkpoints need, such as the tokenizer and the labels.
 
     Attributes:
       folder: the workdir.
-      starts_from_model: whether the training starts from the parameters of another model, whose tokenizer it takes.
+      starts_from_model: whether the run starts from the parameters of another model, whose tokenizer it uses.
     """
 
     folder: epath.Path
     starts_from_model: bool
 
     def initial_tokenizer(self) -> epath.Path:
-        """Returns the folder of that tokenizer.
+        """Returns the folder of the tokenizer of the initial model.
 
         Raises:
-          UserError: if the model is not there, or its tokenizer is damaged.
+          UserError: if the model does not exist, or its tokenizer is damaged.
         """
         ...
 
@@ -93,29 +93,29 @@ class Artifacts(Protocol):
         """Verifies the checksum of a file or folder of the workdir before the block reads it.
 
         Yields:
-          Whether the block is to make it, because this is the first training there.
+          Whether the block must create it, because this is the first run in the workdir.
 
         Raises:
-          UserError: if it is missing and may not be made, or is damaged.
+          UserError: if it is missing and must not be created, or is damaged.
         """
         ...
 
 
 @runtime_checkable
 class TaskConfig(Protocol):
-    """The configuration of a task: a dataclass, which stands above the task in the same file.
+    """Configuration of a task: a dataclass, defined above the task in the same file.
 
-    A class that derives from it has `tiny` and `splits` if its data has `tiny`, `has_split` and `load`.
+    A subclass inherits `tiny` and `splits` if its data defines `tiny`, `has_split` and `load`.
 
     Attributes:
-      data: where examples come from and how they become batches, a dataclass: `max_length` and `tokens_per_batch` are
-        fields of each.
+      data: dataclass that says where examples come from and how they are batched; it always has the fields `max_length`
+        and `tokens_per_batch`.
     """
 
     data: Any
 
     def validate(self, model: ModelConfig) -> None:
-        """Checks how fields go together, and that the task can train the model.
+        """Checks that the fields are consistent, and that the task can train the model.
 
         Raises:
           UserError: if not.
@@ -123,75 +123,75 @@ class TaskConfig(Protocol):
         ...
 
     def tiny(self) -> None:
-        """Sets what trains in seconds on one CPU, on built-in data."""
+        """Changes the configuration to train in seconds on one CPU with built-in data."""
         self.data.tiny()
 
     def splits(self) -> Splits[Any]:
-        """Returns the splits of the data, of which nothing is read yet."""
+        """Returns the splits of the data; nothing is read yet."""
         return Splits(self.data.has_split, self.data.load)
 
     def setup(self, model: Any, splits: Any, artifacts: Artifacts) -> "Task":
-        """Makes the task: reads its artifacts, or makes them of the training split.
+        """Creates the task: reads its artifacts, or creates them from the training split.
 
         Args:
-          model: the configuration of the model.
-          splits: what `splits` gave.
-          artifacts: of the workdir.
+          model: configuration of the model.
+          splits: the splits that `splits` returned.
+          artifacts: files of the workdir.
 
         Raises:
-          UserError: if an artifact is missing and may not be made, is damaged or does not fit, or the data cannot be
-            read.
+          UserError: if an artifact is missing and must not be created, is damaged or does not fit, or the data cannot
+            be read.
         """
         ...
 
     def planned(self, model: Any, options: LoaderOptions) -> "PlannedTask":
-        """Returns the task as it would train a model, without any data, and the shapes of its largest batch.
+        """Returns the task without data, as it would train a model, and the shapes of its largest batch.
 
         Args:
-          model: the configuration of the model, whose vocabulary is taken as it is said there.
-          options: how the trainer wants its batches.
+          model: configuration of the model, including its vocabulary size.
+          options: options of the trainer's batches.
         """
         ...
 
 
 def eval_result(metrics: Sequence[MetricInfo], values: Mapping[str, float], counted: str) -> EvalResult:
-    """Returns the values of metrics as an evaluation, whose summary ends with what was counted: "3 texts"."""
+    """Returns metrics as an evaluation result; its summary ends with `counted`, such as "3 texts"."""
     values = {metric.name: values[metric.name] for metric in metrics}
     shown = [f"{metric.title} {metric.format(values[metric.name])}" for metric in metrics]
     return EvalResult(values, ", ".join([*shown, counted]))
 
 
 class Task(Protocol):
-    """A task that is ready to train.
+    """A task that is set up for training.
 
-    A task whose examples go on from one batch to the next has `make_carry()` besides: what the first batch begins with,
-    arrays [B, ...]. Its loss takes the carry as a fourth argument, which may be left out, and returns the next one;
+    A task whose examples continue from batch to batch also has `make_carry()`, which returns the carry of the first
+    batch, arrays [B, ...]. Its loss takes the carry as an optional fourth argument and returns the next carry;
     `tfx_jax.tasks.text.recurrent_language_modeling` is an example.
 
-    A task whose models have attention that one can look at has `attention_example(model)` besides, of a `TrainedModel`:
-    the `PairAttention` or `ImageAttention` of one example of the validation split, always the same, or None where none
+    A task whose models can return attention maps also has `attention_example(model)`. It takes a `TrainedModel` and
+    returns the `PairAttention` or `ImageAttention` of one fixed example of the validation split, or None if no example
     is short enough. All processes call it.
 
     Attributes:
-      metrics: what evaluations measure; the first decides which checkpoint is best.
-      unit: what the throughput counts, and the loss is a mean over.
-      model_config: the configuration of the model with the vocabulary and the labels that it really has.
+      metrics: metrics of evaluations; the first decides which checkpoint is best.
+      unit: unit over which the loss is a mean, and which the throughput counts.
+      model_config: configuration of the model with the real vocabulary size and labels.
     """
 
     model_config: Any
 
     @property
     def metrics(self) -> tuple[MetricInfo, ...]:
-        """What evaluations measure."""
+        """Metrics of evaluations."""
         ...
 
     @property
     def unit(self) -> str:
-        """What the throughput counts."""
+        """Unit of the loss and the throughput, such as "token"."""
         ...
 
     def make_model(self, *, rngs: nnx.Rngs) -> Any:
-        """Makes the model, its parameters drawn."""
+        """Builds the model with initialized parameters."""
         ...
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
@@ -199,11 +199,11 @@ class Task(Protocol):
         ...
 
     def loss(self, model: Any, batch: dict[str, Any], rngs: nnx.Rngs | None) -> LossOutput:
-        """Computes what is to be lowered, of a batch; see `tfx_jax.training.step.update`."""
+        """Computes the loss of a batch; see `tfx_jax.training.step.update`."""
         ...
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Measures a model on a split; several processes share the work, and each returns the whole.
+        """Computes the metrics of a model on a split; processes share the work, and each returns the full result.
 
         Raises:
           UserError: if there is no such split, or it cannot be read.

@@ -1,7 +1,7 @@
-"""Token prediction: the next token of a text, masked tokens, dropped spans, symbols that are repeated.
+"""Token prediction: base class of tasks that predict next tokens, masked tokens, dropped spans or repeated symbols.
 
-These tasks are evaluated by the metrics of their loss, without dropout. A task adds what is particular to it: how
-examples are cut (`make_epochs`, `make_eval_examples`) and how the model is called (`loss`).
+Evaluation computes the metrics of the loss, without dropout. A task defines how examples are cut (`make_epochs`,
+`make_eval_examples`) and how the model is called (`loss`).
 """
 
 import math
@@ -50,40 +50,40 @@ class TokenPredictionBase(Generic[Config, Model, Data]):
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How examples become batches: all are equally long."""
+        """How examples become batches: all have the same length."""
         return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
-        """Returns the training examples by the number of the epoch."""
+        """Returns a function from the number of an epoch to its training examples."""
         raise NotImplementedError
 
     def make_eval_examples(self, split: Split) -> ExampleSource:
-        """Returns the examples of a split, the same whatever the seed of the training."""
+        """Returns the examples of a split, independent of the seed of the run."""
         raise NotImplementedError
 
     def loss(self, model: Any, batch: dict[str, Any], rngs: nnx.Rngs | None) -> LossOutput:
-        """Returns the loss of a batch and its metrics, of which "nll" is the cross entropy."""
+        """Returns the loss of a batch and its metrics; "nll" is the cross entropy."""
         raise NotImplementedError
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
 
     def eval_examples(self, split: Split) -> ExampleSource:
-        """Returns `make_eval_examples` of a split, which are made once."""
+        """Returns `make_eval_examples` of a split, cached."""
         if split not in self._eval_examples:
             self._eval_examples[split] = self.make_eval_examples(split)
         return self._eval_examples[split]
 
     def predict_metrics(self, model: Any, batch: dict[str, Any]) -> dict[str, Metric]:
-        """Returns the metrics that the loss gives without dropout; for `TrainedModel.sum_metrics`."""
+        """Returns the metrics of the loss without dropout, for `TrainedModel.sum_metrics`."""
         return self.loss(model, batch, None).metrics
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Scores every prediction of a split."""
+        """Computes the metrics of all predictions of a split."""
         return self.result(model.sum_metrics(self.predict_metrics, self.eval_examples(split), self.batch_spec))
 
     def result(self, sums: Mapping[str, Metric]) -> EvalResult:
-        """Returns the summed metrics of the loss as an evaluation."""
+        """Turns the summed metrics of the loss into an evaluation result."""
         nll = sums["nll"]
         loss = float(nll.mean)
         perplexity = math.exp(min(loss, 700.0))
@@ -92,7 +92,7 @@ class TokenPredictionBase(Generic[Config, Model, Data]):
 
 
 def first_cut(seed: int, epoch: int, length: int) -> int:
-    """Returns where a stream is cut first, 0 to length - 1: each epoch but the first is cut elsewhere."""
+    """Returns the first cut of a stream in an epoch, 0 to length - 1: 0 in the first epoch, then random."""
     return int(np.random.default_rng((seed, epoch)).integers(length)) if epoch else 0
 
 
@@ -100,9 +100,10 @@ def token_stream(tokenizer: HFTokenizer, texts: TextDocuments, *, documents: str
     """Joins the tokens of all documents, [number of tokens] int32, on disk.
 
     Args:
-      tokenizer: has a token for the end of a text.
+      tokenizer: a tokenizer with an EOS token.
       texts: the documents.
-      documents: what they are, see `TextData.documents`: each has an end, but the last "file" none but its own.
+      documents: kind of documents, see `TextData.documents`. EOS follows each document, except the last one of a
+        "file".
     """
     tokens, _ = encode_documents(tokenizer, texts, eos_id=tokenizer.eos_id)
     return tokens[:-1] if documents == "file" else tokens

@@ -1,8 +1,7 @@
-"""Training: a model and a task as a run.
+"""Training: from a configuration of a model and a task to a trained model in a workdir.
 
-Read `config`, `step`, `optimizer`, `loop` and `run`, in this order. `sharding`, `checkpoint`, `reporting` and
-`guards` are
-packages beside them.
+Read `config`, `step`, `optimizer`, `loop` and `run`, in this order. The packages `sharding`, `checkpoint`, `reporting`
+and `guards` support them.
 """
 
 from tfx_jax.training.config import ExperimentConfig, MeshConfig, OptimizerConfig, load_config, tiny_variant, validate

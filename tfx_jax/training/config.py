@@ -1,4 +1,4 @@
-"""Experiment configuration: plain dataclasses, read from and written to `config.json`, and checked."""
+"""Experiment configuration: dataclasses, their checks, and their file `config.json`."""
 
 import dataclasses
 import difflib
@@ -14,6 +14,7 @@ from tfx_jax.fields import at_least, check_fields, documented, fraction, one_of,
 from tfx_jax.files import check_store
 from tfx_jax.models.config import ModelConfig, SelfAttentionConfig, check_pattern
 from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.nn.lora import LoraConfig
 from tfx_jax.nn.moe import ExpertsConfig
 from tfx_jax.tasks.task import TaskConfig
 from tfx_jax.tasks.text.translation import TranslationConfig
@@ -24,66 +25,69 @@ from tfx_jax.training.workdir import find_workdir
 @documented
 @dataclasses.dataclass
 class OptimizerConfig:
-    """By default Adam as in section 5.3 of the paper."""
+    """Optimizer and learning-rate schedule; the defaults are Adam as in section 5.3 of "Attention Is All You Need"."""
 
-    name: str = one_of(("adam", "adamw", "adafactor"), "adam")
-    # After the warm-up; "cosine" and "linear" go down to the end of the training.
+    name: str = one_of(("adam", "adamw", "adafactor", "lion", "sgd"), "adam")
+    # Shape of the learning rate after warm-up; "cosine" and "linear" decrease until num_steps.
     schedule: str = one_of(("inverse_sqrt", "cosine", "linear"), "inverse_sqrt")
-    final_fraction: float = fraction(0.0)  # of the peak, where "cosine" and "linear" end
-    warmup_steps: int = at_least(1, 4_000)
-    peak_learning_rate: float | None = at_least(
-        0, None
-    )  # None: (d_model * warmup_steps)^-0.5; of Adafactor, warmup_steps^-0.5
-    b1: float = fraction(0.9)  # this and the next two: of Adam and AdamW
-    b2: float = fraction(0.98)
-    epsilon: float = at_least(0, 1e-9)
-    weight_decay: float = at_least(0, 0.0)  # of AdamW and Adafactor, times the learning rate; not of biases and gains
-    clip_norm: float = at_least(0, 0.0)  # a gradient with a larger norm over all parameters is scaled to it; 0: never
+    final_fraction: float = fraction(0.0)  # of the peak: learning rate at the end of "cosine" and "linear"
+    warmup_steps: int = at_least(1, 4_000)  # steps of linear warm-up
+    # Learning rate after warm-up; None: (d_model * warmup_steps)^-0.5, for Adafactor warmup_steps^-0.5.
+    peak_learning_rate: float | None = at_least(0, None)
+    b1: float = fraction(0.9)  # Adam, AdamW: decay of the first moment; Lion: its share in the update; SGD: momentum
+    b2: float = fraction(0.98)  # Adam, AdamW: decay of the second moment; Lion: decay of the first moment
+    epsilon: float = at_least(0, 1e-9)  # Adam and AdamW: added to the denominator of the update
+    # AdamW, Adafactor and Lion: decoupled weight decay, multiplied by the learning rate; biases and scales are exempt.
+    weight_decay: float = at_least(0, 0.0)
+    clip_norm: float = at_least(0, 0.0)  # gradients with a larger global norm are scaled down to it; 0: no clipping
 
 
 @documented
 @dataclasses.dataclass
 class MeshConfig:
-    """How many devices share what; the product is at most the number of devices, which several processes all take."""
+    """Sizes of the device mesh. Their product is at most the number of devices; several processes use all devices."""
 
-    data: int = at_least(
-        -1, -1
-    )  # rows of a batch, each device with the whole model; -1: all devices that the others leave
-    fsdp: int = at_least(1, 1)  # rows of a batch, and the parameters, which are gathered layer by layer
-    expert: int = at_least(1, 1)  # rows of a batch, and the experts of a mixture
-    sequence: int = at_least(1, 1)  # positions of a sequence, by ring attention
-    tensor: int = at_least(1, 1)  # heads, hidden units and vocabulary
+    # Data parallelism: devices that share the examples of a batch, each with the whole model; -1: all remaining
+    # devices.
+    data: int = at_least(-1, -1)
+    fsdp: int = at_least(1, 1)  # devices that share examples and parameters, which are gathered layer by layer
+    expert: int = at_least(1, 1)  # devices that share examples and the experts of a mixture
+    sequence: int = at_least(1, 1)  # devices that share the positions of a sequence (ring attention)
+    tensor: int = at_least(1, 1)  # devices that share heads, hidden units and vocabulary
 
 
 @documented
 @dataclasses.dataclass
 class ExperimentConfig:
-    """Everything a run depends on: a model, a task that it can be trained on, and how."""
+    """Configuration of a run: model, task, optimizer, devices, checkpoints and evaluation."""
 
     model: ModelConfig = dataclasses.field(default_factory=TransformerConfig)
     task: TaskConfig = dataclasses.field(default_factory=TranslationConfig)
-    init_from: str = ""  # a training's workdir or Hugging Face folder, whose tokenizer, sizes and parameters are taken
+    init_from: str = ""  # workdir or Hugging Face folder that provides tokenizer, model sizes and initial parameters
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
+    frozen: str = ""  # regular expression found in the paths of parameters that are not trained; empty: none
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    accumulate: int = at_least(1, 1)  # parts of a batch that are worked through one after the other, to save memory
-    # At a step that is not finite, or a spike: the run stops, or the step is left out and the run goes on.
+    accumulate: int = at_least(1, 1)  # gradient accumulation: parts of a batch processed in turn to save memory
+    # Reaction to a step with a non-finite loss or gradient, or a loss spike: stop the run, or skip the step and
+    # continue.
     bad_steps: str = one_of(("stop", "skip"), "stop")
-    spike_factor: float = 0.0  # a spike is a loss this many times its running mean; 0: nothing is
-    num_steps: int = at_least(1, 100_000)
-    seed: int = within(0, 2**32 - 1, 0)  # of parameters, batches and dropout
-    log_every: int = at_least(1, 50)  # steps between lines and TensorBoard points
-    checkpoint_every: int = at_least(1, 1_000)
+    spike_factor: float = 0.0  # a loss this many times its running mean is a spike; 0: no spike detection
+    num_steps: int = at_least(1, 100_000)  # optimizer steps of the run
+    seed: int = within(0, 2**32 - 1, 0)  # seed of initialization, batches and dropout
+    log_every: int = at_least(1, 50)  # steps between log lines and TensorBoard points
+    checkpoint_every: int = at_least(1, 1_000)  # steps between checkpoints
     eval_every: int = at_least(0, 0)  # steps between evaluations on the validation split; 0: only after the last step
     patience: int = at_least(0, 0)  # evaluations without a better score before training stops; 0: never
-    keep_last: int = at_least(1, 5)  # newest checkpoints kept, and averaged by `tfx-jax average` unless told otherwise
-    keep_best: int = at_least(0, 1)  # checkpoints of the best validation scores kept besides
-    keep_every: int = at_least(0, 0)  # checkpoints of steps that are a multiple of it stay for ever; 0: none
-    # A step that takes longer (more than compiling does) ends the process; 0: never.
+    keep_last: int = at_least(1, 5)  # newest checkpoints to keep; `tfx-jax average` averages them by default
+    keep_best: int = at_least(0, 1)  # checkpoints with the best validation scores to keep in addition
+    keep_every: int = at_least(0, 0)  # checkpoints at multiples of this step count are never deleted; 0: none
+    # Seconds after which a step counts as hung and the process exits; must exceed the compilation time; 0: never.
     hang_seconds: float = at_least(0, 1_800.0)
 
 
-# What may differ between two runs in one workdir: how long, how visibly, how carefully and on which devices, but not
-# what is trained.
+# Fields that may differ between two runs in one workdir: duration, logging, checkpoints and devices, but nothing that
+# changes what is learned.
 _CHANGEABLE = {
     "num_steps",
     "log_every",
@@ -105,16 +109,16 @@ _CHANGEABLE = {
 
 
 def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
-    """Turns any experiment into its `test` variant: seconds on one CPU, on built-in data, saving often."""
+    """Changes an experiment into its `test` variant: seconds on one CPU, built-in data, frequent checkpoints."""
     config.task.tiny()
     config.model.tiny(max_length=config.task.data.max_length)
-    config.init_from = ""
+    config.init_from, config.lora = "", LoraConfig()
     config.num_steps, config.checkpoint_every, config.eval_every, config.log_every = 6, 2, 0, 2
     return config
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Lists every leaf of nested dataclasses by its dotted name."""
+    """Returns the leaves of nested dataclasses by dotted name."""
     leaves = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -126,59 +130,67 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def unknown_field(name: str, config: Any) -> UserError:
-    """Makes the error for an override of a field that does not exist, with the nearest one that does."""
+    """Returns the error for an override of a field that does not exist, with the most similar existing field."""
     near = difflib.get_close_matches(name, flat(config), n=1, cutoff=0.4)
     hint = f"; did you mean config.{near[0]}?" if near else ""
     return UserError(f"config has no field {name}{hint}")
 
 
 def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Writes `config.json`, or checks that the one that is there describes the same experiment.
+    """Writes `config.json`, or checks that an existing one describes the same experiment.
 
     Raises:
       UserError: if the workdir belongs to another experiment; the message names the fields that differ.
     """
     path = workdir / "config.json"
     if path.exists():
-        saved, wanted = _described(load_config(workdir)), _described(config)
+        saved, expected = _described(load_config(workdir)), _described(config)
         may_change = _CHANGEABLE
-        if config.optimizer.schedule in ("cosine", "linear"):  # every step's learning rate depends on the last step
+        if config.optimizer.schedule in ("cosine", "linear"):  # their learning rate depends on num_steps at every step
             may_change = may_change - {"num_steps"}
         changed = [
-            f"{name}={saved.get(name)!r}, not {wanted[name]!r}"
-            for name in wanted
-            if saved.get(name) != wanted[name] and not any(f"{name}.".startswith(f"{may}.") for may in may_change)
+            f"{name}={saved.get(name)!r}, not {expected[name]!r}"
+            for name in expected
+            if saved.get(name) != expected[name] and not any(f"{name}.".startswith(f"{may}.") for may in may_change)
         ]
         if changed:
-            raise UserError(f"{workdir} was made with {'; '.join(changed)}: take another --workdir")
+            raise UserError(
+                f"{workdir} was made with {'; '.join(changed)}: restore these values, or use another --workdir"
+            )
     write_sealed(path, _to_dict(config))
 
 
 def check_config(config: ExperimentConfig, workdir: epath.Path) -> None:
-    """Checks that another process, with this configuration, has called `save_config` on the same folder.
+    """Checks in the other processes that `config.json`, written by process 0, describes the same configuration.
 
     Raises:
-      UserError: if there is none, or another configuration.
+      UserError: if there is no file, or its configuration differs.
     """
     if not (workdir / "config.json").exists():
-        raise UserError(f"{workdir} has no config.json, which process 0 has just written: the folder must be shared")
-    saved, wanted = _described(load_config(workdir)), _described(config)
+        raise UserError(
+            f"{workdir} has no config.json, which process 0 has just written: --workdir must be on storage that all "
+            "processes share"
+        )
+    saved, expected = _described(load_config(workdir)), _described(config)
     changed = [
-        f"{name}={wanted[name]!r}, not {saved.get(name)!r}" for name in wanted if saved.get(name) != wanted[name]
+        f"{name}={expected[name]!r}, not {saved.get(name)!r}" for name in expected if saved.get(name) != expected[name]
     ]
     if changed:
-        raise UserError(f"this process was started with {'; '.join(changed)} as process 0 was")
+        raise UserError(
+            f"this process was started with {'; '.join(changed)} as process 0 was: start all processes with the same "
+            "configuration"
+        )
 
 
 def load_config(workdir: epath.PathLike) -> ExperimentConfig:
-    """Reads what `save_config` wrote.
+    """Reads the `config.json` of a workdir.
 
     Raises:
       UserError: if there is none, or it cannot be read.
     """
     path = find_workdir(workdir) / "config.json"
     if not path.exists():
-        raise UserError(f"{workdir} has no config.json: it is not the --workdir of a training")
+        raise UserError(f"{workdir} has no config.json: it is not the --workdir of a run")
     try:
         return _from_dict(ExperimentConfig, read_sealed(path))
     except OSError as error:
@@ -187,72 +199,72 @@ def load_config(workdir: epath.PathLike) -> ExperimentConfig:
         raise
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise UserError(
-            f"{path} is damaged or from another version ({error}): put back a copy, or delete it and run the "
-            "training's command again, which writes it"
+            f"{path} is damaged or from another version ({error}): restore a copy, or delete it and rerun the training "
+            "command, which writes it"
         ) from None
 
 
 def _described(config: ExperimentConfig) -> dict[str, Any]:
-    """The leaves of a configuration, and the classes of its model, its task and the task's data."""
+    """Returns the leaves of a configuration, and the class names of its model, its task and the task's data."""
     parts = {"model": config.model, "task": config.task, "task.data": config.task.data}
     return {name: type(part).__name__ for name, part in parts.items()} | flat(config)
 
 
 def _to_dict(config: Any) -> dict[str, Any]:
-    """What JSON can hold; "class" names the class of a part, where the field does not say it."""
+    """Returns a configuration as JSON values; "class" names the class of a nested one if its field allows several."""
     hints, values = typing.get_type_hints(type(config)), {}
     for field in dataclasses.fields(config):
         value: Any = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             kind = type(value)
-            told = {} if hints[field.name] is kind else {"class": _public_name(kind)}
-            value = told | _to_dict(value)
+            named = {} if hints[field.name] is kind else {"class": _public_name(kind)}
+            value = named | _to_dict(value)
         values[field.name] = value
     return values
 
 
 def _from_dict(kind: Any, values: Any, path: str = "config") -> Any:
-    """Makes the part of a configuration at `path`; its own parts have the class of the default, unless they name one.
+    """Builds the configuration at `path`. Nested ones have the class of the default, unless "class" names another.
 
     Raises:
-      ValueError: if there is no such part, field or class; the message names it.
+      ValueError: if a field or class does not exist, or a value is not an object; the message names it.
     """
     if not isinstance(values, dict):
         raise ValueError(f"{path} must be an object with fields, got {printable(repr(values), 100)}")
-    default, found, fields = kind(), dict[str, Any](), {field.name for field in dataclasses.fields(kind)}
+    default, arguments, fields = kind(), dict[str, Any](), {field.name for field in dataclasses.fields(kind)}
     for name, value in cast(dict[str, Any], values).items():
         if name not in fields:
             raise ValueError(f"{path} has no field {printable(name, 100)}")
         part: Any = getattr(default, name)
         if dataclasses.is_dataclass(part):
-            own, others = type(part), value
+            nested_kind, fields_of_part = type(part), value
             if isinstance(value, dict) and "class" in value:
-                others = dict(cast(dict[str, Any], value))
-                own = _class(others.pop("class"), f"{path}.{name}")
-            found[name] = _from_dict(own, others, f"{path}.{name}")
+                fields_of_part = dict(cast(dict[str, Any], value))
+                nested_kind = _class(fields_of_part.pop("class"), f"{path}.{name}")
+            arguments[name] = _from_dict(nested_kind, fields_of_part, f"{path}.{name}")
         else:
-            found[name] = tuple(cast(list[Any], value)) if isinstance(value, list) else value
-    return kind(**found)
+            arguments[name] = tuple(cast(list[Any], value)) if isinstance(value, list) else value
+    return kind(**arguments)
 
 
 def _public_name(kind: type) -> str:
-    """Returns the name of a class in `tfx_jax.models` or `tfx_jax.tasks`, so that its module may be moved."""
+    """Returns a class's name in `tfx_jax.models` or `tfx_jax.tasks`, which stays valid if its module moves."""
     package = models if getattr(models, kind.__name__, None) is kind else tasks
     return f"{package.__name__}.{kind.__name__}"
 
 
 def _class(name: Any, path: str) -> Any:
-    """Finds a configuration by its public name. The file may be anyone's, so it may name nothing else."""
+    """Returns the configuration class of a public name. The file is not trusted, so it can name no other class."""
     match = re.fullmatch(r"tfx_jax\.(models|tasks)\.([A-Z]\w*)", name) if isinstance(name, str) else None
-    found = match and getattr({"models": models, "tasks": tasks}[match[1]], match[2], None)
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+    kind = match and getattr({"models": models, "tasks": tasks}[match[1]], match[2], None)
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         shown = printable(repr(name), 100)
         raise ValueError(f"{path}.class={shown} is not a configuration of tfx_jax.models or tfx_jax.tasks")
-    return found
+    return kind
 
 
 def validate(config: ExperimentConfig) -> ExperimentConfig:
-    """Raises UserError for impossible settings; call it after command-line overrides."""
+    """Returns the configuration, or raises UserError for impossible settings; call it after overrides."""
     check_fields(config)
     _check_model(config)
     config.task.validate(config.model)
@@ -260,22 +272,27 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
     for folder in (config.init_from, getattr(getattr(config.task, "data", None), "data_dir", "")):
         check_store(folder)
     optimizer, every = config.optimizer, config.keep_every
-    if optimizer.name == "adam" and optimizer.weight_decay:
-        raise UserError('config.optimizer.weight_decay is not for "adam": choose config.optimizer.name="adamw"')
+    if optimizer.name in ("adam", "sgd") and optimizer.weight_decay:
+        raise UserError(
+            f'config.optimizer.weight_decay must be 0 for "{optimizer.name}": use config.optimizer.name="adamw" for '
+            "weight decay"
+        )
     if optimizer.schedule != "inverse_sqrt" and optimizer.peak_learning_rate is None:
         raise UserError(f'config.optimizer.schedule="{optimizer.schedule}" needs config.optimizer.peak_learning_rate')
+    if config.lora.rank and not config.init_from:
+        raise UserError("config.lora.rank needs config.init_from: adapters change a model that was trained before")
     if config.spike_factor and not config.spike_factor > 1:
         raise UserError(f"config.spike_factor must be 0 or above 1, got {config.spike_factor}")
     if every % config.checkpoint_every and (not config.eval_every or every % config.eval_every):
         raise UserError(
             f"config.keep_every={every} must be a multiple of checkpoint_every={config.checkpoint_every} or of "
-            "eval_every: other steps are not saved"
+            "eval_every, because only these steps are saved"
         )
     return config
 
 
 def load_valid_config(workdir: epath.PathLike) -> ExperimentConfig:
-    """Reads the configuration of a workdir and checks it as `train` does, since the file may have been edited.
+    """Reads the configuration of a workdir and checks it like `train`, because the file may have been edited.
 
     Raises:
       UserError: as `load_config` and `validate`; the message names the file.
@@ -288,7 +305,7 @@ def load_valid_config(workdir: epath.PathLike) -> ExperimentConfig:
 
 
 def _check_model(config: ExperimentConfig) -> None:
-    """Whether the sizes fit each other, and there is such an attention, which the model and the task can have."""
+    """Checks that the model's sizes fit together, and that its attention supports the options of model and task."""
     model = config.model
     try:
         model.validate()
@@ -312,13 +329,13 @@ def _check_model(config: ExperimentConfig) -> None:
 
 
 def _check_mesh(config: ExperimentConfig) -> None:
-    """Whether the axes of the mesh divide what they are to divide."""
+    """Checks that the mesh axes divide the sizes that they shard."""
     model, mesh = config.model, config.mesh
     if not mesh.data:
-        raise UserError("config.mesh.data must be at least 1, or -1 for all devices that the others leave, got 0")
+        raise UserError("config.mesh.data must be at least 1, or -1 for all devices that the other axes leave, got 0")
     for axis, names in (("tensor", ("num_heads", "d_ff")), ("fsdp", ("d_model",))):
         for name in names:
-            size = getattr(model, name, 0)  # 0: a model without, None: four times d_model
+            size = getattr(model, name, 0)  # 0: the model has no such size; None: d_ff is 4 * d_model
             if (4 * model.d_model if size is None else size) % max(getattr(mesh, axis), 1):
                 raise UserError(f"config.mesh.{axis}={getattr(mesh, axis)} does not divide config.model.{name}={size}")
     experts: ExpertsConfig | None = getattr(model, "experts", None)
@@ -330,11 +347,11 @@ def _check_mesh(config: ExperimentConfig) -> None:
         for part in (config.task, model):
             if not getattr(part, "can_shard_positions", False):
                 raise UserError(
-                    f"config.mesh.sequence={mesh.sequence} divides positions, which a {type(part).__name__} does not "
-                    "allow: leave it at 1"
+                    f"config.mesh.sequence={mesh.sequence} shards positions, which {type(part).__name__} does not "
+                    "support: leave it at 1"
                 )
         if isinstance(model, SelfAttentionConfig) and model.attention.name != "dense":
             raise UserError(
-                f"config.mesh.sequence={mesh.sequence} divides positions, which {model.attention.name} attention does "
-                "not allow: leave it at 1"
+                f"config.mesh.sequence={mesh.sequence} shards positions, which {model.attention.name} attention does "
+                "not support: leave it at 1"
             )

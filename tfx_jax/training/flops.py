@@ -1,14 +1,14 @@
-"""Model FLOPs: the matrix products that a training step or a search cannot do without.
+"""Model FLOPs: the matrix products that a training step or a search needs at least.
 
-They are counted in the jaxpr of the model's own loss, by shapes alone: nothing is compiled. A multiplication and its
+They are counted in the jaxpr of the model's own loss, from shapes alone: nothing is compiled. A multiplication and its
 addition are two FLOPs. The backward pass repeats a product for each operand that depends on a parameter, so that a
 weight costs 6 FLOPs for each position that it is applied to: the 6 N + 12 L H Q T of PaLM (Chowdhery et al., 2022,
-appendix B, https://arxiv.org/abs/2204.02311). What is applied to the input itself, such as pixels, costs 4, and what is
-frozen 2.
+appendix B, https://arxiv.org/abs/2204.02311). A weight that is applied to the input itself, such as pixels, costs 4,
+and a frozen weight 2.
 
-What an implementation does besides is left out: rematerialization, element-wise work, lookups, the optimizer. Every
-attention counts as the dense one, and each expert of a mixture takes an even share of the tokens. As in PaLM, a causal
-mask saves nothing; padding is computed, and so counted, like any token.
+Not counted: rematerialization, element-wise operations, lookups, the optimizer. Every attention counts as dense
+attention, and each expert of a mixture is assumed to get an equal share of the tokens. As in PaLM, a causal mask saves
+nothing; padding counts like any token, because it is computed.
 """
 
 import math
@@ -34,10 +34,10 @@ def training_flops(
     """Counts the model FLOPs of a training step.
 
     Args:
-      make_model: as the trainer calls it.
-      loss_fn: of a task.
+      make_model: builds the model, as the trainer calls it.
+      loss_fn: loss of the task.
       batch: a tree of arrays, or of shapes and dtypes.
-      make_carry: makes what the first batch begins with.
+      make_carry: returns the carry of the first batch.
     """
     model = nnx.eval_shape(make_model)
     for _, module in nnx.iter_graph(model):
@@ -57,13 +57,13 @@ def training_flops(
 
 
 def decoding_flops(decoder: Decoder, inputs: Any, *, max_length: int, num_beams: int = 1) -> int:
-    """Counts the model FLOPs of a search whose hypotheses all have `max_length` tokens.
+    """Counts the model FLOPs of a search in which all hypotheses reach `max_length` tokens.
 
-    Inputs are read once for all beams. Each hypothesis then costs one step for each position, whose query meets the
-    positions so far: t of them at the t-th, as a cache allows. Ranking costs nothing.
+    Inputs are encoded once for all beams. Each hypothesis then takes one step per position; with a cache, the query of
+    step t attends to t positions. Ranking the hypotheses is not counted.
 
     Args:
-      decoder: of a model.
+      decoder: decoder of a model.
       inputs: an array or its shape and dtype, as `Decoder.encode` takes it, without padding.
       max_length: T, at least 1.
       num_beams: W.
@@ -85,12 +85,12 @@ def decoding_flops(decoder: Decoder, inputs: Any, *, max_length: int, num_beams:
         )
         steps.append(forward_flops(lambda decoder, tokens, cache: decoder.step(tokens, cache), decoder, tokens, cache))
     once = forward_flops(lambda decoder, inputs: read(decoder, inputs, max_length), decoder, inputs)
-    # A step costs a constant and a share for each place of its cache: the mean is that of the first and the last.
+    # The cost of a step is linear in the length of its cache: the mean is that of the first and the last step.
     return once + num_beams * max_length * sum(steps) // 2
 
 
 def _attend_densely(attention_fn: Any, query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
-    """The two products of dense attention; relative attention, whose distances cost more, is called as it is."""
+    """Computes the two products of dense attention; relative attention, whose distances cost more, runs unchanged."""
     spec = spec_of(attention_fn)
     if query.ndim != 4 or options.get("return_weights") or (spec is not None and spec.name == "relative"):
         return attention_fn(query, key, value, *args, **options)
@@ -99,28 +99,29 @@ def _attend_densely(attention_fn: Any, query: Array, key: Array, value: Array, *
 
 
 def _product_flops(jaxpr: core.Jaxpr, depends: Sequence[bool]) -> tuple[int, list[bool]]:
-    """Counts the products of a program and of its backward pass.
+    """Counts the FLOPs of the products of a program and of its backward pass.
 
     Args:
       jaxpr: the program.
-      depends: which of its arguments depend on a parameter.
+      depends: for each argument, whether it depends on a parameter.
 
     Returns:
-      FLOPs, and which of its results depend on a parameter.
+      FLOPs, and for each result whether it depends on a parameter.
     """
-    total, known = 0, dict(zip(jaxpr.invars, depends, strict=True))
+    total, dependence = 0, dict(zip(jaxpr.invars, depends, strict=True))
 
-    def of(atoms: Sequence[Any]) -> list[bool]:
-        return [not isinstance(atom, core.Literal) and known.get(atom, False) for atom in atoms]
+    def dependent(atoms: Sequence[Any]) -> list[bool]:
+        return [not isinstance(atom, core.Literal) and dependence.get(atom, False) for atom in atoms]
 
     for equation in jaxpr.eqns:
-        flops, results = _equation_flops(equation, of(equation.invars))
+        flops, results = _equation_flops(equation, dependent(equation.invars))
         total += flops
-        known.update(zip(equation.outvars, results, strict=True))
-    return total, of(jaxpr.outvars)
+        dependence.update(zip(equation.outvars, results, strict=True))
+    return total, dependent(jaxpr.outvars)
 
 
 def _equation_flops(equation: Any, depends: list[bool]) -> tuple[int, list[bool]]:
+    """Does the same as `_product_flops` for one equation of a program."""
     name, params = equation.primitive.name, equation.params
     results = [name != "stop_gradient" and any(depends)] * len(equation.outvars)
     products = 2 * (1 + sum(depends)) * equation.outvars[0].aval.size if equation.outvars else 0
@@ -133,7 +134,7 @@ def _equation_flops(equation: Any, depends: list[bool]) -> tuple[int, list[bool]
     if name == "scan":
         flops, results = _loop_flops(_open(params["jaxpr"]), depends, _carried(params))
         return params["length"] * flops, results
-    if name == "while":  # has no backward pass and an unknown number of turns: one is counted
+    if name == "while":  # no backward pass; the number of iterations is unknown: counts one
         depends = depends[params["cond_nconsts"] :]
         return _loop_flops(_open(params["body_jaxpr"]), depends, range(params["body_nconsts"], len(depends)))
     if name == "cond":
@@ -141,7 +142,7 @@ def _equation_flops(equation: Any, depends: list[bool]) -> tuple[int, list[bool]
         return max(flops for flops, _ in branches), [
             any(column) for column in zip(*(r for _, r in branches), strict=True)
         ]
-    for value in params.values():  # of jit, checkpoint, custom derivatives
+    for value in params.values():  # inner programs of jit, checkpoint and custom derivatives
         inner = _open(value)
         if isinstance(inner, core.Jaxpr) and (len(inner.invars), len(inner.outvars)) == (len(depends), len(results)):
             return _product_flops(inner, depends)
@@ -149,12 +150,12 @@ def _equation_flops(equation: Any, depends: list[bool]) -> tuple[int, list[bool]
 
 
 def _open(jaxpr: Any) -> Any:
-    """The program of a closed jaxpr, which since jax 0.12 is a jaxpr itself."""
+    """Returns the program of a closed jaxpr; since jax 0.12 it is a jaxpr itself."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def _carried(params: dict[str, Any]) -> range:
-    """Which arguments of a scan are its carry, behind constants and before inputs."""
+    """Returns which arguments of a scan are its carry: those after the constants and before the inputs."""
     if "num_consts" in params:
         constants, carry = params["num_consts"], params["num_carry"]
     else:  # since jax 0.12
@@ -163,7 +164,7 @@ def _carried(params: dict[str, Any]) -> range:
 
 
 def _loop_flops(body: core.Jaxpr, depends: list[bool], carried: range) -> tuple[int, list[bool]]:
-    """Counts one turn of a loop, whose carry depends on a parameter from the turn on that makes it so."""
+    """Counts one iteration of a loop. A carry that ever depends on a parameter counts as dependent from the start."""
     while True:
         flops, results = _product_flops(body, depends)
         later = [*depends]

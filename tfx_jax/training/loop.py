@@ -1,4 +1,4 @@
-"""The training loop: from a configuration to a trained model in a workdir, however often it is interrupted."""
+"""The training loop: from a configuration to a trained model in a workdir, resumable after any interruption."""
 
 import contextlib
 import dataclasses
@@ -43,36 +43,36 @@ from tfx_jax.training.step import Metrics, TrainState
 from tfx_jax.training.train_setup import base_rng, make_train_setup
 from tfx_jax.training.workdir import find_workdir, make_workdir
 
-_MOST_BAD_STEPS = 20  # in a row
+_MAX_BAD_STEPS = 20  # consecutive skipped steps after which the run stops
 
 
 class Result(NamedTuple):
-    """How a training ended."""
+    """Outcome of a training run."""
 
     step: int
-    """The step of the last checkpoint."""
+    """Step of the last checkpoint."""
     evaluations: list[dict[str, float]]
-    """Of every evaluation so far "step" and the task's metrics, "bleu" and "exact_match" of a translation."""
+    """One dictionary per evaluation: "step" and the task's metrics, such as "bleu" and "exact_match" of translation."""
     signum: int | None
-    """The signal that interrupted it, or None."""
+    """Signal that interrupted the run, or None."""
 
 
 def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range | None = None) -> Result:
-    """Trains until `config.num_steps`, or on from where an earlier run in the same workdir stopped.
+    """Trains until `config.num_steps`, or resumes an earlier run in the same workdir.
 
-    A run that is interrupted and started again gives, bit for bit, the parameters of one that was not.
+    A run that was interrupted and resumed ends with the same parameters, bit for bit, as an uninterrupted one.
 
     Args:
       config: the experiment.
-      workdir: where configuration, tokenizer, checkpoints, TensorBoard files and the report go; local or `gs://`.
+      workdir: folder for configuration, tokenizer, checkpoints, TensorBoard files and report; local or `gs://`.
       profile: steps to trace into `workdir/profile`; None for none.
 
     Returns:
-      How it ended.
+      Last step, evaluations and interrupting signal.
 
     Raises:
-      UserError: if the configuration, the data or the workdir do not allow it, if the loss stops being finite, if the
-        memory does not suffice, or if a checkpoint cannot be written.
+      UserError: if the configuration, the data or the workdir are unusable, the loss stops being finite, memory does
+        not suffice, or a checkpoint cannot be written.
     """
     config = validate(adopt_pretrained_config(config))
     with abort_together(), report_storage_errors(workdir):
@@ -80,18 +80,21 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range |
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None) -> Result:
-    check_agreement(lambda: {"the code": library()})  # `_checkpoints` compares the configuration, field by field
+    check_agreement(lambda: {"the code": library()})  # the configuration is compared in `_open_checkpoints`
     splits = config.task.splits()
-    splits["train"]  # what cannot be read is an error before anything is written
+    splits["train"]  # raises for unreadable data before anything is written
     if "validation" in splits:
         splits["validation"]
     elif config.eval_every or config.patience:
-        raise UserError("config.eval_every and config.patience need a validation split: config.task.data names none")
+        raise UserError(
+            "config.eval_every and config.patience need a validation split, but config.task.data has none: add one, or "
+            "set both to 0"
+        )
     make_workdir(workdir)
     with (
         locked(workdir) if is_primary() else contextlib.nullcontext(),
         stop_on_signals() as stop,
-        _checkpoints(config, workdir) as checkpoints,
+        _open_checkpoints(config, workdir) as checkpoints,
         contextlib.closing(Watchdog(config.hang_seconds)) as watchdog,
         out_of_memory_as_user_error(),
     ):
@@ -105,15 +108,15 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
 
 
 def _sizes(splits: Splits[Any]) -> dict[str, str]:
-    """How many examples each split has that is read here; where data is a stream no one knows."""
-    found = {split: splits[split] for split in SPLITS if split != "test" and split in splits}
+    """Returns the number of examples of the train and validation splits; a stream has no number."""
+    used = {split: splits[split] for split in SPLITS if split != "test" and split in splits}
     return {
-        f"the size of the {split} split": str(len(data)) for split, data in found.items() if hasattr(data, "__len__")
+        f"the size of the {split} split": str(len(data)) for split, data in used.items() if hasattr(data, "__len__")
     }
 
 
-def _checkpoints(config: ExperimentConfig, workdir: epath.Path) -> Checkpoints:
-    """Those of the workdir, if it is this experiment's."""
+def _open_checkpoints(config: ExperimentConfig, workdir: epath.Path) -> Checkpoints:
+    """Opens the checkpoints of the workdir, after checking that they belong to this experiment."""
     with process0_first("config.json"):
         if is_primary():
             save_config(config, workdir)
@@ -123,7 +126,7 @@ def _checkpoints(config: ExperimentConfig, workdir: epath.Path) -> Checkpoints:
 
 
 class _Trainer:
-    """State and surroundings of one run."""
+    """State and resources of one run."""
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class _Trainer:
         self.start_message = ""
         self.state = self._restore(training)
         self.rng = base_rng(config)
-        self.saved_step = self.first_step = int(self.state.step)  # waits until the state is there
+        self.saved_step = self.first_step = int(self.state.step)  # waits until the state is computed
         self.watchdog.beat(None)
         self.progress = Progress(
             workdir if is_primary() else None,
@@ -169,15 +172,15 @@ class _Trainer:
         )
 
     def _restore(self, training: TrainSetup) -> TrainState:
-        """The newest checkpoint, or the first state."""
-        self.watchdog.beat("reads its checkpoints")
+        """Returns the newest checkpoint, or the initial state."""
+        self.watchdog.beat("reads the checkpoints")
         restored = self.checkpoints.restore_latest(training.abstract_state)
         if restored is None:
-            self.iterator.start_prefetch()  # the first sort buffer is read while the parameters are drawn
+            self.iterator.start_prefetch()  # the first sort buffer is read while the parameters are initialized
             if not self.config.init_from:
-                self.watchdog.beat("draws its first parameters")
+                self.watchdog.beat("initializes the parameters")
                 return training.first_state()
-            self.watchdog.beat(None)  # what is started from may have to be downloaded
+            self.watchdog.beat(None)  # no limit: the pretrained model may have to be downloaded
             state, self.start_message = init_from_state(training, self.config.init_from)
             return state
         state, extra = restored
@@ -186,7 +189,7 @@ class _Trainer:
         return state
 
     def train(self, stop: StopRequest) -> None:
-        """Steps, logs, evaluates and saves until the end, or until `stop` asks."""
+        """Trains, logs, evaluates and saves until the last step, or until `stop` requests an end."""
         config = self.config
         if self.first_step:
             self.start_message = f"resuming at step {self.first_step}"
@@ -228,7 +231,7 @@ class _Trainer:
             with meter.timed("save"):
                 self.checkpoints.wait()
             if stop.signum is not None:
-                self.progress.message(f"stopped, saved at step {self.saved_step}: run the same command to go on")
+                self.progress.message(f"stopped, saved at step {self.saved_step}: rerun the same command to resume")
             elif self._has_converged() and int(self.state.step) < config.num_steps:
                 self.progress.message(
                     f"stopped early: no better {self.run.task.metrics[0].title} "
@@ -248,40 +251,42 @@ class _Trainer:
         self.saved_step = int(self.state.step)
 
     def _check(self, done: list[tuple[int, Metrics]]) -> None:
-        """Stops the run at a bad step, or reports that it was skipped; what was saved before is unharmed."""
+        """Raises UserError at a bad step, or logs that it was skipped; earlier checkpoints are not affected."""
         for step, metrics in done:
-            # A finite loss with such a gradient has spoilt the parameters already: they must not be saved.
+            # A finite loss with a non-finite gradient has corrupted the parameters: they must not be saved.
             numbers = metrics.numbers
             values = {"loss": metrics.means["loss"].mean, "grad_norm": numbers["grad_norm"]}
-            broken = [name for name, value in values.items() if not math.isfinite(value)]
-            if not broken and not numbers.get("bad"):
+            nonfinite = [name for name, value in values.items() if not math.isfinite(value)]
+            if not nonfinite and not numbers.get("bad"):
                 continue
-            if broken:
-                what = f"the {broken[0]} is {values[broken[0]]}"
+            if nonfinite:
+                problem = f"the {nonfinite[0]} is {values[nonfinite[0]]}"
             else:
-                what = f"the loss of a token is {values['loss']:.4g}, a spike"
-            if self.config.bad_steps == "skip" and numbers["bad_in_a_row"] < _MOST_BAD_STEPS:
-                self.progress.message(f"{what} at step {step}: skipped ({numbers['bad_in_a_row']:.0f} in a row)")
+                problem = f"the loss of a token is {values['loss']:.4g}, a spike"
+            if self.config.bad_steps == "skip" and numbers["bad_in_a_row"] < _MAX_BAD_STEPS:
+                self.progress.message(f"{problem} at step {step}: skipped ({numbers['bad_in_a_row']:.0f} in a row)")
                 continue
             self.checkpoints.wait()
-            good = f"the last good checkpoint is step {self.saved_step}" if self.saved_step else "nothing is saved yet"
+            good = (
+                f"the last good checkpoint is step {self.saved_step}" if self.saved_step else "no checkpoint exists yet"
+            )
             remedy = "lower the learning rate or lengthen the warm-up"
             if self.config.bad_steps == "skip":
-                what = f"{_MOST_BAD_STEPS} bad steps in a row: {what}"
+                problem = f"{_MAX_BAD_STEPS} bad steps in a row: {problem}"
             else:
-                remedy += ', or go on without such steps: config.bad_steps="skip"'
-            raise UserError(f"{what} at step {step}; {good}: {remedy}")
+                remedy += ', or set config.bad_steps="skip" to skip such steps'
+            raise UserError(f"{problem} at step {step}; {good}: {remedy}")
 
     def _log(self, step: int) -> None:
         self._check(self.meter.drain())
         scalars = self.meter.take() | {"train/learning_rate": float(np.asarray(self.learning_rate(step - 1)))}
-        # nan where all steps were skipped
+        # NaN if all steps since the last line were skipped.
         loss, rate = (scalars.get(f"train/{name}", math.nan) for name in ("loss", "tokens_per_second"))
         self.progress.log(step, scalars, loss=loss, tokens_per_second=rate, mfu=scalars.get("train/mfu"))
 
     def _report(self, signum: int | None) -> None:
         step = int(self.state.step)
-        # What came after the last line: steps before an interruption, the last evaluation, the last save.
+        # Scalars since the last line: of steps before an interruption, the last evaluation and the last save.
         self.progress.scalars(step, self.meter.take())
         if is_primary():
             write_report(
@@ -296,7 +301,7 @@ class _Trainer:
             )
 
     def _misses_evaluation(self) -> bool:
-        """Whether the run before this one ended while it evaluated."""
+        """Returns whether the previous run ended during its last evaluation."""
         is_due = self.first_step > 0 and self.has_validation and self._is_evaluated(self.first_step)
         return is_due and all(evaluation["step"] != self.first_step for evaluation in self.evaluations)
 
@@ -305,9 +310,9 @@ class _Trainer:
         return step == self.config.num_steps or (every > 0 and step % every == 0)
 
     def _evaluate(self, step: int) -> None:
-        """Saves, evaluates on the validation split, and saves with the score that decides which checkpoint is best.
+        """Saves, evaluates on the validation split, and saves again with the score that ranks checkpoints.
 
-        An evaluation may take long, and die of its own: what was trained before it is safe.
+        The first save keeps the training so far, in case the evaluation fails.
         """
         started = time.monotonic()
         if step > self.saved_step:
@@ -326,11 +331,11 @@ class _Trainer:
         first, rank = self.run.task.metrics[0], self.run.rank(metrics)
         self._save(score=rank if math.isfinite(rank) else None)
         if not math.isfinite(rank):
-            summary += f", {first.title} is {metrics[first.name]}: never the best"
+            summary += f", {first.title} is {metrics[first.name]}: this checkpoint cannot be the best"
         self.progress.message(f"step {step}: validation {summary}, {time.monotonic() - started:.0f} s")
 
     def _has_converged(self) -> bool:
-        """Whether the last `patience` evaluations brought no better score."""
+        """Returns whether the last `patience` evaluations brought no better score."""
         patience = self.config.patience
         ranks = [self.run.rank(evaluation) for evaluation in self.evaluations]
         return 0 < patience < len(ranks) and max(ranks[-patience:]) <= max(ranks[:-patience])

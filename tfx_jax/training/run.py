@@ -1,4 +1,4 @@
-"""A run: a configuration with its task, as the trainer and the command line work with it."""
+"""A run: a configuration with its task, as the trainer and the command line use it."""
 
 import dataclasses
 import functools
@@ -17,25 +17,26 @@ from tfx_jax.data.batching.batches import Batch, LoaderOptions, ProcessShard
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError, one_line
 from tfx_jax.models.config import SelfAttentionConfig
+from tfx_jax.nn.lora import adapt
 from tfx_jax.tasks.prediction import OnBatch, TrainedModel
 from tfx_jax.tasks.task import EvalResult, Task
 from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
 from tfx_jax.training.config import ExperimentConfig, load_valid_config, validate
 from tfx_jax.training.init_from import tokenizer_folder
-from tfx_jax.training.sharding.attention import computable
+from tfx_jax.training.sharding.attention import with_supported_kernels
 from tfx_jax.training.sharding.distributed import gather_lists
-from tfx_jax.training.sharding.strategies import num_batch_shards, process_shard, spread_rows
+from tfx_jax.training.sharding.strategies import num_batch_shards, process_shard, shard_whole_batch
 from tfx_jax.training.step import Params
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 class Run(Generic[AnyTask]):
-    """A task that is ready, and the configuration that it was made from.
+    """A configuration and the task that was set up from it.
 
     Attributes:
-      config: of the whole run.
-      task: what is learned.
+      config: configuration of the whole run.
+      task: task with its tokenizer, labels and data.
     """
 
     def __init__(self, config: ExperimentConfig, task: AnyTask):
@@ -43,49 +44,45 @@ class Run(Generic[AnyTask]):
         self._on_mesh: dict[Mesh, TrainedModel] = {}
 
     def make_model(self) -> Any:
-        """Makes the model, its parameters drawn by the seed of the configuration.
+        """Builds the model, with parameters initialized from the seed of the configuration.
 
         Raises:
-          UserError: for sizes and tokens that do not fit together, which the tokenizer may decide.
+          UserError: if sizes and tokens do not fit together, which may depend on the tokenizer.
         """
-        try:
-            return self.task.make_model(rngs=nnx.Rngs(params=self.config.seed))
-        except UserError:
-            raise
-        except ValueError as error:
-            raise UserError(f"config.model: {one_line(error)}") from None
+        return make_model(self.config, self.task)
 
     @functools.cached_property
     def graphdef(self) -> nnx.GraphDef[Any]:
-        """The model without its parameters."""
+        """Static definition of the model, without its parameters."""
         return nnx.graphdef(self._abstract_model)
 
     def check_params(self, params: Params) -> None:
-        """Compares parameters, and the model state, with those of the model that the configuration describes.
+        """Checks that parameters and model state have the names and shapes of the configured model.
 
         Raises:
           UserError: if a name or a shape differs, as after `num_layers` was edited in `config.json`.
         """
-        expected, given = (
+        expected, actual = (
             {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
             for leaves in map(
                 jax.tree_util.tree_leaves_with_path, (nnx.to_pure_dict(nnx.state(self._abstract_model)), params)
             )
         )
-        for name in sorted(expected.keys() | given.keys()):
-            if expected.get(name) != given.get(name):
+        for name in sorted(expected.keys() | actual.keys()):
+            if expected.get(name) != actual.get(name):
                 raise UserError(
                     f"the configuration describes a parameter {name} of shape {expected.get(name, 'none')}, but the "
-                    f"checkpoint has {given.get(name, 'none')}: config.json or an override changes a size of the model"
+                    f"checkpoint has {actual.get(name, 'none')}: restore the model sizes in config.json, or drop the "
+                    "override that changes them"
                 )
 
     @property
     def make_carry(self) -> Callable[[], Any]:
-        """Makes what the first batch begins with: None where examples do not go on from one batch to the next."""
+        """Function that returns the carry of the first batch: None for tasks without state between batches."""
         return getattr(self.task, "make_carry", lambda: None)
 
     def train_data(self, mesh: Mesh) -> grain.IterDataset[Batch]:
-        """Returns what this process reads of the training split when it trains on a mesh."""
+        """Returns this process's part of the training data for a mesh."""
         return self.task.train_data(
             LoaderOptions(
                 seed=self.config.seed,
@@ -96,7 +93,7 @@ class Run(Generic[AnyTask]):
         )
 
     def trained(self, params: Params, on_batch: OnBatch | None = None) -> TrainedModel:
-        """Returns the model with these parameters; all that were made here share what they compile.
+        """Returns the model with these parameters; all models of this run share compiled programs.
 
         Raises:
           UserError: as `check_params`.
@@ -105,33 +102,33 @@ class Run(Generic[AnyTask]):
         return self._trained.replace(params, on_batch)
 
     def evaluate(self, params: Params, split: Split = "validation", *, on_batch: OnBatch | None = None) -> EvalResult:
-        """Measures parameters on a split; processes share the work, as `placed` has it.
+        """Computes the metrics of parameters on a split; the processes share the work as described in `placed`.
 
-        `on_batch` is told how far it is, but where the task translates.
+        `on_batch` is called with the progress, except by translation tasks.
 
         Raises:
-          UserError: if there is no such split.
+          UserError: if the data have no such split.
         """
         return self.task.evaluate(self.placed(params, on_batch), split)
 
     def placed(self, params: Params, on_batch: OnBatch | None = None) -> TrainedModel:
-        """Returns the model with these parameters for all processes, each of which calls this.
+        """Returns the model with these parameters for evaluation by all processes, each of which must call this.
 
-        Where a mesh divides the parameters, no device may have room for all of them: there all devices compute each
-        batch together. Otherwise each process works through examples of its own.
+        If the parameters are sharded over a mesh, all devices compute each batch together, because a single device may
+        not hold them all. Otherwise each process evaluates its own share of the examples.
         """
-        divided = [leaf for leaf in jax.tree.leaves(params) if not getattr(leaf, "is_fully_replicated", True)]
-        if not divided:
+        sharded = [leaf for leaf in jax.tree.leaves(params) if not getattr(leaf, "is_fully_replicated", True)]
+        if not sharded:
             return self.trained(to_host(params), on_batch)
-        mesh = divided[0].sharding.mesh
-        if mesh not in self._on_mesh:  # what one evaluation compiles serves the next
-            self._on_mesh[mesh] = TrainedModel(self.graphdef, None, place=functools.partial(spread_rows, mesh))
+        mesh = sharded[0].sharding.mesh
+        if mesh not in self._on_mesh:  # reuses the compiled programs of earlier evaluations
+            self._on_mesh[mesh] = TrainedModel(self.graphdef, None, place=functools.partial(shard_whole_batch, mesh))
         return self._on_mesh[mesh].replace(params, on_batch)
 
     def rank(self, metrics: Mapping[str, float]) -> float:
-        """Returns by how much one evaluation is better than others: the first metric, higher being better.
+        """Returns a value that is higher for better evaluations: the first metric, negated if it is a loss.
 
-        What is NaN or infinite is worse than all else: a model that makes such numbers is broken, however it got there.
+        NaN and infinity rank lowest (-inf), because a model that produces them is broken.
         """
         first = self.task.metrics[0]
         rank = -metrics[first.name] if first.is_loss else metrics[first.name]
@@ -147,16 +144,35 @@ class Run(Generic[AnyTask]):
         return TrainedModel(self.graphdef, None, shard=shard, gather=gather_lists)
 
 
+def make_model(config: ExperimentConfig, task: Task) -> Any:
+    """Makes the model that a task trains, with the adapters and frozen parameters of the configuration.
+
+    Raises:
+      UserError: as `Run.make_model`, and if adapters or frozen parameters fit no part of the model.
+    """
+    try:
+        model = task.make_model(rngs=nnx.Rngs(params=config.seed))
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"config.model: {one_line(error)}") from None
+    try:
+        adapt(model, config.lora, frozen=config.frozen, seed=config.seed)
+    except ValueError as error:
+        raise UserError(f"config.{one_line(error)}") from None
+    return model
+
+
 def make_run(
     config: ExperimentConfig, workdir: epath.PathLike, *, splits: Splits[Any] | None = None, can_make: bool = True
 ) -> Run[Any]:
-    """Sets the task of a configuration up.
+    """Sets up the task of a configuration.
 
     Args:
-      config: what `validate` has passed.
-      workdir: of the training, where the task keeps what a model needs beside its parameters.
-      splits: of the task's data, if they have been read before.
-      can_make: whether what is missing may be made, because this is a training.
+      config: configuration that `validate` has accepted.
+      workdir: folder of the run, where the task keeps tokenizer and labels.
+      splits: the task's data, if they have been read already.
+      can_make: whether missing files may be created, as in training; else they are an error.
 
     Raises:
       UserError: as `tfx_jax.tasks.task.TaskConfig.setup`.
@@ -176,30 +192,30 @@ def load_run(
     *,
     config: ExperimentConfig | None = None,
 ) -> Run[AnyTask]:
-    """Opens what was trained in `workdir`, where nothing is written.
+    """Loads the run in `workdir` for use; nothing is written.
 
-    An attention kernel that this platform has not is its formula.
+    If this platform lacks the configured attention kernel, the plain implementation is used.
 
     Args:
-      workdir: of the training.
-      kind: the class of the task that it must be, or several, of which it must be one; None takes any.
-      config: in place of that of the training, such as one with another attention for the same parameters.
+      workdir: folder of the run.
+      kind: class or classes that the task must be an instance of; None accepts any.
+      config: replaces the saved configuration, such as one with another attention for the same parameters.
 
     Raises:
-      UserError: if there is none, or one of another kind, a file that it needs is missing or damaged, or `validate`
-        refuses the configuration.
+      UserError: if there is no run, its task is of another kind, a file is missing or damaged, or `validate` rejects
+        the configuration.
     """
     config = load_valid_config(workdir) if config is None else validate(config)
     if isinstance(config.model, SelfAttentionConfig):
-        attention = computable(config.model.attention, jax.default_backend())
+        attention = with_supported_kernels(config.model.attention, jax.default_backend())
         config = dataclasses.replace(config, model=dataclasses.replace(cast(Any, config.model), attention=attention))
     run = make_run(config, workdir, can_make=False)
     if kind is not None and not isinstance(run.task, kind):
-        wanted = " or a ".join(map(_name, kind if isinstance(kind, tuple) else (kind,)))
-        raise UserError(f"{workdir} holds a {_name(type(run.task))}, and this is for a {wanted}")
+        expected = " or a ".join(map(_name, kind if isinstance(kind, tuple) else (kind,)))
+        raise UserError(f"{workdir} holds a {_name(type(run.task))}, but a {expected} is required: name another run")
     return run
 
 
 def _name(kind: type) -> str:
-    """Returns what a class is called in a sentence: "translation task"."""
+    """Returns the name of a class in words, such as "translation task"."""
     return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind.__name__).strip()

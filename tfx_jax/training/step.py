@@ -20,12 +20,12 @@ from tfx_jax.tasks.loss import LossOutput, Metric
 Params = Any  # nested dictionary of arrays, as nnx.to_pure_dict returns it
 Batch = dict[str, Any]  # nested dictionary of arrays
 LossFn = Callable[..., LossOutput]
-"""Takes a model, a batch, its random streams and, if the state has one, the carry that the last batch left."""
+"""Maps a model, a batch, its random streams and, for tasks with a carry, the carry of the last batch to the loss."""
 
-_MEAN_LOSS_DECAY = 0.99
+_MEAN_LOSS_DECAY = 0.99  # of the running mean that spikes are compared with
 
-# Let TPUs exchange the gradient of one layer while they compute that of another. By itself the compiler would gather
-# the gradients of all layers into one exchange at the end, and wait for it; it goes on to gather those below the limit.
+# Lets TPUs exchange the gradient of one layer while they compute that of another. By default the compiler merges the
+# gradients of all layers into one exchange at the end; with these options it merges only gradients below the threshold.
 _TPU_OPTIONS = {
     "xla_enable_async_all_reduce": True,
     "xla_tpu_enable_async_collective_fusion": True,
@@ -38,39 +38,39 @@ class Metrics(NamedTuple):
     """Metrics of one training step."""
 
     means: dict[str, Metric]
-    """Over its predictions: "loss" and the metrics that the loss gives."""
+    """Means over predictions: "loss" and the metrics that the loss function returns."""
     numbers: dict[str, Any]
-    """Of the step as a whole: "tokens" (how many were read) and "grad_norm", and where bad steps are skipped "bad" (1
-    or 0) and "bad_in_a_row" (how many)."""
+    """Numbers of the whole step: "tokens" (tokens read), "grad_norm" and, if bad steps are skipped, "bad" (1 or 0) and
+    "bad_in_a_row" (consecutive bad steps)."""
 
 
 class SkipState(NamedTuple):
     """State used to detect bad steps."""
 
-    mean_loss: Array  # running mean of the loss of a prediction over the good steps; 0 before the first of them
+    mean_loss: Array  # running mean of the loss per prediction over good steps; 0 before the first good step
     in_a_row: Array  # bad steps since the last good one
 
 
 class TrainState(NamedTuple):
-    """Everything that training changes: a plain pytree of arrays, saved, restored and sharded as a whole."""
+    """Everything that training changes, as one pytree of arrays that is saved, restored and sharded as a whole."""
 
     step: Array
     params: Params
     opt_state: optax.OptState
     skip_state: SkipState
     model_state: Params
-    """What the model keeps and no gradient changes, such as centroids: its Variables that are no `nnx.Param`."""
+    """State without gradients, such as centroids: the model's Variables that are not `nnx.Param`."""
     carry: Any = None
-    """What belongs to the examples in flight, such as memories: arrays [B, ...]; see `LossOutput`."""
+    """State of the examples from batch to batch, such as memories: arrays [B, ...] or None; see `LossOutput`."""
 
     @property
     def variables(self) -> Params:
-        """Parameters and model state as one tree: what `nnx.merge` takes beside the graph definition."""
+        """Parameters and model state as one tree, which `nnx.merge` combines with the graph definition."""
         return merge_trees(self.params, self.model_state)
 
 
 def average_trees(load: Callable[[int], Params], steps: Sequence[int]) -> Params:
-    """Mean of the trees that `load(step)` gives, in the dtypes of the first."""
+    """Returns the mean of the trees that `load(step)` returns, in the dtypes of the first."""
     first = load(steps[0])
     total = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), first)
     for step in steps[1:]:
@@ -79,7 +79,7 @@ def average_trees(load: Callable[[int], Params], steps: Sequence[int]) -> Params
 
 
 def merge_trees(first: Params, second: Params) -> Params:
-    """Puts two nested dictionaries together, of which no leaf has the path of another's."""
+    """Merges two nested dictionaries that have no leaf path in common."""
     merged = dict(first)
     for name, value in second.items():
         merged[name] = merge_trees(first[name], value) if name in first else value
@@ -90,13 +90,13 @@ def split_variables(model: nnx.Module) -> tuple[Params, Params]:
     """Returns the parameters of a model and its model state, as nested dictionaries of arrays.
 
     Raises:
-      ValueError: if the model keeps random keys, as `nnx.Dropout` and the cells of Flax do when they are given `rngs`.
+      ValueError: if the model keeps random keys, as `nnx.Dropout` and Flax cells do if they are built with `rngs`.
     """
     params, keys, model_state = nnx.state(model, nnx.Param, nnx.RngState, ...)
     if paths := ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(keys)]:
         raise ValueError(
-            f"{type(model).__name__} keeps random keys in {paths[0]}: draw parameters in the constructor, pass `rngs` "
-            "to the call, and keep neither"
+            f"{type(model).__name__} keeps random keys in {paths[0]}: use `rngs` in the constructor only to initialize "
+            "parameters, and pass `rngs` to each call"
         )
     return nnx.to_pure_dict(params), nnx.to_pure_dict(model_state)
 
@@ -104,7 +104,7 @@ def split_variables(model: nnx.Module) -> tuple[Params, Params]:
 def new_state(
     params: Params, optimizer: optax.GradientTransformation, *, model_state: Params | None = None, carry: Any = None
 ) -> TrainState:
-    """Begins a training with these parameters."""
+    """Returns the state at step 0 with these parameters."""
     skip_state = SkipState(jnp.zeros(()), jnp.zeros((), jnp.int32))
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), skip_state, model_state or {}, carry)
 
@@ -115,11 +115,11 @@ def init_state(
     *,
     make_carry: Callable[[], Any] = lambda: None,
 ) -> tuple[nnx.GraphDef[Any], Callable[[], TrainState]]:
-    """Splits a model into its static definition and a function that draws the first state.
+    """Splits a model into its static definition and a function that returns the initial state.
 
-    The model is built abstractly for the definition, and for real only inside the function, which can be jitted with
-    output shardings: no device ever holds more of the state than its share. `make_carry` makes what the first batch
-    begins with.
+    The model is built abstractly for the definition, and with arrays only inside the function. Jitted with output
+    shardings, the function never puts more than its shard of the state on a device. `make_carry` returns the carry of
+    the first batch.
     """
 
     def first_state() -> TrainState:
@@ -143,57 +143,56 @@ def update(
     skip_bad_steps: bool = False,
     spike_factor: float = 0.0,
 ) -> tuple[TrainState, Metrics]:
-    """Takes one step down the gradient of the mean loss of a prediction, and of what parts of the model add to it.
+    """Takes one optimizer step on the mean loss per prediction plus the auxiliary losses of the model's parts.
 
-    Pure and without a device in it: `jit_update` compiles it for a mesh. The classic way works as well,
-    `jax.pmap(functools.partial(update, graphdef, loss_fn, optimizer, axis_name="data"), axis_name="data")`, where each
-    device passes a replica of the state (of the carry its rows), its rows of the batch and the same rng.
+    The function is pure and independent of devices: `jit_update` compiles it for a mesh. It also works under pmap,
+    `jax.pmap(functools.partial(update, graphdef, loss_fn, optimizer, axis_name="data"), axis_name="data")`. Each device
+    then passes a replica of the state, its examples of the batch and of the carry, and the same rng.
 
     Args:
-      graphdef: the model without its parameters.
-      loss_fn: gives a `LossOutput` of a batch; it may change the Variables of the model that are no parameters.
-      optimizer: what turns gradients into updates.
-      state: what to improve.
-      batch: a tree of arrays with the rows in front.
-      rng: the key of the whole run; each step folds its number in, so that a resumed run draws what it would have.
-      axis_name: the mapped axis under `jax.pmap`; None means that `batch` is the whole batch. Model state is its mean
+      graphdef: static definition of the model.
+      loss_fn: returns the `LossOutput` of a batch; it may change Variables of the model that are not parameters.
+      optimizer: turns gradients into updates.
+      state: state before the step.
+      batch: a tree of arrays [B, ...].
+      rng: key of the whole run. It is folded with the step number, so that a resumed run samples the same values.
+      axis_name: the mapped axis under `jax.pmap`; None means that `batch` is the whole batch. Model state is averaged
         over the devices.
-      distribution: how attention and experts run where the batch is divided over a mesh.
-      accumulate: into how many equal parts the rows are split, to be worked through one after the other in that much
-        less memory. Without dropout and model state, the step is the same.
-      skip_bad_steps: whether a step is taken back whose loss or gradient is not finite or whose loss is a spike.
-      spike_factor: of a spike, how many times its running mean the loss of a prediction is; 0 means that none is.
+      distribution: how attention and experts run if the batch is sharded over a mesh.
+      accumulate: number of equal parts of the batch that are processed one after the other, which divides the memory
+        for activations. Without dropout and model state, the result is the same.
+      skip_bad_steps: whether to discard a step whose loss or gradient is not finite or whose loss is a spike.
+      spike_factor: a loss per prediction above this many times its running mean is a spike; 0 disables the check.
 
     Returns:
-      The next state and the metrics of the step. Of a bad step that is skipped, all of the state but its step and
-      skip_state stay what they were.
+      The next state and the metrics of the step. A discarded step changes only `step` and `skip_state`.
 
     Raises:
-      ValueError: if the rows cannot be split like that.
-      UserError: if a part of the model that is trained has a dropout rate, and the loss never draws from `rngs`.
+      ValueError: if `accumulate` does not divide the number of examples.
+      UserError: if a trained part of the model has a dropout rate above 0, but the loss samples nothing from `rngs`.
     """
     rng = jax.random.fold_in(rng, state.step)
     if axis_name is not None:
         rng = jax.random.fold_in(rng, jax.lax.axis_index(axis_name))
 
     def gradient(
-        rows: tuple[Batch, Any], rng: Array, model_state: Params
+        examples: tuple[Batch, Any], rng: Array, model_state: Params
     ) -> tuple[Params, tuple[Metrics, Params, Any]]:
-        batch, carry = rows
+        batch, carry = examples
 
         def loss(params: Params) -> tuple[Array, tuple[Metrics, Params, Any]]:
             model = nnx.merge(graphdef, merge_trees(params, model_state))
             rngs = nnx.Rngs(dropout=rng)
             unused = rngs.dropout.count[...]
             output = loss_fn(model, batch, rngs, *(() if carry is None else (carry,)))
-            if rngs.dropout.count[...] is unused:  # a draw puts a new array in its place
-                _check_nothing_is_dropped(model)
+            if rngs.dropout.count[...] is unused:  # sampling replaces the array
+                _check_no_dropout(model)
             auxiliary_loss, step_metrics = _auxiliary(model, output.weight)
             means = output.metrics | step_metrics | {"loss": Metric(output.loss, output.weight)}
             metrics = Metrics(means, {"tokens": output.num_tokens})
             return output.loss + auxiliary_loss, (metrics, split_variables(model)[1], output.carry)
 
-        with distributed(distribution):  # the backward pass of a reversible layer calls its attention too
+        with distributed(distribution):  # around the backward pass, too: reversible layers call their attention there
             return jax.grad(loss, has_aux=True)(state.params)
 
     if accumulate == 1:
@@ -204,7 +203,7 @@ def update(
     if axis_name is not None:
         grads, metrics = jax.lax.psum((grads, metrics), axis_name)
         model_state = jax.lax.pmean(model_state, axis_name)
-    # Dividing the sum by the weight of the whole batch weighs every prediction alike, however they are spread.
+    # The sum of the losses is divided by the weight of the whole batch, so that every prediction counts the same.
     weight = metrics.means["loss"].weight
     grads = jax.tree.map(lambda grad: grad / jnp.maximum(weight, 1), grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -214,9 +213,9 @@ def update(
     return _without_bad_step(state, after, metrics, spike_factor) if skip_bad_steps else (after, metrics)
 
 
-def _check_nothing_is_dropped(model: nnx.Module) -> None:
-    """Raises UserError for a dropout rate above 0 in a part of the model that is trained."""
-    for _, module in reversed([*nnx.iter_graph(model)]):  # from the whole to its parts: the name as configured
+def _check_no_dropout(model: nnx.Module) -> None:
+    """Raises UserError if a trained part of the model has a dropout rate above 0."""
+    for _, module in reversed([*nnx.iter_graph(model)]):  # outer modules first: they have the configured names
         if isinstance(module, nnx.Dropout):
             rates = {"dropout_rate": 0.0 if module.deterministic else module.rate}
         elif isinstance(module, nnx.Module) and jax.tree.leaves(nnx.state(module, nnx.Param)):
@@ -226,18 +225,19 @@ def _check_nothing_is_dropped(model: nnx.Module) -> None:
         for name, rate in rates.items():
             if name.endswith("dropout_rate") and isinstance(rate, (int, float)) and rate > 0:
                 raise UserError(
-                    f"{type(module).__name__} has {name}={rate}, but the loss drew nothing from the stream `dropout`: "
+                    f"{type(module).__name__} has {name}={rate}, but the loss sampled nothing from the stream "
+                    "`dropout`: "
                     "pass its `rngs` to the model, as in model(x, rngs=rngs), or set the rate to 0"
                 )
 
 
 def _auxiliary(model: nnx.Module, weight: Array) -> tuple[Array | float, dict[str, Metric]]:
-    """Returns what the parts of a model add to the loss, summed over predictions, and the metrics that they tell."""
+    """Returns the auxiliary losses of the model's parts, times `weight`, and the metrics that they recorded."""
     losses, metrics, _ = nnx.state(model, AuxiliaryLoss, StepMetric, ...)
-    columns = collections.defaultdict[str, list[Array]](list)
+    values = collections.defaultdict[str, list[Array]](list)
     for path, variable in nnx.to_flat_state(metrics):
-        columns[str(path[-1])].append(variable[...].mean())
-    means = {name: sum(column) / len(column) for name, column in columns.items()}
+        values[str(path[-1])].append(variable[...].mean())
+    means = {name: sum(recorded) / len(recorded) for name, recorded in values.items()}
     total = sum(loss.sum() for loss in jax.tree.leaves(losses))
     return total * weight, {name: Metric(mean * weight, weight) for name, mean in means.items()}
 
@@ -249,20 +249,25 @@ def _accumulated(
     rng: Array,
     num_parts: int,
 ) -> tuple[Params, tuple[Metrics, Params, Any]]:
-    """Sums gradients and metrics over parts of a batch; each part takes up the model state that the last one left."""
+    """Sums gradients and metrics over parts of a batch; each part continues with the model state of the previous one.
 
-    def split(rows: Array) -> Array:
-        if rows.shape[0] % num_parts:
-            raise ValueError(f"accumulate={num_parts} does not divide the {rows.shape[0]} rows of the batch")
-        # Every n-th row to one part, not a block of rows: so each device finds its share of a part among its own.
-        return rows.reshape(-1, num_parts, *rows.shape[1:]).swapaxes(0, 1)
+    Returns the gradients and (metrics, model state, carry), as `gradient` does.
+    """
 
-    def join(rows: Array) -> Array:
-        return rows.swapaxes(0, 1).reshape(-1, *rows.shape[2:])
+    def split(array: Array) -> Array:
+        if array.shape[0] % num_parts:
+            raise ValueError(
+                f"accumulate={num_parts} does not divide the {array.shape[0]} examples of the batch: use a divisor"
+            )
+        # Strided parts rather than blocks: each device then finds its share of every part among its own examples.
+        return array.reshape(-1, num_parts, *array.shape[1:]).swapaxes(0, 1)
+
+    def join(array: Array) -> Array:
+        return array.swapaxes(0, 1).reshape(-1, *array.shape[2:])
 
     def add(sums: tuple[Params, Params], numbered: tuple[Array, Any]) -> tuple[tuple[Params, Params], Any]:
-        (grads, model_state), (number, rows) = sums, numbered
-        more, (metrics, model_state, carry) = gradient(rows, jax.random.fold_in(rng, number), model_state)
+        (grads, model_state), (number, examples) = sums, numbered
+        more, (metrics, model_state, carry) = gradient(examples, jax.random.fold_in(rng, number), model_state)
         return (jax.tree.map(jnp.add, grads, more), model_state), (metrics, carry)
 
     zeros = jax.tree.map(jnp.zeros_like, state.params)
@@ -274,7 +279,7 @@ def _accumulated(
 def _without_bad_step(
     before: TrainState, after: TrainState, metrics: Metrics, spike_factor: float
 ) -> tuple[TrainState, Metrics]:
-    """Takes a bad step back, all but its number."""
+    """Returns the state `after` or, for a bad step, `before` with the new step number and skip state."""
     skip_state, mean, loss = before.skip_state, before.skip_state.mean_loss, metrics.means["loss"].mean
     is_bad = ~(jnp.isfinite(loss) & jnp.isfinite(metrics.numbers["grad_norm"]))
     if spike_factor:
@@ -300,15 +305,15 @@ def jit_update(
 ) -> Callable[[TrainState, Batch, Array], tuple[TrainState, Metrics]]:
     """Compiles `update`, with its options, into `step(state, batch, rng) -> (state, metrics)`; `state` is donated.
 
-    The output shardings are pinned, or GSPMD might choose others and the second step would compile again. The rows of a
-    batch must be a multiple of the devices that share them times `accumulate`. On several TPUs gradients are exchanged
-    while others are computed, as far as the layers are unrolled.
+    Output shardings are fixed; otherwise GSPMD might choose others, and the second step would compile again. The number
+    of examples must be a multiple of `accumulate` times the devices that share them. On several TPUs, gradients of one
+    layer are exchanged while those of another are computed, if the layers are unrolled.
     """
     devices = jax.tree.leaves(state_shardings)[0].device_set
-    are_tpus = len(devices) > 1 and all(device.platform == "tpu" for device in devices)
+    is_multi_tpu = len(devices) > 1 and all(device.platform == "tpu" for device in devices)
     return jax.jit(
         functools.partial(update, graphdef, loss_fn, optimizer, **options),
         donate_argnums=0,
         out_shardings=(state_shardings, None),
-        compiler_options=_TPU_OPTIONS if are_tpus else None,
+        compiler_options=_TPU_OPTIONS if is_multi_tpu else None,
     )

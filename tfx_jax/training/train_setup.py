@@ -1,4 +1,4 @@
-"""The program of an experiment's training: what the loop runs, and `tfx-jax bench train` measures."""
+"""The training program of an experiment, which the loop runs and `tfx-jax bench step` measures."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,10 +24,10 @@ def make_train_setup(
     *,
     make_carry: Callable[[], Any] = lambda: None,
 ) -> TrainSetup:
-    """Lays the training of an experiment out on a mesh.
+    """Builds the sharded training program of an experiment for a mesh.
 
     Raises:
-      UserError: if the model names a kernel that the devices do not have.
+      UserError: if the configuration names an attention kernel that the devices do not support.
     """
     if isinstance(config.model, SelfAttentionConfig):
         check_kernels(config.model.attention, mesh)
@@ -44,5 +44,5 @@ def make_train_setup(
 
 
 def base_rng(config: ExperimentConfig) -> Array:
-    """The PRNG key of a whole run, which every step folds its number into."""
+    """Returns the PRNG key of a whole run; every step folds in its number."""
     return jax.random.key(config.seed)

@@ -1,4 +1,4 @@
-"""The folder of a training, local or remote, and what may be wrong with the one that somebody names."""
+"""The workdir of a run, local or remote: creating, finding and checking it."""
 
 import os
 
@@ -6,37 +6,38 @@ from etils import epath
 
 from tfx_jax.errors import UserError, one_line
 from tfx_jax.files import check_no_links, is_local, parse_json, reach, read_small_file
+from tfx_jax.models import hf
 
-# Folders in which a training writes and deletes. Files of the workdir itself are replaced, links included.
+# Folders in which a run writes and deletes files. Files of the workdir itself are replaced, even if they are links.
 _WRITTEN_THROUGH = ("checkpoints", "tensorboard", "tokenizer", "profile")
 
 
 def make_workdir(workdir: epath.PathLike) -> epath.Path:
-    """Makes the folder, if it is not there.
+    """Creates the folder if it does not exist, and returns it.
 
     Raises:
-      UserError: as `find_workdir`, and if it cannot be made or written into.
+      UserError: as `find_workdir`, and if it cannot be created or written to.
     """
     path = find_workdir(workdir)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise UserError(f"{path} is a file: take another --workdir") from None
+        raise UserError(f"{path} is a file: use another --workdir") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be made ({error.strerror or error}): take another --workdir") from None
-    except Exception as error:  # whatever the client of a store raises
+        raise UserError(f"{path} cannot be created ({error.strerror or error}): use another --workdir") from None
+    except Exception as error:  # clients of stores raise errors of their own classes
         raise UserError(f"{path} cannot be reached ({one_line(error)})") from None
     check_no_links(path, _WRITTEN_THROUGH)
     if is_local(path) and not os.access(path, os.W_OK | os.X_OK):
-        raise UserError(f"{path} cannot be written into: take another --workdir, or change its permissions")
+        raise UserError(f"{path} is not writable: use another --workdir, or change its permissions")
     return path
 
 
 def find_workdir(workdir: epath.PathLike) -> epath.Path:
-    """Returns the path of a folder that need not be there.
+    """Returns the path of a folder, which need not exist.
 
     Raises:
-      UserError: if it has no name, or as `reach`.
+      UserError: if the name is empty, or as `reach`.
     """
     if not os.fspath(workdir):
         raise UserError("--workdir is empty: name a folder")
@@ -46,9 +47,13 @@ def find_workdir(workdir: epath.PathLike) -> epath.Path:
 def is_workdir(folder: epath.Path) -> bool:
     """Returns whether a folder is the workdir of a run; a Hugging Face folder has a `config.json` too.
 
+    An adapter of PEFT, which names the folder of its model, has an `adapter_config.json` instead.
+
     Raises:
-      UserError: if it is neither.
+      UserError: if it is none of these.
     """
+    if hf.is_adapter(folder):
+        return False
     try:
         values = parse_json(read_small_file(folder / "config.json"))
     except UserError:

@@ -191,7 +191,7 @@ def test_limit_of_open_files(monkeypatch, before, after):
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: set_to.append(limits))
     if after is None:
         with pytest.raises(
-            UserError, match=rf"^only {before[1]} files may be open at once, .*: run ulimit -n 4096 bef"
+            UserError, match=rf"^the limit of open files is {before[1]}, but .*: run ulimit -n 4096 first"
         ):
             process.check_file_limit()
     else:

@@ -253,7 +253,7 @@ def test_a_bucket_that_cannot_be_read_costs_one_line(bucket, monkeypatch):
         raise ImportError("Please install gcsfs\nto access Google Storage")
 
     monkeypatch.setattr(epath.backend.fsspec_backend, "fs", fs)
-    with pytest.raises(UserError, match="Please install gcsfs to access Google Storage: install what is missing"):
+    with pytest.raises(UserError, match="Please install gcsfs to access Google Storage: install the missing package"):
         tfds.tfds_pairs("toy/en-ja", "train", data_dir="gs://bucket", **LANGUAGES)
 
 

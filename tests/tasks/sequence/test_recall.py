@@ -49,8 +49,8 @@ def test_seed_epoch_and_split_decide_the_sequences():
     ("model", "changes", "message"),
     [
         (BertConfig(), {}, "recall needs a model of the kind 'decoder', but a BertConfig is 'bert'"),
-        (GPTConfig(), {"num_pairs": 21}, r"num_pairs=21 needs as many of num_keys=20"),
-        (GPTConfig(), {"max_length": 11}, r"max_length=11 is too short for num_pairs=4"),
+        (GPTConfig(), {"num_pairs": 21}, r"num_pairs=21 must be at most num_keys=20"),
+        (GPTConfig(), {"max_length": 11}, r"max_length=11 must be at least 3 \* num_pairs=4"),
         (GPTConfig(max_length=8), {}, r"max_length=16 is more than config\.model\.max_length=8"),
     ],
 )

@@ -95,7 +95,9 @@ def test_any_damage_is_refused_with_the_name_of_the_file(workdir, file):
     for content in [*flipped, *(whole[:size] for size in range(len(whole))), whole + b"\n"]:
         path.write_bytes(content)
         for use in (lambda: read(workdir, name), lambda: make(workdir, [name]), lambda: check_artifact(workdir, name)):
-            with pytest.raises(UserError, match=rf"{file} is damaged: .* put back a copy, or the file that the same"):
+            with pytest.raises(
+                UserError, match=rf"{file} is damaged: .* restore a copy, or use the file that the same"
+            ):
                 use()
     assert path.read_bytes() == whole + b"\n"
 
@@ -114,7 +116,7 @@ def test_nobody_makes_what_a_checkpoint_was_trained_with(workdir, file):
     (workdir / file).unlink()
     before = contents(workdir)
     for use in (make, lambda workdir: read(workdir, file.partition("/")[0])):
-        with pytest.raises(UserError, match=f"run/{file} is missing, and the checkpoints beside it need it: put back"):
+        with pytest.raises(UserError, match=f"run/{file} is missing, but the checkpoints need it: restore"):
             use(workdir)
     (workdir / "artifacts.json").unlink()  # without it a training knows no better
     if "/" not in file:
@@ -124,19 +126,19 @@ def test_nobody_makes_what_a_checkpoint_was_trained_with(workdir, file):
 
 
 def test_only_a_training_makes_anything(tmp_path):
-    with pytest.raises(UserError, match=r"labels\.json is missing: train there first$"):
+    with pytest.raises(UserError, match=r"labels\.json is missing: run tfx-jax train with this$"):
         read(tmp_path, "labels.json")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_before_the_first_checkpoint_a_training_makes_what_is_missing(young):
     (young / "tokenizer" / "b.txt").unlink()
-    with pytest.raises(UserError, match=r"b\.txt is missing: train there first$"):
+    with pytest.raises(UserError, match=r"b\.txt is missing: run tfx-jax train with this$"):
         read(young, "tokenizer")
     assert make(young) == ["tokenizer/b.txt"]
     read(young, "tokenizer")
     (young / "labels.json").write_bytes(b"[]")
-    with pytest.raises(UserError, match=r"labels\.json is damaged: .*; delete it, and the training's command makes it"):
+    with pytest.raises(UserError, match=r"labels\.json is damaged: .*; delete it and rerun the training command"):
         make(young)
     (young / "labels.json").unlink()
     assert make(young) == ["labels.json"]
@@ -147,7 +149,7 @@ def test_what_nothing_vouches_for_is_read_with_a_warning_and_listed_by_the_next_
     with caplog.at_level(logging.WARNING):
         read(workdir, "tokenizer")
     assert [record.getMessage() for record in caplog.records] == [
-        f"{workdir}/tokenizer is used unchecked: it is not listed in {workdir}/artifacts.json"
+        f"{workdir}/tokenizer is not verified, because it is not listed in {workdir}/artifacts.json"
     ]
     assert contents(workdir).keys() == FILES.keys()
     assert make(workdir) == []
@@ -207,7 +209,7 @@ def test_all_that_a_task_keeps_is_vouched_for(tmp_path, classes):
     damaged = tmp_path / "damaged"
     for file in sorted(kept):  # a training that has not begun to save
         (workdir / file).rename(damaged)
-        with pytest.raises(UserError, match=f"run/{file} is missing: train there first"):
+        with pytest.raises(UserError, match=f"run/{file} is missing: run tfx-jax train with this"):
             load_run(workdir)
         damaged.rename(workdir / file)
     (workdir / "checkpoints" / "4").mkdir(parents=True)

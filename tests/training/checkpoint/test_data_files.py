@@ -56,19 +56,19 @@ def test_a_changed_file_is_refused_by_name(data, tmp_path, name, content, field,
     listed = tmp_path / ("val" if "/" in name else name)
     with pytest.raises(UserError) as caught:
         start(data, tmp_path)
-    assert str(caught.value).startswith(f"config.task.data.{field}: {listed} was changed, its {part} is another one: ")
+    assert str(caught.value).startswith(f"config.task.data.{field}: {listed} was changed (its {part} differs): ")
     assert "\n" not in str(caught.value)
 
 
 def test_files_that_come_and_go_are_refused(data, tmp_path):
     start(data, tmp_path)
     (tmp_path / "c.de").write_text("w\n")
-    with pytest.raises(UserError, match=r"train_target: .*c\.de is new: bring the old data back"):
+    with pytest.raises(UserError, match=r"train_target: .*c\.de is new: restore the old data"):
         start(data, tmp_path)
     (tmp_path / "c.de").rename(tmp_path / "c.old")
     start(data, tmp_path)
     (tmp_path / "b.en").rename(tmp_path / "b.old")
-    with pytest.raises(UserError, match=r"train_source: .*b\.en is gone: bring the old data back"):
+    with pytest.raises(UserError, match=r"train_source: .*b\.en is missing: restore the old data"):
         start(data, tmp_path)
 
 

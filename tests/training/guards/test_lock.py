@@ -24,7 +24,7 @@ with locked(epath.Path({str(tmp_path)!r})):
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline() == "locked\n"
-        message = rf"is in use by process {process.pid} on .*: wait until it ends, or take another --workdir"
+        message = rf"is in use by process {process.pid} on .*: wait until it ends, or use another --workdir"
         with pytest.raises(UserError, match=message), locked(epath.Path(tmp_path)):
             pass
     finally:
@@ -45,7 +45,9 @@ def test_object_stores_have_no_lock():
 def test_full_disk_is_one_line(tmp_path):
     path = str(tmp_path / "config.json")
     with (
-        pytest.raises(UserError, match=rf"cannot write {path} \(No space left on device\): make room and run the same"),
+        pytest.raises(
+            UserError, match=rf"cannot write {path} \(No space left on device\): free disk space and rerun the same"
+        ),
         report_storage_errors(tmp_path),
     ):
         raise OSError(errno.ENOSPC, "No space left on device", path)
@@ -54,7 +56,7 @@ def test_full_disk_is_one_line(tmp_path):
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOENT, errno.ETIMEDOUT])
 def test_a_disk_that_fails_is_one_line(tmp_path, number):
     path, reason = str(tmp_path / "part-3"), os.strerror(number)
-    message = rf"^{path}: {reason}: fix this and run the same command again$"
+    message = rf"^{path}: {reason}: fix this and rerun the same command$"
     with pytest.raises(UserError, match=message), report_storage_errors(tmp_path):
         raise OSError(number, reason, path)
 
@@ -71,7 +73,7 @@ def test_what_no_disk_raises_is_left_to_others(tmp_path, error):
 @pytest.mark.parametrize("module", ["gcsfs.retry", "google.api_core.exceptions", "aiohttp.client_exceptions"])
 def test_a_store_that_fails_is_one_line(tmp_path, module):
     error = type("HttpError", (Exception,), {"__module__": module})("Rate limit\nexceeded, 429")
-    message = r"^gs://bucket/run cannot be reached \(Rate limit exceeded, 429\): run the same command again$"
+    message = r"^gs://bucket/run cannot be reached \(Rate limit exceeded, 429\): rerun the same command$"
     with pytest.raises(UserError, match=message), report_storage_errors("gs://bucket/run"):
         raise error
     with pytest.raises(type(error)), report_storage_errors(tmp_path):

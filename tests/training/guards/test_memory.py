@@ -48,7 +48,10 @@ def test_bytes_are_those_of_the_arrays(name, rules):
 def test_state_that_cannot_fit():
     needs = StateMemory(1_000, params=10 * MIB, optimizer=20 * MIB, gradients=10 * MIB)
     memory.check_state(needs, 40 * MIB)
-    with pytest.raises(UserError, match=r"^a device has 39 MiB, but .* take 40 MiB of each: try config\.mesh\.fsdp"):
+    with pytest.raises(
+        UserError,
+        match=r"^a device has 39 MiB, but needs 40 MiB for parameters, optimizer and gradients: try config\.mesh\.fsdp",
+    ):
         memory.check_state(needs, 39 * MIB)
 
 
@@ -60,7 +63,7 @@ def test_step_that_cannot_fit():
         "step 70 MiB (10 MiB of it gradients)"
     )
     with pytest.raises(
-        UserError, match=r"the step takes 71 MiB and parameters and optimizer 30 MiB: try config\.model"
+        UserError, match=r"needs 71 MiB for the step and 30 MiB for parameters and optimizer: try config\.model"
     ):
         memory.report(needs, 71 * MIB, 100 * MIB)
     assert memory.report(needs, None, 100 * MIB).endswith("optimizer 20 MiB, gradients 10 MiB")
@@ -113,7 +116,7 @@ def test_training_tells_before_its_first_step(text, tmp_path, capfd):
 
 @pytest.mark.parametrize(
     ("name", "size", "message"),
-    [("device_memory", 1, "optimizer and gradients take"), ("step_memory", 2**60, "but the step takes")],
+    [("device_memory", 1, "for parameters, optimizer and gradients"), ("step_memory", 2**60, "for the step and")],
 )
 def test_training_that_cannot_fit_stops_before_its_first_step(text, tmp_path, monkeypatch, name, size, message):
     monkeypatch.setattr(loop, name, lambda *_: size)

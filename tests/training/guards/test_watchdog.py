@@ -68,7 +68,9 @@ def test_one_of_several_says_once_what_it_waits_in_before_jax_aborts_it(monkeypa
         dog.close()
         said = [line for line in capfd.readouterr().err.splitlines() if "it compiles, or" in line]
         assert len(said) == expected
-    assert said[0].startswith("tfx-jax: process 0 of 2: computes step 7 for 0.3 s: it compiles, or another process")
+    assert said[0].startswith(
+        "tfx-jax: process 0 of 2: computes step 7 for 0.3 s: either it compiles, or another process"
+    )
 
 
 def test_none_is_started_for_zero(bites):
@@ -88,7 +90,7 @@ def test_a_training_that_never_has_its_first_parameters_hangs(bites, text, tmp_p
     monkeypatch.setattr(TrainSetup, "first_state", never)
     with pytest.raises(KeyboardInterrupt):
         train(dataclasses.replace(tiny_config(text), hang_seconds=0.5), tmp_path / "workdir")
-    assert [message.partition(" for ")[0] for message, _ in ended] == ["hangs: it draws its first parameters"]
+    assert [message.partition(" for ")[0] for message, _ in ended] == ["hung: it initializes the parameters"]
     for thread in threading.enumerate():
         if thread.name == "watchdog":
             thread.join(5)  # it is told to end

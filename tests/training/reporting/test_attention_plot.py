@@ -204,7 +204,7 @@ def test_a_huge_picture_is_made_coarser(tmp_path, maps, monkeypatch):
 
 
 def test_save_errors_are_one_line(tmp_path, maps):
-    with pytest.raises(UserError, match=r"a\.bmp: its name should end in \.png"):
+    with pytest.raises(UserError, match=r"a\.bmp: its name must end in \.png"):
         save_attention(tmp_path / "a.bmp", maps, SOURCE, TARGET)
     with pytest.raises(UserError, match=r"no folder .*nowhere"):
         save_attention(tmp_path / "nowhere" / "a.png", maps, SOURCE, TARGET)
@@ -234,7 +234,7 @@ def test_maps_must_fit_the_tokens(name, shape, message):
 def test_other_errors(maps):
     with pytest.raises(ValueError, match="no attention maps"):
         plot_attention({}, SOURCE, TARGET)
-    with pytest.raises(UserError, match=r"layer 2 to draw: choose from \[0, 1\]"):
+    with pytest.raises(UserError, match=r"layer 2 has no cross-attention: choose one of \[0, 1\]"):
         plot_attention(maps, SOURCE, TARGET, lead_layer=2)
 
 

@@ -27,7 +27,7 @@ def test_each_map_has_the_image_lit_where_it_was_looked_at():
     np.testing.assert_array_equal(red[:3, 3:6], image[:3, 3:6])
     np.testing.assert_allclose(red[:, 6:], image[:, 6:] * (0.25 + 0.75 / 2), atol=1)
     np.testing.assert_allclose(red[3:, :6], image[3:, :6] * 0.25, atol=1)
-    with pytest.raises(ValueError, match=r"^1 titles, but 2 maps$"):
+    with pytest.raises(ValueError, match=r"^got 1 titles for 2 maps"):
         plot_maps(image, ["red"], weights)
 
 
@@ -73,12 +73,15 @@ def test_attend_draws_a_file_or_an_image_of_a_split(workdir, tmp_path, capsys):
     [
         (
             ["--image=17", "--output=a.png"],
-            "--image=17 is none of the 16 images of the validation split, from 1",
+            "--image=17 must be a number from 1 to 16, the images of the validation split",
         ),
-        (["--image=0", "--output=a.png"], "--image=0 is none of the 16 images of the validation split, from 1"),
+        (
+            ["--image=0", "--output=a.png"],
+            "--image=0 must be a number from 1 to 16, the images of the validation split",
+        ),
         (["--image=none.png", "--output=a.png"], "there is no image none.png"),
-        (["--image=3", "--html=a.html"], "--html shows a sentence pair: of an image there is --output=PICTURE"),
-        (["--source=a", "--output=a.png"], "holds no model of sentence pairs: attend draws translations and pairs"),
+        (["--image=3", "--html=a.html"], "--html is for sentence pairs: for an image give --output=FILE"),
+        (["--source=a", "--output=a.png"], "--source needs a model of translations or sentence pairs"),
     ],
 )
 def test_mistakes_are_one_line(workdir, arguments, message, capsys):
@@ -105,4 +108,4 @@ def test_attend_draws_what_makes_a_class(classifier, tmp_path, capsys):
 
 def test_a_classifier_writes_no_caption(classifier, capsys):
     assert main(["attend", f"--workdir={classifier}", "--image=1", "--output=a.png", "--target=a cat"]) == 2
-    assert "--target is a caption, and this model writes none: it classifies images" in capsys.readouterr().err
+    assert "--target is a caption, but this model classifies images" in capsys.readouterr().err

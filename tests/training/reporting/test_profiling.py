@@ -24,12 +24,12 @@ def test_steps_are_those_before_stop():
     "steps", ["", "5", ":", "5:", ":5", "0:3", "5:5", "6:5", "-1:5", "1:2:3", "a:b", "1.5:3", "²:5"]
 )
 def test_anything_else_costs_one_line(steps):
-    with pytest.raises(UserError, match="is not START:STOP with 1 <= START < STOP, for example --profile=10:15"):
+    with pytest.raises(UserError, match="must be START:STOP with 1 <= START < STOP, for example --profile=10:15"):
         parse_steps(steps, 100)
 
 
 def test_steps_that_never_come_cost_one_line():
-    with pytest.raises(UserError, match="--profile=101:105 starts after the last step, 100"):
+    with pytest.raises(UserError, match="--profile=101:105 must start at or before the last step, 100"):
         parse_steps("101:105", 100)
 
 

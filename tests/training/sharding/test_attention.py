@@ -115,7 +115,7 @@ def test_kernels_want_whole_rows_and_heads(shape):
     splash = functools.partial(dot_product_attention, implementation="splash")
     attend = functools.partial(shard_attention(make_mesh(2, fsdp=2, tensor=2)), splash)
     x = jax.ShapeDtypeStruct(shape, jnp.float32)
-    with pytest.raises(UserError, match=r'^config\.model\.attention\.name="splash" needs rows and key heads that'):
+    with pytest.raises(UserError, match=r'^config\.model\.attention\.name="splash" needs a batch and key heads that'):
         jax.eval_shape(attend, x, x, x)
 
 

@@ -34,12 +34,12 @@ from tfx_jax.training.step import TrainState
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("a:1", None, None), "--num-processes and --process-id missing: --coordinator, .* go together"),
+        (("a:1", None, None), "--num-processes and --process-id missing: --coordinator, .* must be given together"),
         ((None, 2, 0), "--coordinator missing"),
-        (("a", 2, 0), "--coordinator=a is not HOST:PORT"),
-        (("a:b", 2, 0), "--coordinator=a:b is not HOST:PORT"),
-        (("a:1", 2, 2), "--process-id=2 is not one of 0 to --num-processes=2 - 1"),
-        (("a:1", 0, 0), "--process-id=0 is not one of 0 to --num-processes=0 - 1"),
+        (("a", 2, 0), "--coordinator=a must be HOST:PORT"),
+        (("a:b", 2, 0), "--coordinator=a:b must be HOST:PORT"),
+        (("a:1", 2, 2), "--process-id=2 must be at least 0 and below --num-processes=2"),
+        (("a:1", 0, 0), "--process-id=0 must be at least 0 and below --num-processes=0"),
     ],
 )
 def test_arguments_that_cannot_be(arguments, message):
@@ -85,7 +85,7 @@ def test_signs_of_several_processes(monkeypatch, environment, cluster):
 def test_a_job_without_the_kubernetes_package_trains_alone_and_says_so(monkeypatch, caplog):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert distributed._cluster(POD | {"JOB_COMPLETION_INDEX": "3"}) is None
-    assert "pod 3 of a job trains alone: jax[k8s] is missing" in caplog.text
+    assert "pod 3 of a job trains without the other pods: install jax[k8s]" in caplog.text
 
 
 def test_cluster_that_jax_cannot_join_is_one_line(monkeypatch):
@@ -105,9 +105,9 @@ def test_process_0_that_never_comes_is_one_line():
         with pytest.raises(UserError, match=rf"nothing listens at --coordinator=127.0.0.1:{port} \(.*start process 0"):
             distributed._await_listener("127.0.0.1", port, seconds=0.1)
         listener.listen()
-        with pytest.raises(UserError, match=rf"what listens at --coordinator=127.0.0.1:{port} is no training: take"):
+        with pytest.raises(UserError, match=rf"another program listens at --coordinator=127.0.0.1:{port}: use another"):
             distributed._await_listener("127.0.0.1", port, patience=0.1)
-        with pytest.raises(UserError, match=f"port {port} of --coordinator cannot be used .*: take another"):
+        with pytest.raises(UserError, match=f"port {port} of --coordinator cannot be used .*: use another"):
             distributed._check_free(port)
     distributed._check_free(port)
 
@@ -128,7 +128,7 @@ def test_who_answers_as_jax_does_is_process_0_and_others_are_not():
         threading.Thread(target=serve, daemon=True).start()
         port = listener.getsockname()[1]
         distributed._await_listener("127.0.0.1", port)
-        with pytest.raises(UserError, match=r"is no training: take another port$"):
+        with pytest.raises(UserError, match=r": use another port$"):
             distributed._await_listener("127.0.0.1", port, patience=0.1)
 
 
@@ -142,7 +142,7 @@ def test_who_answers_as_jax_does_is_process_0_and_others_are_not():
     ],
 )
 def test_which_errors_mean_that_a_process_is_gone(error, is_lost):
-    assert distributed._is_of_a_connection(error) is is_lost
+    assert distributed._is_connection_error(error) is is_lost
 
 
 def test_the_last_line_of_a_process_is_safe_to_print(monkeypatch, capfd):
@@ -156,7 +156,9 @@ def test_gathering_alone_changes_nothing():
 
 
 def test_another_process_must_see_the_same_configuration(tmp_path):
-    with pytest.raises(UserError, match=r"has no config\.json, which process 0 has just written: .* must be shared"):
+    with pytest.raises(
+        UserError, match=r"has no config\.json, which process 0 has just written: .* that all processes share"
+    ):
         check_config(tiny_config("text"), tmp_path)
     save_config(tiny_config("text"), tmp_path)
     check_config(tiny_config("text"), tmp_path)
@@ -179,7 +181,9 @@ def test_processes_that_disagree_are_named(monkeypatch, others, who):
     check_agreement(lambda: pytest.fail("alone"))
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     monkeypatch.setattr(agreement, "gather_arrays", gather)
-    with pytest.raises(UserError, match=rf"^the data of {who} is not that of process 0: start all with the same$"):
+    with pytest.raises(
+        UserError, match=rf"^the data of {who} differs from that of process 0: start all processes with the same$"
+    ):
         check_agreement(lambda: {"the code": "a", "the data": "a"})
     codes.clear()
     check_agreement(lambda: {"the code": "a", "the data": "a"})
@@ -307,7 +311,7 @@ train(tiny_config(arguments[0]), arguments[1])
 def test_two_processes_with_different_code_end_with_one_line_each(text, tmp_path):
     statuses, errors = run_pair(DISAGREE, text, tmp_path)
     assert statuses == [2, 2], errors
-    line = "the code of process 1 is not that of process 0: start all with the same\n"
+    line = "the code of process 1 differs from that of process 0: start all processes with the same\n"
     for index in range(2):
         assert f"tfx-jax: process {index} of 2: {line}" in errors[index]
     assert not (tmp_path / "checkpoints").exists()

@@ -11,7 +11,7 @@ from tests.nn.programs import draw, normal
 from tfx_jax.models import Reformer, ReformerConfig, reformer
 from tfx_jax.nn import Distribution, MultiHeadAttention, distributed
 from tfx_jax.tasks import language_model_loss
-from tfx_jax.training.sharding.strategies import distribution_on, make_mesh
+from tfx_jax.training.sharding.strategies import make_distribution, make_mesh
 from tfx_jax.training.step import init_state, update
 
 B, T, D, N = 8, 4, 8, 2
@@ -35,7 +35,7 @@ def test_each_mesh_has_a_program_of_its_own_and_equal_meshes_share_one():
     assert constraints() == []
     for _ in range(2):
         for size in sizes:
-            with distributed(distribution_on(make_mesh(**{"data": 2} | size))):
+            with distributed(make_distribution(make_mesh(**{"data": 2} | size))):
                 np.testing.assert_allclose(read(layer, x), expected, atol=1e-6)
                 axes = {"data": 2, "fsdp": 1, "expert": 1, "sequence": 1, "tensor": 1} | size
                 assert constraints() == [axes] * 4

@@ -259,7 +259,7 @@ def test_text_without_pairs_is_refused(tmp_path, text, message):
 
 
 def test_what_does_not_fit_is_refused(folder, tmp_path):
-    with pytest.raises(UserError, match=r"^config.task.data.max_length=7 is too short for pairs: 8 will do$"):
+    with pytest.raises(UserError, match=r"^config.task.data.max_length=7 must be at least 8, for pairs of segments$"):
         opened(folder, tmp_path, data__max_length=7)
     run = opened(folder, tmp_path, data__validation_file="")
     with pytest.raises(UserError, match=r"^config.task.data.test_file names no file for the test split$"):

@@ -188,9 +188,9 @@ def test_a_training_on_files_learns_them(folder, tmp_path):
         ),
         (
             {"task.data.tokens_per_batch": 15},
-            r"config\.task\.data\.tokens_per_batch=15 holds no caption of max_length=16",
+            r"config\.task\.data\.tokens_per_batch=15 must be at least max_length=16, the size of one caption",
         ),
-        ({"model.image_size": 64}, r"config\.model\.image_size=64 is not config\.task\.data\.image_size=48"),
+        ({"model.image_size": 64}, r"config\.model\.image_size=64 must equal config\.task\.data\.image_size=48"),
         (
             {"model.image_size": 64, "task.data.image_size": 64},
             r"config\.task\.data\.image_size=64 must be 48, the size of the built-in images",

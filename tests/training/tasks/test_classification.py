@@ -156,9 +156,9 @@ def files(tmp_path):
 
 def test_unknown_label_is_refused(files, tmp_path):
     run = opened(tmp_path / "workdir", validation_file="dev.tsv", **files)
-    with pytest.raises(UserError, match=r"^the label 'ugly' is none of the 2 of the training split$"):
+    with pytest.raises(UserError, match=r"^the label 'ugly' does not occur in the training split \(2 labels\)$"):
         run.task.evaluate(Told(no_answer))
-    message = r"^the validation split, text 2: the label 'ugly' is none of the 2 of the training split$"
+    message = r"^the validation split, text 2: the label 'ugly' does not occur in the training split \(2 labels\)$"
     with pytest.raises(UserError, match=message):  # and not only after some hours
         run.train_data(make_mesh(data=1))
 

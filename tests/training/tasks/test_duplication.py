@@ -78,7 +78,7 @@ def test_evaluation_counts_each_symbol_and_each_sequence(trained):
     assert run.evaluate(params).metrics == pytest.approx(expected, rel=1e-5)
     assert run.task.predict(run.trained(params), words) == said
     for word in ([1] * 6, [13] * 7, [0] * 7):
-        with pytest.raises(UserError, match=r"a word has 7 symbols of 1 \.\. 12, got"):
+        with pytest.raises(UserError, match=r"a word must have 7 symbols from 1 to 12, got"):
             run.task.encode([word])
 
 

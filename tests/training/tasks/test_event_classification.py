@@ -111,9 +111,12 @@ def test_shares_belong_to_their_events(pooling, hops, files, tmp_path, draw_mode
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("HR,died\n1,0\n2,1\n", r"dev\.csv: no column 'pH', which the training split has$"),
-        ("HR,pH,died,x,name\n1,2,0,3,\n1,2,1,3,\n", r"dev\.csv: the training split has no column 'x': exclude it$"),
-        (OTHER.replace(",1\n", ",0\n"), r"dev\.csv has the label 0 alone: its AUROC needs records of both$"),
+        ("HR,died\n1,0\n2,1\n", r"dev\.csv: column 'pH' of the training split is missing$"),
+        (
+            "HR,pH,died,x,name\n1,2,0,3,\n1,2,1,3,\n",
+            r"dev\.csv: column 'x' does not occur in the training split: exclude it with exclude_columns$",
+        ),
+        (OTHER.replace(",1\n", ",0\n"), r"dev\.csv has only records of label 0: AUROC needs records of both labels$"),
         (OTHER.replace("99", "high"), r"dev\.csv, line 3, column 'HR': 'high' is not a number; exclude the column"),
         ("", r"dev\.csv is empty$"),
     ],
@@ -131,8 +134,8 @@ def test_a_split_that_does_not_fit_is_refused(files, tmp_path, text, message):
     ("values", "message"),
     [
         ({"label_column": ""}, "label_column must name a column"),
-        ({"tokens_per_batch": 2}, "tokens_per_batch=2 holds no record of max_length=3"),
-        ({"dataset": "synthetic", "min_events": 4}, "max_length=3 is less than min_events=4"),
+        ({"tokens_per_batch": 2}, "tokens_per_batch=2 must be at least max_length=3, the size of one record"),
+        ({"dataset": "synthetic", "min_events": 4}, "max_length=3 must be at least min_events=4"),
         ({"window_end": 0.2}, r"window_end=0\.2 must be after window_start=0\.3"),
     ],
 )
@@ -189,4 +192,4 @@ def test_attention_finds_the_cause_and_a_mean_does_not(tmp_path, capsys):
     assert sum(weights) == pytest.approx(1, abs=0.01)
     assert all(len(line.split("\t")) == 4 for line in lines)
     assert main(["attend", f"--workdir={tmp_path / 'mean'}", "--source=a", "--output=a.png"]) == 2
-    assert "holds no model of sentence pairs" in capsys.readouterr().err
+    assert "--source needs a model of translations or sentence pairs" in capsys.readouterr().err

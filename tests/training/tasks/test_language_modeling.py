@@ -117,7 +117,7 @@ def test_several_files_are_read_in_their_order_and_divided_as_one(folder):
     tokenizer = make_tokenizer(["one two three four five six"], "words")
     stream = token_stream(tokenizer, data.load("train"), documents="file")
     assert tokenizer.pieces(stream) == ["four", "five", "six", "</s>", "one", "two"]
-    with pytest.raises(UserError, match=r"no file is named .*c-\*\.txt$"):
+    with pytest.raises(UserError, match=r"no file matches .*c-\*\.txt$"):
         TextData("files", str(folder), "b-1.txt,c-*.txt").load("train")
 
 
@@ -172,9 +172,9 @@ def test_generate_goes_on_with_a_workdir(trained, monkeypatch, capsys):
     assert status == 0
     assert [line[:5] for line in out.splitlines()] == ["a and", "b" + out.splitlines()[1][1:5]]
     for options, message in (
-        ([], "give either --model=FOLDER or --workdir=FOLDER"),
-        (["--model=x", f"--workdir={workdir}"], "give either --model=FOLDER or --workdir=FOLDER"),
-        (["--model=x", "--step=3"], "--step chooses a checkpoint of a --workdir"),
+        ([], "give exactly one of --model=FOLDER and --workdir=FOLDER"),
+        (["--model=x", f"--workdir={workdir}"], "give exactly one of --model=FOLDER and --workdir=FOLDER"),
+        (["--model=x", "--step=3"], "--step needs --workdir: it chooses a checkpoint of a training run"),
         ([f"--workdir={workdir}", "--step=7"], "has no checkpoint of step 7; there are 6, 12"),
     ):
         status, _, err = generate(*options)
@@ -189,9 +189,9 @@ def test_evaluate_prints_a_line_for_each_score(trained, capsys):
     assert main(["evaluate", f"--workdir={workdir}", "--step=latest", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {name: last[name] for name in ("loss", "perplexity")}
     assert main(["evaluate", f"--workdir={workdir}", "--beam=2"]) == 2
-    assert "--beam is for translation, but this model learned something else" in capsys.readouterr().err
+    assert "--beam needs a translation model" in capsys.readouterr().err
     assert main(["translate", f"--workdir={workdir}"]) == 2
-    assert "this is for a translation task" in capsys.readouterr().err
+    assert "but a translation task is required" in capsys.readouterr().err
 
 
 def test_convert_writes_a_folder_of_a_workdir(trained, tmp_path, capsys):

@@ -186,10 +186,13 @@ def expected_loss_of_rows():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (ListOpsData(min_length=30, max_length=20), r"min_length=30 is more than config\.task\.data\.max_length=20"),
-        (ListOpsData(tokens_per_batch=99), r"tokens_per_batch=99 holds no sequence of max_length=2000"),
-        (SectionData(dataset="files", headings="Plot"), r"headings='Plot' must be two or more, each once"),
-        (SectionData(dataset="files", headings="A,B,A"), r"headings='A,B,A' must be two or more, each once"),
+        (ListOpsData(min_length=30, max_length=20), r"min_length=30 must be at most config\.task\.data\.max_length=20"),
+        (
+            ListOpsData(tokens_per_batch=99),
+            r"tokens_per_batch=99 must be at least max_length=2000, the size of one sequence",
+        ),
+        (SectionData(dataset="files", headings="Plot"), r"headings='Plot' must be at least two different headings"),
+        (SectionData(dataset="files", headings="A,B,A"), r"headings='A,B,A' must be at least two different headings"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(data, message):
@@ -199,7 +202,10 @@ def test_what_does_not_go_together_is_one_line(data, message):
 
 
 def test_articles_that_are_too_few_are_one_line(folder):
-    with pytest.raises(UserError, match=r"valid\.txt\.gz has 0 articles of two passages, where two are needed"):
+    with pytest.raises(
+        UserError,
+        match=r"valid\.txt\.gz has 0 articles of at least two passages, but at least two such articles are needed",
+    ):
         PassagePairData(**folder, min_length=80, max_length=90).load("validation")
 
 

@@ -94,5 +94,7 @@ def test_only_what_has_tokens_for_symbols_can_be_started_from(trained, tmp_path)
     config = tiny_config("nowhere")
     config.init_from = str(trained[0])
     (tmp_path / "symbols.json").write_text(json.dumps([f"(X{number}" for number in range(99)]))
-    with pytest.raises(UserError, match=r"^config.init_from names a model of \d+ tokens, but \d+ of words and 99 symb"):
+    with pytest.raises(
+        UserError, match=r"^config.init_from names a model of \d+ tokens, but \d+ of words plus 99 of symb"
+    ):
         make_run(adopt_pretrained_config(config), tmp_path)

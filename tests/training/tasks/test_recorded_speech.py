@@ -1,4 +1,4 @@
-"""Recorded speech: what is said and heard, tables of files, and that a training of a Conformer learns."""
+"""Recorded speech: what is said and log_mel_features, tables of files, and that a training of a Conformer learns."""
 
 import dataclasses
 import zipfile
@@ -17,7 +17,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.functional import log_mel
 from tfx_jax.metrics.edit_distance import recognition_scores
 from tfx_jax.models import ConformerConfig
-from tfx_jax.tasks.speech.recorded_speech import DIGITS, RecordedSpeech, Sound, SpokenDigits, Tones, heard
+from tfx_jax.tasks.speech.recorded_speech import DIGITS, RecordedSpeech, Sound, SpokenDigits, Tones, log_mel_features
 from tfx_jax.tasks.speech.speech_recognition import SpeechRecognitionConfig, recognition_loss
 from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
@@ -46,7 +46,7 @@ def write_digits(path, num_files=2):
 
 
 def test_tones_are_told_apart_by_their_bands():
-    """What is heard in the middle of a tone is loudest where its frequency is."""
+    """What is log_mel_features in the middle of a tone is loudest where its frequency is."""
     data = tiny_config().task.data
     tones = Tones(data, "train")
     assert [len(tones[index].frames) for index in range(30)] == tones.lengths[:30].tolist()
@@ -135,7 +135,7 @@ def test_tables_name_files_beside_them_or_in_their_zip(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a.wav", r"train\.tsv, line 1: a line must be the name of a WAV file, one TAB, what it says$"),
+        ("a.wav", r"train\.tsv, line 1: a line must be a WAV file name, one TAB and the transcript$"),
         ("a.wav\t \n", r"train\.tsv, line 1: a line must be "),
         ("\n", r"train\.tsv names no files$"),
         ("none.wav\thello\n", r"^there is no file none\.wav in "),
@@ -146,7 +146,7 @@ def test_mistakes_in_tables_are_named(tmp_path, content, message):
     (tmp_path / "train.tsv").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=message):
         RecordedSpeech("files", str(tmp_path), "train.tsv").load("train")
-    with pytest.raises(UserError, match=r"has no file that is called DIGIT_SPEAKER_NUMBER\.wav$"):
+    with pytest.raises(UserError, match=r"has no file named DIGIT_SPEAKER_NUMBER\.wav$"):
         RecordedSpeech("fsdd", str(tmp_path.parent), tmp_path.name).load("train")
 
 
@@ -156,7 +156,7 @@ def test_what_is_heard_of_a_word_depends_neither_on_loudness_nor_on_silence_or_p
     num_frames = np.array([32, 27], np.int32)
     samples[1, 27:] = 0
     samples[:, :10] = samples[:, 20:] = 0
-    hear = jax.jit(heard, static_argnums=2)
+    hear = jax.jit(log_mel_features, static_argnums=2)
     found = np.asarray(hear(samples, num_frames, Sound(1_000, 4)))
     energies = jax.jit(lambda x: log_mel(x, sample_rate=1_000, num_bands=4, floor=1e-6))(
         (samples / 32_768).reshape(2, -1).astype(np.float32)
@@ -189,7 +189,7 @@ def test_training_hides_and_evaluation_does_not(tmp_path):
             return jax.numpy.zeros((1, 24, 5)) + jax.numpy.array([0.0, 1, 2, 3, 4])[None, None] * hidden
 
     def plain(batch):
-        frames = heard(batch["frames"], batch["num_frames"], sound)
+        frames = log_mel_features(batch["frames"], batch["num_frames"], sound)
         return recognition_loss(Listener(), batch | {"frames": frames}, None).loss
 
     def loss(batch, key):
@@ -265,5 +265,5 @@ class TestTranscribe:
         out, err = capsys.readouterr()
         assert out == "\n\n"
         long, none = err.splitlines()[-2:]
-        assert long == f"error: {files[0]} takes 2.0 seconds, and the model was trained on up to 1.0: cut it"
+        assert long == f"error: {files[0]} lasts 2.0 seconds, but the model was trained on at most 1.0: cut the file"
         assert none.startswith(f"error: {files[1]} cannot be read: ")

@@ -83,7 +83,7 @@ def test_batches_hold_every_pair_once_an_epoch_and_some_the_other_way_round(file
 
 def test_what_cannot_be_swapped_or_is_no_pair_is_refused(files, tmp_path):
     run = opened(tmp_path / "run", swapped_labels="maybe,never", **files)
-    with pytest.raises(UserError, match=r"swapped_labels: 'never' is none of the labels maybe, no, yes$"):
+    with pytest.raises(UserError, match=r"swapped_labels: 'never' must be one of the labels maybe, no, yes$"):
         run.train_data(make_mesh(data=1))
     with pytest.raises(UserError, match=r"^config\.task\.data has single texts"):
         opened(tmp_path, dataset="grammar")

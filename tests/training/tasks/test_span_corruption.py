@@ -134,7 +134,7 @@ def test_command_line_evaluates(trained, capsys):
 @pytest.mark.parametrize(
     ("section", "field", "value", "message"),
     [
-        ("data", "max_length", 2, "config.task.data.max_length=2 has no room for a span"),
+        ("data", "max_length", 2, "config.task.data.max_length=2 is too short for a span"),
         ("data", "max_length", 4096, "means 228 sentinels in a target, but T5's tokenizers have 100: lower it"),
         ("model", "num_buckets", 3, "config.model.num_buckets=3 must be at least 4"),
         ("model", "max_distance", 16, "less than twice max_distance=16"),
@@ -177,5 +177,5 @@ def test_a_tokenizer_without_sentinels_is_refused(trained, tmp_path):
     for file in folder.iterdir():
         text = file.read_text().replace("<extra_id_7>", "<other>")
         (tmp_path / "tokenizer" / file.name).write_text(text)
-    with pytest.raises(UserError, match=r"the last 100 tokens of the tokenizer of .* are not T5's sentinels"):
+    with pytest.raises(UserError, match=r"the last 100 tokens of the tokenizer of .* must be T5's sentinels"):
         make_run(tiny_config(), tmp_path)

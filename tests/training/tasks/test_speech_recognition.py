@@ -137,9 +137,9 @@ def test_what_cannot_be_learned_is_refused(run):
     frames = np.zeros((6, 8), np.float32)  # three steps
     assert run.task.encode([Utterance(frames, "aba")])[0]["labels"].tolist() == [1, 2, 1]
     for transcript, message in (
-        ("abc", "the character 'c' is none of the 2 of the training split"),
-        ("aab", "'aab' needs 4 steps, but 6 frames are 3 of the model's"),
-        (17 * "a", "a transcript of 17 characters is longer than max_characters=16"),
+        ("abc", r"the character 'c' does not occur in the training split \(2 characters\)"),
+        ("aab", "'aab' needs 4 model steps, but 6 frames give only 3"),
+        (17 * "a", "a transcript has 17 characters, but max_characters=16"),
     ):
         with pytest.raises(UserError, match=f"^{message}$"):
             run.task.encode([Utterance(frames, transcript)])
@@ -165,12 +165,12 @@ def test_what_cannot_be_aligned_is_not_trained_on(run, monkeypatch):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"characters": ""}, "characters must be some, each once, got ''"),
-        ({"characters": "aba"}, "characters must be some, each once, got 'aba'"),
-        ({"max_frames": 3}, "max_frames=3 is less than min_frames=4"),
-        ({"min_frames": 3}, "min_frames=3 must be at least 4, two steps of the model for a character"),
-        ({"max_length": 9}, "max_length=9 may hold no character: 10 frames are enough"),
-        ({"tokens_per_batch": 15}, "tokens_per_batch=15 holds no utterance of max_length=16"),
+        ({"characters": ""}, "characters must be one or more different characters, got ''"),
+        ({"characters": "aba"}, "characters must be one or more different characters, got 'aba'"),
+        ({"max_frames": 3}, "max_frames=3 must be at least min_frames=4"),
+        ({"min_frames": 3}, "min_frames=3 must be at least 4, two steps of the model per character"),
+        ({"max_length": 9}, "max_length=9 must be at least 10, the frames of the longest character"),
+        ({"tokens_per_batch": 15}, "tokens_per_batch=15 must be at least max_length=16, the size of one utterance"),
     ],
 )
 def test_impossible_settings(values, message):

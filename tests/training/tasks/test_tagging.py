@@ -162,9 +162,9 @@ def test_tags_of_files_are_mended(files, tmp_path):
 
 def test_unknown_tag_is_refused(files, tmp_path):
     run = opened(tmp_path / "workdir", validation_file="dev.conll", **files)
-    with pytest.raises(UserError, match=r"^the tag 'B-group' is none of the 5 of the training split$"):
+    with pytest.raises(UserError, match=r"^the tag 'B-group' does not occur in the training split \(5 tags\)$"):
         run.task.evaluate(Told(no_answer))
-    message = r"^the validation split, sentence 1: the tag 'B-group' is none of the 5 of the training split$"
+    message = r"^the validation split, sentence 1: the tag 'B-group' does not occur in the training split \(5 tags\)$"
     with pytest.raises(UserError, match=message):
         run.train_data(make_mesh(data=1))
 

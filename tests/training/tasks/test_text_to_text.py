@@ -177,9 +177,9 @@ def test_starts_from_another_training(trained, tmp_path):
 def test_labels_that_answers_cannot_tell_apart_are_refused(tmp_path):
     for number, (lines, message) in enumerate(
         [
-            ("a_b\tt\nA b\tu\n", "the labels 'A b' and 'a_b' read alike in words: rename one"),
+            ("a_b\tt\nA b\tu\n", "the labels 'A b' and 'a_b' have the same text in words: rename one"),
             # The tokenizer of the training split knows neither character: both are unknown.
-            ("a\tt u v w\n①\tt\n1\tu\n", "the tokenizer cannot spell the label '.' apart from others: rename it"),
+            ("a\tt u v w\n①\tt\n1\tu\n", "the tokenizer writes the label '.' like another one: rename it"),
         ]
     ):
         folder = tmp_path / str(number)
@@ -194,7 +194,7 @@ def test_labels_that_answers_cannot_tell_apart_are_refused(tmp_path):
 
 def test_a_label_that_training_does_not_have_is_refused(trained):
     task = load_run(trained[0], TextToTextTask).task
-    with pytest.raises(UserError, match="the label 'new' is none of the 3 of the training split"):
+    with pytest.raises(UserError, match="the label 'new' does not occur in the training split"):
         task.score(["is x"], [LabeledText("t", "new")])
 
 
@@ -218,12 +218,15 @@ def test_what_does_not_fit_is_refused(tmp_path):
     config = tiny_config(LabeledData())
     config.task.data.first_column = "a"
     with pytest.raises(
-        UserError, match=r"config\.task\.data\.first_column, second_column and label_column go together"
+        UserError, match=r"config\.task\.data\.first_column, second_column and label_column must be given together"
     ):
         validate(config)
     for data in DATA.values():
         config = tiny_config(data, tokens_per_batch=63)
-        with pytest.raises(UserError, match=r"^config\.task\.data\.tokens_per_batch=63 holds no row of max_length=64$"):
+        with pytest.raises(
+            UserError,
+            match=r"^config\.task\.data\.tokens_per_batch=63 must be at least max_length=64, the size of one row$",
+        ):
             validate(config)
     config = tiny_config(QuestionData())
     config.model = TransformerConfig(start_id=0, eos_id=1, learned_positions=63)
@@ -231,7 +234,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         validate(config)
     config.task.data.max_length, config.model.learned_positions = 2, 2
     with pytest.raises(
-        UserError, match=r"^the longest target has \d+ tokens, .* than config\.model\.learned_positions=2$"
+        UserError, match=r"^the longest target has \d+ tokens, .* at most config\.model\.learned_positions=2$"
     ):
         make_run(validate(config), tmp_path)
 

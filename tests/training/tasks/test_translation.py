@@ -123,10 +123,10 @@ def test_a_corpus_of_several_files(folder):
     assert sources("part-?.tsv") == ["0", "1"]
     assert sources("a,b.tsv") == ["comma"]
     for names, message in (
-        (("part-*.en", "part-0.de"), r"train_source names 2 files and train_target 1: each file of one must be the"),
+        (("part-*.en", "part-0.de"), r"train_source names 2 files and train_target 1: each source file needs a"),
         (("part-0.en,part-1.en", "part-1.de,part-0.de"), r"part-0\.en has 1 lines and .*part-1\.de has 2: line i of"),
-        (("part-*.en", "part-*.fr"), r"^no file is named .*part-\*\.fr$"),
-        (("part-0.tsv,part-0.en", ""), "train_target names no file; only a .tsv holds both sides"),
+        (("part-*.en", "part-*.fr"), r"^no file matches .*part-\*\.fr$"),
+        (("part-0.tsv,part-0.en", ""), "train_target is missing: name the target file; only a .tsv has both sides"),
     ):
         with pytest.raises(UserError, match=message):
             sources(*names)
@@ -142,7 +142,8 @@ def test_a_text_too_small_to_set_some_aside_says_so(folder):
     for name in ("my.en", "my.de"):
         (folder / name).write_text("a b\n" * 9)
     with pytest.raises(
-        UserError, match=r"^my.en has too few pairs to set some aside: name config.task.data.validation"
+        UserError,
+        match=r"^my.en has only \d pairs, fewer than the 10 needed to set some aside: name config.task.data.validation",
     ):
         own_text(folder).task.splits()["train"]
 

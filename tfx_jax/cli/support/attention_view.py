@@ -1,6 +1,6 @@
-"""Attention maps as one page for a browser: choose layer and heads, point at a token, see what it looks at.
+"""Attention maps as an interactive HTML page: choose layer and heads, and point at a token to see its weights.
 
-The page holds its data, styles and script, so it opens from a disk, a mail or a notebook without any server.
+The page contains its data, styles and script, so it opens without a server from a disk, a mail or a notebook.
 """
 
 import html
@@ -15,11 +15,11 @@ from jaxtyping import Float
 from tfx_jax.errors import UserError
 from tfx_jax.training.reporting.attention_plot import AXES, clean_piece, group_maps
 
-_ONE = 1000  # weights are stored in thousandths: smaller than text of floats, and finer than a screen shows
+_ONE = 1000  # a weight of 1.0; weights are stored as thousandths, shorter than floats and finer than a screen shows
 
 
 class AttentionView:
-    """An interactive page of attention maps; a notebook shows it as a cell's value."""
+    """An interactive page of attention maps; notebooks display it as a cell's value."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class AttentionView:
         *,
         target_inputs: Sequence[str] | None = None,
     ):
-        """Makes the page; the arguments and their errors are those of `plot_attention`."""
+        """Builds the page; for the arguments and errors see `plot_attention`."""
         target_inputs = target_tokens if target_inputs is None else target_inputs
         sides = {"source": source_tokens, "target": target_tokens, "target input": target_inputs}
         tokens = {side: [clean_piece(token) for token in pieces] for side, pieces in sides.items()}
@@ -64,5 +64,5 @@ class AttentionView:
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
     def _repr_html_(self) -> str:
-        """Inside a frame, so that the notebook's styles and the page's leave each other alone."""
+        """Returns the page in an iframe, so that its styles and the notebook's do not affect each other."""
         return f'<iframe srcdoc="{html.escape(self.page)}" style="width:100%;height:640px;border:0"></iframe>'

@@ -1,4 +1,4 @@
-"""All fields of an experiment, each as the flag that sets it, with what it means."""
+"""Help text for all fields of an experiment: each as the flag that sets it, with its meaning."""
 
 import dataclasses
 import inspect
@@ -13,15 +13,15 @@ _WIDTH = 120
 
 
 def fields_help(config: Any, name: str = "config") -> str:
-    """Describes nested dataclasses.
+    """Describes the fields of nested dataclasses.
 
     Args:
-      config: an experiment's.
-      name: what flags call it.
+      config: the configuration of an experiment.
+      name: prefix of the flags.
 
     Returns:
-      A paragraph for each dataclass, the class and its docstring's first line above; a line for each field:
-      `--config.seed=0`, what the comment in the source says of it and which values it may have.
+      One paragraph per dataclass. It begins with the class name and the first line of its docstring, followed by one
+      line per field: `--config.seed=0`, the comment in the source and the allowed values.
     """
     return "\n\n".join("\n".join(lines) for lines in _paragraphs(config, name))
 
@@ -39,13 +39,13 @@ def _paragraphs(config: Any, name: str) -> Iterator[list[str]]:
     for field in dataclasses.fields(config):
         if field.name in flags:
             indent = " " * column
-            told = textwrap.wrap(meanings(kind)[field.name], _WIDTH, initial_indent=indent, subsequent_indent=indent)
+            meaning = textwrap.wrap(meanings(kind)[field.name], _WIDTH, initial_indent=indent, subsequent_indent=indent)
             flag = flags[field.name]
-            if told and len(flag) + 2 <= column:
-                told[0] = f"{flag:<{column}}{told[0].lstrip()}"
+            if meaning and len(flag) + 2 <= column:
+                meaning[0] = f"{flag:<{column}}{meaning[0].lstrip()}"
             else:
-                told = [flag, *told]
-            lines += told
+                meaning = [flag, *meaning]
+            lines += meaning
     yield lines
     for field in dataclasses.fields(config):
         if field.name not in flags:
@@ -53,5 +53,5 @@ def _paragraphs(config: Any, name: str) -> Iterator[list[str]]:
 
 
 def _spelled(value: Any) -> str:
-    """A value as a shell takes it in a flag; lists and the like as they are written in Python."""
+    """Returns a value as a shell takes it in a flag; lists and the like in Python syntax."""
     return shlex.quote(value) if isinstance(value, str) and value else shlex.quote(str(value)) if value != "" else ""

@@ -1,6 +1,6 @@
-"""Memory in large pages for everything the program allocates.
+"""Restarts the command with large memory pages, which make CPU training faster.
 
-XLA's CPU backend asks for the buffers of a step again at every step, and Linux hands them out, zeroed, in pages of
+XLA's CPU backend allocates the buffers of a step again at every step, and Linux hands them out, zeroed, in pages of
 4 KiB: 170,000 page faults in each training step of the base model at 16 x 32 tokens. With pages of 2 MiB there are 500,
 and the step takes four fifths of the time; docs/speed.md has the figures.
 """
@@ -13,10 +13,10 @@ _SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def restart_with_large_pages() -> None:
-    """Starts the running command again, in this process, if that gets it large pages that it has not yet.
+    """Restarts the running command, in this process, if a restart gives it large pages.
 
-    Only the environment that a process starts with can ask glibc for them. Nothing happens where the variable is set
-    already (to 0, say, by who wants none), where the system gives them to all or to no one, or without glibc 2.35.
+    glibc reads this setting only from the environment at process start. Nothing happens if the variable is already set
+    (a user may set it to 0), if the system gives large pages always or never, or if glibc is older than 2.35.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if _TUNABLE in tunables or not _would_help():

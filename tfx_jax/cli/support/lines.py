@@ -1,4 +1,4 @@
-"""Lines of standard input, taken as they come: many at a time from a file, one by one from a user who waits."""
+"""Reads lines of standard input in chunks: many at a time from a file, one by one from a user who types."""
 
 import collections
 import os
@@ -12,39 +12,38 @@ from typing import BinaryIO, TextIO
 from tfx_jax.data.sources.lines import BYTE_ORDER_MARK
 from tfx_jax.errors import UserError, printable
 
-_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters but TAB and the end of a line
-_BLOCK = 1 << 16  # bytes asked for at once; a pipe holds as many
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters except TAB and line feed
+_BLOCK = 1 << 16  # bytes per read; the capacity of a pipe
 
 
 class LineReader:
-    """Reads the lines of a stream in chunks, and waits only while it has none to give.
+    """Reads the lines of a stream in chunks and waits only if no complete line is available.
 
     Attributes:
       is_terminal: whether standard input is a terminal; then a prompt is written to stderr.
     """
 
     def __init__(self, stream: BinaryIO, *, pause: float = 0.05, screen: TextIO | None = None):
-        """Reads nothing yet.
+        """Sets up the reader; nothing is read yet.
 
         Args:
-          stream: standard input, say; one without a file descriptor counts as a file.
-          pause: seconds without input after which the lines that are there make a chunk. Whoever writes a pipe fast
-            needs less to write on.
-          screen: where who types is asked to; None means stderr.
+          stream: a binary stream, such as standard input; one without a file descriptor is treated as a file.
+          pause: seconds without input after which the available lines form a chunk. A program that writes quickly to
+            a pipe makes shorter pauses.
+          screen: stream for the prompt; None means stderr.
         """
         self._stream, self._pause, self._screen = stream, pause, screen or sys.stderr
         self.is_terminal = stream.isatty()
         self._lines: collections.deque[bytes] = collections.deque()
-        self._pieces: list[bytes] = []  # of a line whose end is still to come
+        self._pieces: list[bytes] = []  # the beginning of a line whose end has not arrived
         self._is_over = False
         self._number = 0
-        self._is_first = True  # whether the first line is still to come, which a byte order mark may begin
+        self._is_first = True  # whether the first line, which may begin with a byte order mark, is still to come
 
     def take(self, max_lines: int) -> list[str]:
-        """The next lines, decoded, without their line ends and a byte order mark; none at the end of the stream.
+        """Returns the next lines, decoded, without line ends and byte order mark; none at the end of the stream.
 
-        Lines before one that cannot be decoded are given first, so that they are answered: it is the next call that
-        raises.
+        Lines before one that cannot be decoded are returned first, so that they are answered; the next call raises.
 
         Raises:
           UserError: at a line that is not UTF-8.
@@ -69,7 +68,7 @@ class LineReader:
         return taken
 
     def _read(self) -> None:
-        """Waits for input and cuts it into lines; a terminal ends once only, so that it is not read after that."""
+        """Waits for input and cuts it into lines. After the end of a terminal's input, it is not read again."""
         data = self._stream.read1(_BLOCK)  # pyright: ignore[reportAttributeAccessIssue]
         self._is_over = not data
         ends = data.split(b"\n")
@@ -95,15 +94,15 @@ class LineReader:
 
 
 def answered(lines: list[str], answer: Callable[[list[str], int], list[str]], number: int) -> Iterator[list[str]]:
-    """Answers lines together and, where one of them has no answer, all those before it.
+    """Answers all lines together or, if one of them raises UserError, all lines before it and then raises.
 
     Args:
-      lines: some.
-      answer: from lines and the number of the first to their answers, or a UserError.
-      number: of the first, from 0.
+      lines: lines to answer.
+      answer: returns the answers, given the lines and the number of the first; raises UserError for a bad line.
+      number: number of the first line, from 0.
 
     Raises:
-      UserError: at the line that has no answer.
+      UserError: the error of `answer` for the first bad line.
     """
     try:
         answers = answer(lines, number)
@@ -118,26 +117,26 @@ def answered(lines: list[str], answer: Callable[[list[str], int], list[str]], nu
 
 
 def shown(answer: str) -> str:
-    """What of an answer goes to standard output: all, but to a terminal nothing that it would obey.
+    """Escapes the control characters of an answer if standard output is a terminal, which would obey them.
 
-    Anybody may have taught a model its words. Invisible letters stay, of which some languages have need.
+    The answers of a model are not trusted. Invisible letters stay, because some languages need them.
     """
-    return _OBEYED.sub(lambda found: printable(found[0]), answer) if sys.stdout.isatty() else answer
+    return _OBEYED.sub(lambda match: printable(match[0]), answer) if sys.stdout.isatty() else answer
 
 
 def count_lines(stream: BinaryIO) -> int | None:
-    """Counts the lines that are left to read of a file, and leaves them there; None for a pipe or a terminal."""
+    """Counts the remaining lines of a file without consuming them; returns None for a pipe or a terminal."""
     descriptor = _descriptor(stream)
     if descriptor is None or not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return None
-    count, last, place = 0, b"\n", os.lseek(descriptor, 0, os.SEEK_CUR)
-    while block := os.pread(descriptor, 1 << 20, place):
-        count, last, place = count + block.count(b"\n"), block[-1:], place + len(block)
+    count, last, offset = 0, b"\n", os.lseek(descriptor, 0, os.SEEK_CUR)
+    while block := os.pread(descriptor, 1 << 20, offset):
+        count, last, offset = count + block.count(b"\n"), block[-1:], offset + len(block)
     return count + (last != b"\n")
 
 
 def _descriptor(stream: BinaryIO) -> int | None:
     try:
         return stream.fileno()
-    except OSError:  # io.UnsupportedOperation: bytes in memory
+    except OSError:  # io.UnsupportedOperation: a stream in memory
         return None

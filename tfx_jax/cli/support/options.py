@@ -1,4 +1,4 @@
-"""What the verbs share: how a trained model is chosen, and the device set-up of every program."""
+"""Flags and set-up that several verbs share: choosing a trained model, decoding, and the JAX process."""
 
 import argparse
 import contextlib
@@ -24,63 +24,71 @@ from tfx_jax.training.run import AnyTask, Run, load_run
 
 def add_model_options(parser: Parser) -> None:
     """Adds the flags that choose a trained model."""
-    parser.add_argument("--workdir", type=folder, required=True, help="folder of a training, local or gs://")
+    parser.add_argument("--workdir", type=folder, required=True, help="folder of the training run, local or gs://")
     parser.add_argument(
         "--step",
         type=_step,
-        help='number of a checkpoint, "best" (by its validation score), "average" or "latest"; best where there is one',
+        help='checkpoint to load: a step number, "best" (by validation score), "average" or "latest"; by default best, '
+        "or latest if there is no best",
     )
     add_nonfinite_option(parser)
 
 
 def add_folder_options(parser: Parser, help: str) -> None:
-    """Adds the flags that choose a model in a Hugging Face folder or, of one's own, in the workdir of a training."""
-    parser.add_argument("--model", help=f"Hugging Face folder {help}, or a name of the hub such as gpt2")
-    parser.add_argument("--workdir", type=folder, help="or folder of a training, local or gs://")
-    parser.add_argument("--step", type=_step, help="of a training: as for tfx-jax evaluate")
+    """Adds the flags that choose a model: a Hugging Face folder, or the workdir of a training run."""
+    parser.add_argument("--model", help=f"Hugging Face folder {help}, or the name of a model on the hub, such as gpt2")
+    parser.add_argument("--workdir", type=folder, help="instead of --model: folder of a training run, local or gs://")
+    parser.add_argument(
+        "--step",
+        type=_step,
+        help='checkpoint of --workdir: a step number, "best", "average" or "latest"; by default best, or latest if '
+        "there is no best",
+    )
     add_nonfinite_option(parser)
 
 
 def add_nonfinite_option(parser: Parser) -> None:
-    """Adds the flag that takes a model which is not all numbers."""
-    parser.add_argument("--allow-nonfinite", action="store_true", help="also where parameters are NaN or infinite")
+    """Adds the flag that accepts parameters with NaN or infinite values."""
+    parser.add_argument(
+        "--allow-nonfinite", action="store_true", help="load parameters even if some are NaN or infinite"
+    )
 
 
 def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tuple[Any, HFTokenizer]:
-    """The model of the workdir that `add_folder_options` chose, and its tokenizer.
+    """Returns the model and the tokenizer of the workdir that `add_folder_options` chose.
 
     Args:
-      arguments: of the command.
-      dtype: of the computation; that of the training by default.
+      arguments: parsed arguments of the command.
+      dtype: dtype of the computation; by default that of the configuration.
 
     Raises:
-      UserError: if there is none, or it has no tokenizer.
+      UserError: if the workdir holds no model, or its model has no tokenizer.
     """
     run, params = load_model(arguments, dtype=dtype)
     tokenizer = getattr(run.task, "tokenizer", None)
     if tokenizer is None:
-        raise UserError(f"{arguments.workdir} holds a model without a tokenizer: it neither reads nor writes text")
+        raise UserError(f"{arguments.workdir} holds a model without a tokenizer, but text needs one: name another run")
     return nnx.merge(run.graphdef, jax.device_put(params)), tokenizer
 
 
 def check_one_source(arguments: argparse.Namespace) -> None:
     """Raises UserError unless exactly one of --model and --workdir is given."""
     if (arguments.model is None) == (arguments.workdir is None):
-        raise UserError("give either --model=FOLDER or --workdir=FOLDER")
+        raise UserError("give exactly one of --model=FOLDER and --workdir=FOLDER")
     if arguments.step is not None and arguments.workdir is None:
-        raise UserError("--step chooses a checkpoint of a --workdir")
+        raise UserError("--step needs --workdir: it chooses a checkpoint of a training run")
 
 
 def add_decoding_options(parser: Parser) -> None:
     """Adds the flags of the beam search."""
-    parser.add_argument("--beam", type=beam_width, help="beam width; that of the training's configuration by default")
+    parser.add_argument("--beam", type=beam_width, help="beam width; by default that of the configuration")
     parser.add_argument(
         "--length-penalty",
         "--alpha",
         type=length_penalty,
-        help="exponent of the length penalty; the configuration's by default",
+        help="exponent of the beam search's length penalty; by default that of the configuration",
     )
-    parser.add_argument("--int8", action="store_true", help="decode with weights of 8 bits: faster, not exact")
+    parser.add_argument("--int8", action="store_true", help="decode with int8 weights: faster, but not exact")
 
 
 def load_model(
@@ -90,14 +98,20 @@ def load_model(
     overrides: Sequence[str] = (),
     dtype: str | None = None,
 ) -> tuple[Run[AnyTask], Any]:
-    """Opens the run, whose task must be of a kind or one of several, and the parameters `add_model_options` chose.
+    """Returns the run in the workdir and the parameters that `add_model_options` chose.
+
+    Args:
+      arguments: parsed arguments of the command.
+      kind: class or classes that the run's task must be an instance of; None accepts any.
+      overrides: flags of the form `--config.field=value`.
+      dtype: dtype of the computation; by default that of the configuration.
 
     Raises:
-      UserError: if there are none, or they are not those of the model that the configuration describes.
+      UserError: if there are no parameters, or they do not fit the model that the configuration describes.
     """
     config = validate(override(load_config(arguments.workdir), overrides)) if overrides else None
     run, options = load_run(arguments.workdir, kind, config=config), {"allow_nonfinite": arguments.allow_nonfinite}
-    if dtype is not None:  # before anything is made of it
+    if dtype is not None:  # before the model is built from it
         run.task.model_config.dtype = dtype
     if arguments.step is None:
         params = load_best_params(arguments.workdir, **options)
@@ -107,7 +121,7 @@ def load_model(
     return run, params
 
 
-# Options of JAX with which training fails or differs; the environment may have them for another program.
+# JAX options that would make training fail or differ; the environment may set them for another program.
 _JAX_OPTIONS: dict[str, Any] = {
     "jax_enable_x64": False,
     "jax_numpy_dtype_promotion": "standard",
@@ -127,41 +141,42 @@ def set_up_program() -> None:
     """
     check_file_limit()
     check_cache_folder()
-    os.environ["MPLBACKEND"] = "agg"  # pictures are files: neither a window nor another notebook's backend
+    os.environ["MPLBACKEND"] = "agg"  # figures are written to files: no window, no notebook backend
     for name, value in _JAX_OPTIONS.items():
         if name.upper() in os.environ:
             jax.config.update(name, value)
-    for name in ("absl", "asyncio", "gcsfs"):  # where Orbax logs, with tracebacks, the errors that it raises too
+    for name in ("absl", "asyncio", "gcsfs"):  # Orbax and its clients log, with tracebacks, errors that they also raise
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.setLogRecordFactory(_Record)
     sys.unraisablehook = _report_unraisable
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        with contextlib.suppress(RuntimeError):  # a user without a home folder has no cache
+        with contextlib.suppress(RuntimeError):  # without a home folder there is no cache
             base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
             jax.config.update("jax_compilation_cache_dir", str(base / "tfx_jax" / "xla"))
-    least = {"jax_persistent_cache_min_compile_time_secs": 0.5, "jax_persistent_cache_min_entry_size_bytes": -1}
-    for name, value in least.items():
+    cache_limits = {"jax_persistent_cache_min_compile_time_secs": 0.5, "jax_persistent_cache_min_entry_size_bytes": -1}
+    for name, value in cache_limits.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
 
 
 class _Record(logging.LogRecord):
-    """An entry of a log, which may quote a server or a file: one line that a terminal can be shown."""
+    """A log record as one line without control characters: it may quote a server or a file."""
 
-    def getMessage(self) -> str:  # noqa: N802  the name that `logging` calls
+    def getMessage(self) -> str:  # noqa: N802  `logging` calls this name
         return printable(super().getMessage())
 
 
 def _report_unraisable(unraisable: Any) -> None:
-    """As ever, but for reads that Orbax left behind when one failed: they come back to a loop that is closed."""
+    """Reports the error as Python does, except one that reads cancelled by Orbax raise after their loop has closed."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 
 
 def _step(text: str) -> int | str:
+    """Parses the value of --step."""
     if text in ("best", "average", "latest"):
         return text
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a step, "best", "average" or "latest"') from None
+        raise argparse.ArgumentTypeError(f'"{text}" must be a step number, "best", "average" or "latest"') from None

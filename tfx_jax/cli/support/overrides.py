@@ -1,4 +1,4 @@
-"""`--config.FIELD=VALUE`: fields of a configuration that a command line changes."""
+"""Overrides of configuration fields on the command line: `--config.FIELD=VALUE`."""
 
 import functools
 import typing
@@ -15,23 +15,23 @@ OVERRIDES_HELP = "--config.FIELD=VALUE overrides a field, for example --config.m
 
 
 def override(config: ExperimentConfig, overrides: Sequence[str]) -> ExperimentConfig:
-    """Applies overrides in the form of the command line; `None` is a value of fields that may be None.
+    """Applies overrides of the form `--config.FIELD=VALUE`; "None" is a value of fields that may be None.
 
     Raises:
-      UserError: if an argument is no override, a field does not exist, or a value has the wrong type.
+      UserError: if an argument does not have this form, a field does not exist, or a value has the wrong type.
     """
-    given: dict[str, str] = {}  # by field: of several the last
+    last: dict[str, str] = {}  # the last override of each field
     for argument in overrides:
         name, equals, _ = argument.removeprefix("--config.").partition("=")
         if not argument.startswith("--config."):
             raise UserError(f"unknown argument {argument}; overrides have the form --config.FIELD=VALUE")
         if not equals:
-            raise UserError(f"{argument} lacks its value: write {argument}=VALUE")
+            raise UserError(f"{argument} has no value: write {argument}=VALUE")
         if name not in flat(config):
             raise unknown_field(name, config)
-        given[name] = argument
-    nothing = [name for name, argument in given.items() if argument.endswith("=None") and _may_be_none(config, name)]
-    argv = ["tfx-jax", *(argument for name, argument in given.items() if name not in nothing)]
+        last[name] = argument
+    none_fields = [name for name, argument in last.items() if argument.endswith("=None") and _may_be_none(config, name)]
+    argv = ["tfx-jax", *(argument for name, argument in last.items() if name not in none_fields)]
     values = flags.FlagValues()
     try:
         config_flags.DEFINE_config_dataclass("config", config, flag_values=values, sys_argv=argv)
@@ -39,18 +39,18 @@ def override(config: ExperimentConfig, overrides: Sequence[str]) -> ExperimentCo
     except (flags.Error, ValueError, TypeError) as error:
         raise UserError(" ".join(str(error).split())) from None
     changed: Any = values["config"].value
-    for name in nothing:
-        part, field = _place(changed, name)
-        setattr(part, field, None)
+    for name in none_fields:
+        owner, field = _owner(changed, name)
+        setattr(owner, field, None)
     return changed
 
 
-def _place(config: Any, name: str) -> tuple[Any, str]:
-    """The dataclass in which the field with this path is, and what it is called there."""
+def _owner(config: Any, name: str) -> tuple[Any, str]:
+    """Returns the dataclass that contains the field with this dotted path, and the field's own name."""
     *parts, field = name.split(".")
     return functools.reduce(getattr, parts, config), field
 
 
 def _may_be_none(config: Any, name: str) -> bool:
-    part, field = _place(config, name)
-    return type(None) in typing.get_args(typing.get_type_hints(type(part))[field])
+    owner, field = _owner(config, name)
+    return type(None) in typing.get_args(typing.get_type_hints(type(owner))[field])

@@ -1,4 +1,4 @@
-"""Set-up of the process of a command: UTF-8 whatever the locale, streams that cannot end it, variables of JAX."""
+"""Set-up of a command's process: UTF-8 in every locale, streams that cannot end it, limits and cache folder."""
 
 import contextlib
 import io
@@ -11,16 +11,16 @@ from typing import Any, TextIO
 from tfx_jax.errors import UserError
 from tfx_jax.files import is_local
 
-_MIN_FILES, _MAX_FILES = 256, 4_096  # open at once: Orbax alone takes some fifty
+_MIN_FILES, _MAX_FILES = 256, 4_096  # files open at once; Orbax alone opens about fifty
 
 
 def restart_in_utf8_mode() -> None:
-    """Restarts the running command, in this process, with Python's UTF-8 mode where the locale has another encoding.
+    """Restarts the running command, in this process, in Python's UTF-8 mode if the locale has another encoding.
 
-    Only the environment of a new process can ask for it (PEP 540). File names, arguments and all files of text are
-    UTF-8 then. Python takes this mode by itself in the locales "C" and "POSIX".
+    The mode can only be set in the environment of a new process (PEP 540). File names, arguments and all text files are
+    UTF-8 then. In the locales "C" and "POSIX" Python enters this mode by itself.
     """
-    if sys.flags.utf8_mode or os.environ.get("PYTHONUTF8") == "1":  # "1": it was asked for, and is switched off (-I)
+    if sys.flags.utf8_mode or os.environ.get("PYTHONUTF8") == "1":  # "1": already restarted, but -I ignores it
         return
     if is_utf8(sys.getfilesystemencoding()) and is_utf8(locale.getencoding()):
         return
@@ -29,15 +29,15 @@ def restart_in_utf8_mode() -> None:
 
 
 def is_utf8(encoding: str | None) -> bool:
-    """Whether this is a name of UTF-8."""
+    """Returns whether `encoding` is a name of UTF-8."""
     return (encoding or "").lower().replace("-", "").replace("_", "") == "utf8"
 
 
 def set_up_streams() -> None:
-    """Makes the standard streams of this process UTF-8, and errors of standard error harmless.
+    """Makes the standard streams UTF-8 and ignores write errors of standard error.
 
-    A closed descriptor is opened on /dev/null, so that no file gets its number: what libraries in C++ write to
-    standard error would go there. `sys.stdin` and `sys.stdout` stay None where they were closed.
+    Closed descriptors are opened on /dev/null. Otherwise a file could get descriptor 2, and C++ libraries would write
+    their messages into it. `sys.stdin` and `sys.stdout` stay None if they were closed.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -50,16 +50,16 @@ def set_up_streams() -> None:
 
 
 def use_utf8(*streams: Any) -> None:
-    """Switches streams to UTF-8, whatever PYTHONIOENCODING says; what it cannot encode is written with a backslash."""
+    """Switches streams to UTF-8, even if PYTHONIOENCODING says otherwise; unencodable text is backslash-escaped."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper) and not is_utf8(stream.encoding):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def unfailing(descriptor: int) -> TextIO:
-    """Opens a descriptor for text that is lost where it cannot be written.
+    """Opens a descriptor for writing text; text that cannot be written is dropped without an error.
 
-    A full disk, a closed terminal or a reader that is gone must not end a training.
+    A full disk, a closed terminal or a closed pipe must not end a training run.
     """
     return io.TextIOWrapper(_Unfailing(descriptor, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
 
@@ -76,10 +76,10 @@ class _Unfailing(io.FileIO):
 
 
 def check_arguments(arguments: Iterable[str]) -> None:
-    """Checks that arguments are text: Python shows a byte that is not UTF-8 as half of a surrogate pair.
+    """Checks that arguments are valid text: Python decodes a byte that is not UTF-8 as half of a surrogate pair.
 
     Raises:
-      UserError: names the first argument that is not.
+      UserError: names the first argument that is not UTF-8.
     """
     for argument in arguments:
         try:
@@ -89,10 +89,10 @@ def check_arguments(arguments: Iterable[str]) -> None:
 
 
 def check_cache_folder() -> None:
-    """Checks that JAX can use the compilation cache that the environment names: it warns for every program if not.
+    """Checks that JAX can use JAX_COMPILATION_CACHE_DIR; otherwise it would warn for every program.
 
     Raises:
-      UserError: if it is not a folder and cannot become one.
+      UserError: if it is not a folder and cannot be created.
     """
     name = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
     if not name or not is_local(name):
@@ -102,15 +102,15 @@ def check_cache_folder() -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UserError(
-            f"JAX_COMPILATION_CACHE_DIR={name} is not a folder ({reason}): correct or unset this variable"
+            f"JAX_COMPILATION_CACHE_DIR={name} cannot be used as a folder ({reason}): correct or unset this variable"
         ) from None
 
 
 def check_file_limit() -> None:
-    """Raises the limit of open files, if it is low, as far as this process may.
+    """Raises the limit of open files, if it is low, as far as the process is permitted to.
 
     Raises:
-      UserError: if it stays too low for a checkpoint to be read or written.
+      UserError: if the limit is still too low to read or write a checkpoint.
     """
     import resource
 
@@ -118,9 +118,11 @@ def check_file_limit() -> None:
     unlimited = resource.RLIM_INFINITY
     if soft == unlimited or soft >= _MAX_FILES:
         return
-    wanted = _MAX_FILES if hard == unlimited else min(hard, _MAX_FILES)
+    raised = _MAX_FILES if hard == unlimited else min(hard, _MAX_FILES)
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        soft = raised
     if soft < _MIN_FILES:
-        raise UserError(f"only {soft} files may be open at once, which is too few: run ulimit -n {_MAX_FILES} before")
+        raise UserError(
+            f"the limit of open files is {soft}, but at least {_MIN_FILES} are needed: run ulimit -n {_MAX_FILES} first"
+        )

@@ -12,8 +12,8 @@ THE = Pair("the", "")
 class NounPhrase(NamedTuple):
     """A noun phrase without its Japanese particle.
 
-    `is_known` distinguishes the girl (女の子 は) from a girl (女の子 が). `count` is a numeral with its counter, such as
-    三 冊.
+    `is_known` distinguishes the girl (女の子 は) from a girl (女の子 が). `count` is a numeral with its counter,
+    such as 三 冊.
     """
 
     english: str

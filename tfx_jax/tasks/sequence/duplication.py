@@ -1,9 +1,8 @@
-"""Duplication of symbols: a model reads 0 w 0 and says w again (Kitaev et al., 2020, section 5).
+"""Duplication of symbols: a model reads 0 w 0 and repeats w (Kitaev et al., 2020, section 5).
 
-Of "Reformer: The Efficient Transformer" (https://arxiv.org/abs/2001.04451): a model that says a symbol for the second
-time
-has to look back at the first, half a sequence away, so that an attention which finds only some of its keys is seen to
-miss them. Nothing is read from files: every sequence is drawn from the seed, the split, the epoch and its number.
+From "Reformer: The Efficient Transformer" (https://arxiv.org/abs/2001.04451). To repeat a symbol, the model must attend
+half a sequence back, which exposes attention that finds only some of its keys. No files are read: every sequence is
+generated from the seed, the split, the epoch and its index.
 """
 
 import abc
@@ -41,21 +40,23 @@ Config = TypeVar("Config", bound="DrawnConfig")
 @documented
 @dataclasses.dataclass
 class DuplicationData:
-    """Random sequences 0 w 0 w, drawn as they are needed; the defaults are the paper's."""
+    """Random sequences 0 w 0 w, generated at access; the defaults are the paper's."""
 
-    num_symbols: int = at_least(1, 127)  # w is of 1 .. num_symbols
-    max_length: int = at_least(4, 1_024)  # of all of 0 w 0 w: even
-    train_sequences: int = at_least(1, 16_384)  # of an epoch; each epoch has others
-    eval_sequences: int = at_least(1, 1_024)  # of the validation and of the test split, whatever the seed
+    num_symbols: int = at_least(1, 127)  # symbols of w are 1 .. num_symbols
+    max_length: int = at_least(4, 1_024)  # length of 0 w 0 w, even
+    train_sequences: int = at_least(1, 16_384)  # sequences per epoch; each epoch has new ones
+    eval_sequences: int = at_least(
+        1, 1_024
+    )  # sequences of the validation and of the test split, independent of the seed
     tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
 
     @property
     def vocab_size(self) -> int:
-        """0 and the symbols."""
+        """Number of tokens: 0 and the symbols."""
         return self.num_symbols + 1
 
     def draw(self, split: Split) -> DrawSequences:
-        """Returns how sequences of a split are drawn; no two splits draw the same."""
+        """Returns a function that generates the sequences of a split; splits have no sequences in common."""
         count = self.train_sequences if split == "train" else self.eval_sequences
 
         def draw(seed: int, epoch: int) -> DuplicatedSequences:
@@ -67,7 +68,7 @@ class DuplicationData:
 
 @dataclasses.dataclass
 class DrawnConfig(TaskConfig):
-    """Base class of tasks on sequences of symbols that are drawn as they are needed: there are no files.
+    """Base class of tasks on sequences of symbols that are generated at access instead of read from files.
 
     `data` has `vocab_size` and `draw(split)`; `task_class` is the task.
     """
@@ -75,15 +76,18 @@ class DrawnConfig(TaskConfig):
     task_class: ClassVar[Callable[..., Any]]
 
     def splits(self) -> Splits[DrawSequences]:
-        """Returns how sequences of each split are drawn; there are all splits."""
+        """Returns a function that generates the sequences of each split; all splits exist."""
         return Splits(lambda split: True, self.data.draw)
 
     def setup(self, model: DecoderConfig, splits: Splits[DrawSequences], artifacts: Artifacts) -> Any:
-        """See `tfx_jax.tasks.task.TaskConfig`; there are no artifacts: symbols are their own ids."""
+        """Sets up the task without artifacts, because symbols are their own ids."""
         vocab_size = self.data.vocab_size
         if artifacts.starts_from_model:
             if model.vocab_size < vocab_size:
-                raise UserError(f"the model to start from has {model.vocab_size} tokens, {vocab_size} are needed")
+                raise UserError(
+                    f"the initial model has {model.vocab_size} tokens, but the task needs {vocab_size}: start from "
+                    "another model"
+                )
             vocab_size = model.vocab_size
         return self.task_class(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits, NO_DATA)
 
@@ -95,25 +99,25 @@ class DrawnConfig(TaskConfig):
 
 
 class DrawnSequences(abc.ABC):
-    """Sequences of one length, each drawn when it is asked for, as an `ExampleSource`."""
+    """Sequences of one length, each generated at access, as an `ExampleSource`."""
 
     def __init__(self, count: int, length: int, *, key: Sequence[int]):
-        """Takes what decides the sequences.
+        """Stores the parameters of the sequences.
 
         Args:
-          count: how many there are.
-          length: of each.
-          key: numbers, not negative; sources of other keys have other sequences.
+          count: number of sequences.
+          length: length of each sequence.
+          key: non-negative numbers that seed the sequences; different keys give different sequences.
         """
         self._count, self._length, self._key = count, length, tuple(key)
 
     @abc.abstractmethod
     def draw(self, rng: np.random.Generator) -> Example:
-        """Draws a sequence."""
+        """Generates a sequence."""
 
     @property
     def lengths(self) -> np.ndarray:
-        """All examples are equally long, [count] int."""
+        """Length of each example, [count] int; all are equal."""
         return np.full(self._count, self._length)
 
     def __len__(self) -> int:
@@ -126,10 +130,10 @@ class DrawnSequences(abc.ABC):
 
 
 class DrawnTask(TokenPredictionBase[Config, DecoderConfig, DrawSequences]):
-    """Base class of the tasks of a `DrawnConfig`: symbols with a weight are predicted, others in every epoch."""
+    """Base class of the tasks of a `DrawnConfig`: predicts symbols with a weight; every epoch has new sequences."""
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
-        """Returns the training examples by the number of the epoch."""
+        """Returns a function from the number of an epoch to its training examples."""
         draw = self._splits["train"]
         return lambda epoch: draw(seed, epoch)
 
@@ -140,7 +144,7 @@ class DrawnTask(TokenPredictionBase[Config, DecoderConfig, DrawSequences]):
         return duplication_loss(model, batch, rngs)
 
     def result(self, sums: Mapping[str, Metric]) -> EvalResult:
-        """Returns the scores of the symbols with a weight, each given the right ones before it."""
+        """Returns metrics of the symbols with a weight, each predicted from the true symbols before it."""
         values = {name: 100 * float(sums[name].mean) for name in ("accuracy", "exact_match")}
         values["loss"] = float(sums["nll"].mean)
         return eval_result(self.metrics, values, f"{sums['exact_match'].weight:,.0f} sequences")
@@ -150,7 +154,7 @@ class DuplicatedSequences(DrawnSequences):
     """Sequences 0 w 0 w; see `duplicate`."""
 
     def __init__(self, count: int, length: int, num_symbols: int, *, key: Sequence[int]):
-        """Takes what decides the sequences: their length is of all of 0 w 0 w, and w is drawn from 1 .. num_symbols."""
+        """Stores the parameters; `length` is that of 0 w 0 w, with symbols of w from 1 .. num_symbols."""
         super().__init__(count, length, key=key)
         self._num_symbols = num_symbols
 
@@ -159,11 +163,11 @@ class DuplicatedSequences(DrawnSequences):
 
 
 def duplicate(word: Sequence[int] | np.ndarray) -> Example:
-    """Returns an example of a word w, [W]: every token of 0 w 0 w, and what follows it.
+    """Returns the example of a word w, [W]: the tokens of 0 w 0 w and the token after each.
 
     Returns:
-      "inputs" and "targets", [2 W + 2] int32, and "weights", [2 W + 2] float32: 1 where a symbol of the second w
-      follows. The last token is read too, so that the length is that of the paper, and predicts nothing.
+      "inputs" and "targets", [2 W + 2] int32, and "weights", [2 W + 2] float32: 1 where the target is a symbol of the
+      second w. The last token is read, too, so that the length is that of the paper, but predicts nothing.
 
     >>> {name: array.tolist() for name, array in duplicate([5, 7]).items()}
     {'inputs': [0, 5, 7, 0, 5, 7], 'targets': [5, 7, 0, 5, 7, 0], 'weights': [0.0, 0.0, 0.0, 1.0, 1.0, 0.0]}
@@ -176,7 +180,7 @@ def duplicate(word: Sequence[int] | np.ndarray) -> Example:
 
 
 class DuplicationTask(DrawnTask["DuplicationConfig"]):
-    """Duplication of symbols, other ones in every epoch."""
+    """Duplication of symbols, with new sequences in every epoch."""
 
     metrics = (
         MetricInfo("accuracy", "accuracy", " %", note="symbols of the second half"),
@@ -185,19 +189,19 @@ class DuplicationTask(DrawnTask["DuplicationConfig"]):
     )
 
     def encode(self, words: Sequence[Sequence[int]]) -> list[Example]:
-        """Returns an example for each word.
+        """Returns one example per word.
 
         Raises:
-          UserError: for a word of another length than those of the data, or with a symbol that they have not.
+          UserError: if a word has another length than those of the data, or an unknown symbol.
         """
         size, most = self.config.data.max_length // 2 - 1, self.config.data.num_symbols
         for word in words:
             if len(word) != size or not all(1 <= symbol <= most for symbol in word):
-                raise UserError(f"a word has {size} symbols of 1 .. {most}, got {list(word)}")
+                raise UserError(f"a word must have {size} symbols from 1 to {most}, got {list(word)}")
         return [duplicate(word) for word in words]
 
     def predict(self, model: TrainedModel, words: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Returns the likeliest symbol at each place of the second w, given the right ones before it."""
+        """Returns the most likely symbol at each position of the second w, given the true symbols before it."""
         found = model.predict(predict_tokens, ExampleList(self.encode(words), by="inputs"), self.batch_spec)
         return [tokens[len(tokens) // 2 : -1] for tokens in found]
 
@@ -205,7 +209,7 @@ class DuplicationTask(DrawnTask["DuplicationConfig"]):
 @documented
 @dataclasses.dataclass
 class DuplicationConfig(DrawnConfig):
-    """To say a random sequence of symbols for the second time."""
+    """Repeats a random sequence of symbols."""
 
     data: DuplicationData = dataclasses.field(default_factory=DuplicationData)
 
@@ -214,7 +218,7 @@ class DuplicationConfig(DrawnConfig):
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "decoder", "duplication")
         if self.data.max_length % 2:
-            raise UserError(f"config.task.data.max_length={self.data.max_length} must be even: two halves 0 w")
+            raise UserError(f"config.task.data.max_length={self.data.max_length} must be even, for two halves 0 w")
         check_max_length(model, self.data.max_length)
 
     def tiny(self) -> None:
@@ -226,14 +230,15 @@ def duplication_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None)
     """Sums the cross entropy of the symbols of the second w.
 
     Args:
-      model: of the kind "decoder": `model(inputs, rngs=...)` gives the logits of what follows each token.
-      batch: "inputs" and "targets" [B, T] int32, "weights" [B, T] float32, as of `duplicate`; rows of weight 0 are
-        padding.
+      model: model of the kind "decoder": `model(inputs, rngs=...)` returns the logits of the next token at each
+        position.
+      batch: "inputs" and "targets" [B, T] int32, "weights" [B, T] float32, as from `duplicate`; padding examples have
+        weight 0.
       rngs: stream `dropout`; None means evaluation.
 
     Returns:
-      What `summed_cross_entropy` gives, and the metric "exact_match": the share of the rows all of whose predictions
-      are right. `num_tokens` counts those read.
+      The output of `summed_cross_entropy`, with the metric "exact_match": the fraction of examples whose predictions
+      are all right. `num_tokens` counts the tokens read.
     """
     targets, weights = batch["targets"], batch["weights"]
     logits = model(batch["inputs"], rngs=rngs)
@@ -248,5 +253,5 @@ def duplication_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None)
 
 
 def predict_tokens(model: Any, batch: dict[str, Array]) -> Int[Array, "B T"]:
-    """The likeliest token behind each of "inputs", [B, T]; for `TrainedModel.predict`."""
+    """Returns the most likely token after each of "inputs", [B, T], for `TrainedModel.predict`."""
     return model(batch["inputs"]).argmax(axis=-1)

@@ -42,11 +42,11 @@ _GRAMMAR_LABELS = ("question", "statement")
 
 
 class LabeledSequence(NamedTuple):
-    """One sequence, or two that are compared, and what it is.
+    """One sequence, or two that are compared, with its label.
 
     Attributes:
-      sequences: ids, [T] each; 0 is padding, and is none of them.
-      label: of the labels of the data.
+      sequences: one or two arrays of ids, [T] each, without padding (id 0).
+      label: one of the labels of the data.
     """
 
     sequences: tuple[np.ndarray, ...]
@@ -57,11 +57,11 @@ LabeledSequences = Sequence[LabeledSequence]
 
 
 class SequenceData(Protocol):
-    """What the data of long sequences have in common.
+    """Common interface of the data of long sequences.
 
     Attributes:
-      vocab_size: how many ids there are, padding included.
-      num_sequences: of an example: 1 or 2.
+      vocab_size: number of ids, including padding.
+      num_sequences: sequences per example, 1 or 2.
     """
 
     max_length: int
@@ -71,15 +71,15 @@ class SequenceData(Protocol):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """All labels there are, in the order of their ids."""
+        """All labels, in the order of their ids."""
         ...
 
     def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split."""
+        """Returns whether the configuration has a split."""
         ...
 
     def load(self, split: Split) -> LabeledSequences:
-        """Reads or makes a split.
+        """Reads or generates a split.
 
         Raises:
           UserError: if that is not possible.
@@ -87,31 +87,31 @@ class SequenceData(Protocol):
         ...
 
     def validate(self) -> None:
-        """Checks how fields go together.
+        """Checks that the fields are consistent.
 
         Raises:
-          UserError: if they do not.
+          UserError: if they are not.
         """
         ...
 
     def tiny(self) -> None:
-        """Sets what is made in no time, without files."""
+        """Sets a small data set that needs no files and little time."""
         ...
 
 
 @documented
 @dataclasses.dataclass
 class ListOpsData:
-    """Expressions of ListOps, all made before a training starts: a minute for the published 100,000."""
+    """ListOps expressions, all generated before training: a minute for the published 100,000."""
 
-    seed: int = at_least(0, 0)  # of the expressions; the training's seed changes none
-    max_depth: int = at_least(2, 10)  # this and the next three as published
+    seed: int = at_least(0, 0)  # seed of the expressions, independent of config.seed
+    max_depth: int = at_least(2, 10)  # this and the next three: as published
     max_args: int = at_least(2, 10)
-    min_length: int = at_least(1, 500)  # tokens
+    min_length: int = at_least(1, 500)  # minimum number of tokens of an expression
     max_length: int = at_least(1, 2_000)
     num_train: int = at_least(1, 96_000)
-    num_heldout: int = at_least(1, 2_000)  # expressions of the validation split, and of the test split
-    tokens_per_batch: int = at_least(1, 64_000)  # positions of a global batch, padding included
+    num_heldout: int = at_least(1, 2_000)  # expressions of the validation split and of the test split
+    tokens_per_batch: int = at_least(1, 64_000)  # positions of a global batch, including padding
 
     vocab_size: ClassVar[int] = len(VOCABULARY)
     num_sequences: ClassVar[int] = 1
@@ -122,7 +122,7 @@ class ListOpsData:
         return tuple(map(str, range(10)))
 
     def has_split(self, split: Split) -> bool:
-        """There are all splits."""
+        """Returns True: all splits exist."""
         return split in SPLITS
 
     def load(self, split: Split) -> LabeledSequences:
@@ -143,23 +143,23 @@ class ListOpsData:
 @documented
 @dataclasses.dataclass
 class SectionData(FileData):
-    """Passages of articles, byte by byte, labeled with the heading of the section that they are from.
+    """Passages of articles as bytes, labeled with the heading of their section.
 
-    "files" are articles as those of WikiText, whole ones to each split; a section is cut into passages that follow one
-    another. "grammar" is for tests: built-in sentences, which are questions or statements.
+    "files" are articles in the format of WikiText, each in one split only; sections are cut into consecutive passages.
+    "grammar", for tests, are built-in sentences labeled as questions or statements.
     """
 
     dataset: str = one_of(("grammar", "files"), "grammar")
-    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    # files: folder of the files below; each field may list several, as "a.txt,b.txt" or "part-*.txt" (sorted)
     data_dir: str = ""
     train_file: str = ""
     validation_file: str = ""
     test_file: str = ""
-    # files: the headings, with commas between; sections of all others are left out
+    # files: headings, separated by commas; other sections are left out
     headings: str = "Aftermath,Background,Description,History,Legacy,Plot,Production,Reception"
-    min_length: int = at_least(1, 1_000)  # bytes; of shorter passages there is no example
+    min_length: int = at_least(1, 1_000)  # bytes; shorter passages are left out
     max_length: int = at_least(1, 4_000)
-    tokens_per_batch: int = at_least(1, 128_000)  # positions of a global batch, padding included
+    tokens_per_batch: int = at_least(1, 128_000)  # positions of a global batch, including padding
 
     vocab_size: ClassVar[int] = NUM_BYTE_IDS
     num_sequences: ClassVar[int] = 1
@@ -188,14 +188,18 @@ class SectionData(FileData):
         ]
         if not found:
             raise UserError(
-                f"{paths[0]} has no passage of config.task.data.min_length={self.min_length} bytes under these headings"
+                f"{paths[0]} has no passage of config.task.data.min_length={self.min_length} bytes under these "
+                "headings: lower min_length or name other headings"
             )
         return found
 
     def validate(self) -> None:
         _check_lengths(self)
         if len(set(self.labels)) < max(2, len(self.labels)) or not all(self.labels):
-            raise UserError(f"config.task.data.headings={self.headings!r} must be two or more, each once")
+            raise UserError(
+                f"config.task.data.headings={self.headings!r} must be at least two different headings, separated by "
+                "commas"
+            )
 
     def tiny(self) -> None:
         self.dataset, self.min_length, self.max_length, self.tokens_per_batch = "grammar", 8, 48, 384
@@ -204,30 +208,31 @@ class SectionData(FileData):
 @documented
 @dataclasses.dataclass
 class PassagePairData(FileData):
-    """Pairs of passages, byte by byte: every second pair is of the same article, the others are of two.
+    """Pairs of passages as bytes; every second pair is from one article, the others from two.
 
-    "files" are articles as those of WikiText, whole ones to each split; "grammar" are built-in documents, for tests.
+    "files" are articles in the format of WikiText, each in one split only; "grammar", for tests, are built-in
+    documents.
     """
 
     dataset: str = one_of(("grammar", "files"), "grammar")
-    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    # files: folder of the files below; each field may list several, as "a.txt,b.txt" or "part-*.txt" (sorted)
     data_dir: str = ""
     train_file: str = ""
     validation_file: str = ""
     test_file: str = ""
-    seed: int = at_least(0, 0)  # of the pairs; the training's seed changes none
+    seed: int = at_least(0, 0)  # seed of the pairs, independent of config.seed
     num_train: int = at_least(2, 20_000)
-    num_heldout: int = at_least(2, 2_000)  # pairs of the validation split, and of the test split
-    min_length: int = at_least(1, 1_000)  # bytes; what is left of an article and shorter is dropped
-    max_length: int = at_least(1, 4_000)  # of each passage
-    tokens_per_batch: int = at_least(1, 128_000)  # positions of each side of a global batch, padding included
+    num_heldout: int = at_least(2, 2_000)  # pairs of the validation split and of the test split
+    min_length: int = at_least(1, 1_000)  # bytes; shorter remainders of articles are dropped
+    max_length: int = at_least(1, 4_000)  # bytes of each passage
+    tokens_per_batch: int = at_least(1, 128_000)  # positions of each side of a global batch, including padding
 
     vocab_size: ClassVar[int] = NUM_BYTE_IDS
     num_sequences: ClassVar[int] = 2
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Whether a pair is of two articles or of one."""
+        """Labels: whether a pair is from two articles or from one."""
         return ("different", "same")
 
     def load(self, split: Split) -> LabeledSequences:
@@ -242,7 +247,10 @@ class PassagePairData(FileData):
         cut = (cut_passages(text, **limits) for text in texts)
         articles = [passages for passages in cut if len(passages) > 1]
         if len(articles) < 2:
-            raise UserError(f"{source} has {len(articles)} articles of two passages, where two are needed")
+            raise UserError(
+                f"{source} has {len(articles)} articles of at least two passages, but at least two such articles are "
+                "needed"
+            )
         count = self.num_train if split == "train" else self.num_heldout
         key = (self.seed, SPLITS.index(split))
         return [
@@ -262,7 +270,8 @@ def _check_lengths(data: Any) -> None:
     check_batch(data, what="sequence")
     if data.min_length > data.max_length:
         raise UserError(
-            f"config.task.data.min_length={data.min_length} is more than config.task.data.max_length={data.max_length}"
+            f"config.task.data.min_length={data.min_length} must be at most "
+            f"config.task.data.max_length={data.max_length}"
         )
 
 
@@ -272,7 +281,7 @@ _ARRAYS = ("tokens", "other_tokens")
 @documented
 @dataclasses.dataclass
 class LongRangeConfig(TaskConfig):
-    """To give each long sequence, or each pair of them, a label."""
+    """Predicts the label of each long sequence, or pair of them."""
 
     data: ListOpsData | SectionData | PassagePairData = dataclasses.field(default_factory=ListOpsData)
     label_smoothing: float = fraction(0.0)
@@ -286,7 +295,7 @@ class LongRangeConfig(TaskConfig):
     def setup(
         self, model: LongEncoderConfig, splits: Splits[LabeledSequences], artifacts: Artifacts
     ) -> "LongRangeTask":
-        """See `tfx_jax.tasks.task.TaskConfig`; there are no artifacts: ids and labels follow from the configuration."""
+        """Sets up the task without artifacts: ids and labels follow from the configuration."""
         del artifacts
         return LongRangeTask(self, self._fitted(model), splits)
 
@@ -321,7 +330,7 @@ class LongRangeTask(ClassificationBase[LongRangeConfig, LongEncoderConfig, Label
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How examples become batches: all padded to the greatest length."""
+        """How examples become batches: all are padded to the maximum length."""
         return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
@@ -347,10 +356,10 @@ def long_range_loss(
     """Sums the cross entropy of the labels of sequences.
 
     Args:
-      model: of the kind "long_sequence": `model(tokens, other_tokens, rngs=...)` gives each row the logits of its
-        labels.
-      batch: "tokens" and, of pairs, "other_tokens" [B, T] int32, 0 for padding, "label" [B] int32 and "row_weights"
-        [B] float32, 0 for padding.
+      model: model of the kind "long_sequence": `model(tokens, other_tokens, rngs=...)` returns the logits of the labels
+        of each example.
+      batch: "tokens" and, for pairs, "other_tokens" [B, T] int32 with 0 as padding, "label" [B] int32 and "row_weights"
+        [B] float32, 0 for padding examples.
       rngs: stream `dropout`; None means evaluation.
       label_smoothing: see `summed_cross_entropy`.
 

@@ -1,9 +1,9 @@
-"""Associative recall: a model reads pairs of a key and a value, and says the value of each key that comes again.
+"""Associative recall: a model reads pairs of a key and a value, and predicts the value of each key that occurs again.
 
 Multi-query associative recall of "Zoology: Measuring and Improving Recall in Efficient Language Models" (Arora et al.,
-2023, https://arxiv.org/abs/2312.04927, section 4): attention with a state of constant size has to fit all pairs into
-it, which linear attention cannot and delta rules can. Every sequence is drawn from the seed, the split, the epoch and
-its number.
+2023, https://arxiv.org/abs/2312.04927, section 4). Attention with a state of constant size must store all pairs in it;
+linear attention fails to, delta rules succeed. Every sequence is generated from the seed, the split, the epoch and its
+index.
 """
 
 import dataclasses
@@ -23,22 +23,24 @@ from tfx_jax.tasks.task import MetricInfo
 @documented
 @dataclasses.dataclass
 class RecallData:
-    """Random pairs of keys and values, and the keys again."""
+    """Random pairs of keys and values, followed by the keys again."""
 
-    num_keys: int = at_least(1, 4_096)  # symbols that are keys; as many others are values
-    num_pairs: int = at_least(1, 64)  # of a sequence, with different keys
-    max_length: int = at_least(2, 512)  # tokens of a sequence, at least three for each pair
-    train_sequences: int = at_least(1, 16_384)  # of an epoch; each epoch has others
-    eval_sequences: int = at_least(1, 1_024)  # of the validation and of the test split, whatever the seed
+    num_keys: int = at_least(1, 4_096)  # number of keys; the number of values is the same
+    num_pairs: int = at_least(1, 64)  # pairs per sequence, with different keys
+    max_length: int = at_least(2, 512)  # tokens of a sequence, at least three per pair
+    train_sequences: int = at_least(1, 16_384)  # sequences per epoch; each epoch has new ones
+    eval_sequences: int = at_least(
+        1, 1_024
+    )  # sequences of the validation and of the test split, independent of the seed
     tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
 
     @property
     def vocab_size(self) -> int:
-        """0 fills the gaps; then come the keys, then the values."""
+        """Number of tokens: 0, which fills gaps, the keys and the values."""
         return 1 + 2 * self.num_keys
 
     def draw(self, split: Split) -> DrawSequences:
-        """Returns how sequences of a split are drawn; no two splits draw the same."""
+        """Returns a function that generates the sequences of a split; splits have no sequences in common."""
         return lambda seed, epoch: RecallSequences(self, split, key=(seed, SPLITS.index(split), epoch))
 
 
@@ -55,7 +57,7 @@ class RecallSequences(DrawnSequences):
 
 
 def recall_example(data: RecallData, rng: np.random.Generator) -> Example:
-    """Draws an example: all pairs, then every key once more, in another order and with gaps in between.
+    """Generates an example: all pairs, then every key once more, in another order and with gaps in between.
 
     Returns:
       "inputs" and "targets", [T] int32, and "weights", [T] float32: 1 at the second occurrence of a key, where the
@@ -80,7 +82,7 @@ def recall_example(data: RecallData, rng: np.random.Generator) -> Example:
 
 
 class RecallTask(DrawnTask["RecallConfig"]):
-    """Associative recall, other pairs in every epoch."""
+    """Associative recall, with new pairs in every epoch."""
 
     metrics = (
         MetricInfo("accuracy", "accuracy", " %", note="values of keys that come again"),
@@ -92,7 +94,7 @@ class RecallTask(DrawnTask["RecallConfig"]):
 @documented
 @dataclasses.dataclass
 class RecallConfig(DrawnConfig):
-    """To recall the value of each key."""
+    """Recalls the value of each key."""
 
     data: RecallData = dataclasses.field(default_factory=RecallData)
 
@@ -102,11 +104,12 @@ class RecallConfig(DrawnConfig):
         require_kind(model, "decoder", "recall")
         data = self.data
         if data.num_pairs > data.num_keys:
-            raise UserError(f"config.task.data.num_pairs={data.num_pairs} needs as many of num_keys={data.num_keys}")
+            raise UserError(f"config.task.data.num_pairs={data.num_pairs} must be at most num_keys={data.num_keys}")
         if data.max_length < 3 * data.num_pairs:
             raise UserError(
-                f"config.task.data.max_length={data.max_length} is too short for num_pairs={data.num_pairs}: a pair "
-                "and its key again are three tokens"
+                f"config.task.data.max_length={data.max_length} must be at least 3 * num_pairs={data.num_pairs}: a "
+                "pair and "
+                "its key again are three tokens"
             )
         check_max_length(model, data.max_length)
 

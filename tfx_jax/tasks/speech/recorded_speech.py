@@ -1,4 +1,4 @@
-"""Utterances that are sounds: built-in tones, spoken digits, or WAV files with transcripts."""
+"""Utterances as sounds: built-in tones, spoken digits, or WAV files with transcripts."""
 
 import dataclasses
 import fractions
@@ -24,11 +24,11 @@ from tfx_jax.tasks.speech.speech_data import Utterance, Utterances
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _HOP_SECONDS = 0.01
-_SILENCE = (0.15, 0.3)  # seconds between digits; before and after them a third has none
+_SILENCE = (0.15, 0.3)  # seconds of silence between digits; a third of the utterances has none at an end
 
 
 class Sound(NamedTuple):
-    """How frames of samples become what a model hears."""
+    """Parameters of the features computed from frames of samples."""
 
     sample_rate: int
     num_features: int
@@ -37,51 +37,51 @@ class Sound(NamedTuple):
 @documented
 @dataclasses.dataclass
 class RecordedSpeech:
-    """Which sounds there are, and how much of them makes a batch; a frame is 10 ms.
+    """Source of the sounds, and size of a batch; a frame is 10 ms.
 
-    A model hears the logarithms of energies in bands, see `heard`; examples have the samples, a frame a row.
+    Examples contain samples, one frame per row; the model gets log-mel features, see `log_mel_features`.
     """
 
-    # tones: built in, each character one of its own; fsdd: the zips of Free Spoken Digit Dataset, from which digits of
-    # one speaker are strung together, with silence between; files: any WAV files
+    # tones: built in, one tone per character; fsdd: zips of the Free Spoken Digit Dataset, whose digits of one speaker
+    # are joined with silence between; files: any WAV files
     dataset: str = one_of(("tones", "fsdd", "files"), "tones")
-    data_dir: str = ""  # that the names below are relative to
-    # fsdd: a zip or a folder; files: a zip with `transcripts.tsv` in it, or such a table, beside which the files are:
-    # lines of the form name of a WAV file, TAB, transcript
+    data_dir: str = ""  # folder to which the names below are relative
+    # fsdd: a zip or a folder; files: a zip that contains `transcripts.tsv`, or such a table beside the files, with
+    # lines of the form WAV file name, TAB, transcript
     train_file: str = ""
     validation_file: str = ""
     test_file: str = ""
-    sample_rate: int = at_least(100, 16_000)  # a second; sounds of another rate are resampled
-    num_features: int = at_least(1, 80)  # bands of energy
-    seed: int = at_least(0, 0)  # tones, fsdd: of what is said; the training's seed changes none
-    num_train: int = at_least(1, 10_000)  # tones, fsdd: utterances
-    num_heldout: int = at_least(1, 500)  # tones, fsdd: utterances of the validation split, and of the test split
-    min_digits: int = at_least(1, 1)  # fsdd: of an utterance
+    sample_rate: int = at_least(100, 16_000)  # samples per second; other sounds are resampled
+    num_features: int = at_least(1, 80)  # mel bands
+    seed: int = at_least(0, 0)  # tones, fsdd: seed of the utterances, independent of config.seed
+    num_train: int = at_least(1, 10_000)  # tones, fsdd: training utterances
+    num_heldout: int = at_least(1, 500)  # tones, fsdd: utterances of the validation split and of the test split
+    min_digits: int = at_least(1, 1)  # fsdd: minimum digits of an utterance
     max_digits: int = at_least(1, 5)
-    # Training hears each utterance slower and faster by this share too, 0.1 in "Audio Augmentation for Speech
-    # Recognition" (Ko et al., 2015); 0: at its own speed alone.
+    # Speed perturbation: training also uses each utterance slower and faster by this fraction, 0.1 in "Audio
+    # Augmentation for Speech Recognition" (Ko et al., 2015); 0: none.
     speed_spread: float = within(0, 0.5, 0.0)
-    max_characters: int = at_least(1, 32)  # of a transcript
-    max_length: int = at_least(1, 512)  # frames; longer utterances are not trained on
-    tokens_per_batch: int = at_least(1, 8_192)  # frames of a global batch, padding included
+    max_characters: int = at_least(1, 32)  # maximum characters of a transcript
+    max_length: int = at_least(1, 512)  # frames; longer training utterances are left out
+    tokens_per_batch: int = at_least(1, 8_192)  # frames of a global batch, including padding
 
     @property
     def hop(self) -> int:
-        """Samples of a frame."""
+        """Samples per frame."""
         return round(_HOP_SECONDS * self.sample_rate)
 
     @property
     def frame(self) -> tuple[int, type[np.generic]]:
-        """How many numbers a frame of an example has, and of which kind."""
+        """Size and dtype of a frame of an example."""
         return self.hop, np.int16
 
     @property
     def sound(self) -> Sound:
-        """How frames become what a model hears."""
+        """Parameters of the features."""
         return Sound(self.sample_rate, self.num_features)
 
     def has_split(self, split: Split) -> bool:
-        """Tells whether there is a split."""
+        """Returns whether a split exists."""
         return self.dataset == "tones" or bool(getattr(self, f"{split}_file"))
 
     def load(self, split: Split) -> Utterances:
@@ -102,25 +102,27 @@ class RecordedSpeech:
         return SpokenDigits(self, split, SoundFiles(path)) if self.dataset == "fsdd" else _open_table(self, path)
 
     def validate(self, model: ModelConfig) -> None:
-        """Checks how fields go together.
+        """Checks that the fields are consistent.
 
         Raises:
-          UserError: if they do not.
+          UserError: if they are not.
         """
         del model
         check_batch(self, what="utterance")
         if self.max_digits < self.min_digits:
-            raise UserError(f"config.task.data.max_digits={self.max_digits} is less than min_digits={self.min_digits}")
+            raise UserError(
+                f"config.task.data.max_digits={self.max_digits} must be at least min_digits={self.min_digits}"
+            )
 
     def tiny(self) -> None:
-        """Sets a little that is easily learned."""
+        """Sets a small data set that is easily learned."""
         self.dataset, self.sample_rate, self.num_features = "tones", 1_000, 8
         self.num_train, self.num_heldout, self.max_characters = 200, 20, 4
         self.max_length, self.tokens_per_batch = 96, 960
 
 
 class Tones:
-    """Characters that are tones, one after the other; utterances depend on the seed, the split and their index alone.
+    """Utterances whose characters are tones; each depends only on the seed, the split and its index.
 
     Attributes:
       characters: see `Utterances`.
@@ -131,7 +133,7 @@ class Tones:
     characters = "abcd"
 
     def __init__(self, data: RecordedSpeech, split: Split):
-        """Draws what is said, but no sound."""
+        """Generates the transcripts; sounds are generated at access."""
         self._data, self._split = data, SPLITS.index(split)
         count = data.num_train if split == "train" else data.num_heldout
         plans = [self._plan(index) for index in range(count)]
@@ -157,7 +159,7 @@ class Tones:
         return Utterance(samples.reshape(-1, hop), self.transcripts[index])
 
     def _plan(self, index: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
-        """Draws letters, and the frames of silence, tone, silence, ..., silence; the noise comes next."""
+        """Samples letters, and the frames of silence, tone, silence, ..., silence; noise is sampled next."""
         rng = np.random.default_rng((self._data.seed, self._split, index))
         most = min(self._data.max_characters, max(1, (self._data.max_length - 8) // 20))
         letters = rng.integers(len(self.characters), size=int(rng.integers(1, most + 1)))
@@ -167,10 +169,10 @@ class Tones:
 
 
 class SpokenDigits:
-    """Strings of digits of one speaker, out of files that are called DIGIT_SPEAKER_NUMBER.wav, with silence between.
+    """Strings of digits of one speaker, joined from files named DIGIT_SPEAKER_NUMBER.wav with silence between.
 
-    Free Spoken Digit Dataset, https://github.com/Jakobovski/free-spoken-digit-dataset. Utterances depend on the seed,
-    the split and their index alone.
+    Free Spoken Digit Dataset, https://github.com/Jakobovski/free-spoken-digit-dataset. Each utterance depends only on
+    the seed, the split and its index.
 
     Attributes:
       characters: see `Utterances`.
@@ -181,7 +183,7 @@ class SpokenDigits:
     characters = " " + "".join(sorted(set("".join(DIGITS))))
 
     def __init__(self, data: RecordedSpeech, split: Split, files: SoundFiles):
-        """Reads all sounds, which are short.
+        """Reads all sounds into memory; they are short.
 
         Raises:
           UserError: if there is none, or one cannot be read.
@@ -193,7 +195,7 @@ class SpokenDigits:
                 sound = files.read_sound(name, data.sample_rate)
                 self._sounds.setdefault(found[2], []).append((int(found[1]), sound))
         if not self._sounds:
-            raise UserError(f"{files.path} has no file that is called DIGIT_SPEAKER_NUMBER.wav")
+            raise UserError(f"{files.path} has no file named DIGIT_SPEAKER_NUMBER.wav")
         self._speakers = sorted(self._sounds)
         count = data.num_train if split == "train" else data.num_heldout
         plans = [self._plan(index) for index in range(count)]
@@ -208,12 +210,14 @@ class SpokenDigits:
         if not 0 <= index < len(self):
             raise IndexError(index)
         _, sounds, silences, rng = self._plan(index)
-        gaps = [rng.normal(0, 3, size).astype(np.int16) for size in silences]  # as silent as the recordings' own
+        gaps = [
+            rng.normal(0, 3, size).astype(np.int16) for size in silences
+        ]  # noise as quiet as the silence of the recordings
         pieces = [gaps[0], *(piece for pair in zip(sounds, gaps[1:], strict=True) for piece in pair)]
         return Utterance(in_frames(np.concatenate(pieces), self._data.hop), self.transcripts[index])
 
     def _plan(self, index: int) -> tuple[list[int], list[np.ndarray], list[int], np.random.Generator]:
-        """Draws digits with their sounds, and the samples of silence around each; the noise comes next."""
+        """Samples digits with their sounds, and the samples of silence around each; noise is sampled next."""
         data = self._data
         rng = np.random.default_rng((data.seed, self._split, index))
         own = self._sounds[self._speakers[rng.integers(len(self._speakers))]]
@@ -229,7 +233,7 @@ class SpokenDigits:
 
 
 class FileUtterances:
-    """WAV files with transcripts, each read when it is asked for.
+    """WAV files with transcripts; each is read at access.
 
     Attributes:
       characters: see `Utterances`.
@@ -238,12 +242,12 @@ class FileUtterances:
     """
 
     def __init__(self, data: RecordedSpeech, files: SoundFiles, rows: Sequence[tuple[str, str]]):
-        """Reads every file once, for its length.
+        """Reads every file once to determine its length.
 
         Args:
-          data: what to make of them.
-          files: where they are.
-          rows: the name of each and its transcript.
+          data: configuration of the data.
+          files: source of the files.
+          rows: file name and transcript of each utterance.
 
         Raises:
           UserError: if one cannot be read.
@@ -262,7 +266,7 @@ class FileUtterances:
 
 
 class AtSpeeds:
-    """Utterances at several speeds each, which changes their pitch too, as a record player does.
+    """Utterances at several speeds, which also changes their pitch (speed perturbation).
 
     Attributes:
       characters: see `Utterances`.
@@ -271,11 +275,11 @@ class AtSpeeds:
     """
 
     def __init__(self, utterances: Utterances, speeds: Sequence[float]):
-        """Resamples nothing yet.
+        """Wraps utterances; they are resampled at access.
 
         Args:
-          utterances: whose frames have samples.
-          speeds: 1 for their own, more for faster; to a hundredth.
+          utterances: utterances whose frames contain samples.
+          speeds: playback speeds, rounded to hundredths; 1 is the original.
         """
         self._utterances, self.characters = utterances, utterances.characters
         self._speeds = [fractions.Fraction(speed).limit_denominator(100) for speed in speeds]
@@ -292,7 +296,7 @@ class AtSpeeds:
         frames, transcript = self._utterances[index]
         speed, (count, hop) = self._speeds[number], frames.shape
         if speed != 1:
-            from scipy.signal import resample_poly  # takes 0.7 s, which most runs do not need
+            from scipy.signal import resample_poly  # importing takes 0.7 s
 
             sound = resample_poly(frames.ravel().astype(np.float64), speed.denominator, speed.numerator)
             samples = np.clip(np.rint(sound), -32_768, 32_767).astype(np.int16)
@@ -301,7 +305,7 @@ class AtSpeeds:
 
 
 def _slower(lengths: Any, speed: fractions.Fraction) -> Any:
-    """Lengths at another speed, rounded up as `scipy.signal.resample_poly` does."""
+    """Returns lengths at another speed, rounded up as in `scipy.signal.resample_poly`."""
     return -(-lengths * speed.denominator // speed.numerator)
 
 
@@ -318,7 +322,7 @@ def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:
         if not is_blank(line):
             file, *transcript = line.split("\t")
             if len(transcript) != 1 or is_blank(transcript[0]):
-                raise UserError(f"{path}, line {number}: a line must be the name of a WAV file, one TAB, what it says")
+                raise UserError(f"{path}, line {number}: a line must be a WAV file name, one TAB and the transcript")
             rows.append((file, " ".join(transcript[0].split())))
     if not rows:
         raise UserError(f"{path} names no files")
@@ -326,24 +330,26 @@ def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:
 
 
 def in_frames(samples: np.ndarray, hop: int) -> np.ndarray:
-    """Cuts a sound into frames, [T, hop], the last filled up with silence."""
+    """Cuts samples into frames, [T, hop]; the last frame is padded with zeros."""
     return np.pad(samples, (0, -len(samples) % hop)).reshape(-1, hop)
 
 
-def heard(frames: Int[Array, "B T hop"], num_frames: Int[Array, " B"], sound: Sound) -> Float[Array, "B T F"]:
-    """Returns what a model hears: log-mel energies beside the greatest of the row, 1 for that and -1 for 80 dB less.
+def log_mel_features(
+    frames: Int[Array, "B T hop"], num_frames: Int[Array, " B"], sound: Sound
+) -> Float[Array, "B T F"]:
+    """Computes log-mel features relative to the maximum of the utterance: 1 at the maximum, -1 from 80 dB below it on.
 
-    So neither loudness nor how much silence there is changes what is heard of a word, which a mean over the row would.
-    The range is that of Whisper (Radford et al., 2022, section 2.2), whose loudness stays as it is; 0, which is what
-    `spec_augment` puts into its masks, stands in the middle of it.
+    Thus neither loudness nor the amount of silence changes the features of a word, unlike a mean over the utterance.
+    The range is that of Whisper (Radford et al., 2022, section 2.2), which does not normalize loudness. 0, which
+    the masks of `spec_augment` contain, is in the middle of the range.
 
     Args:
-      frames: of samples, 16 bits each, with zeros behind those that count.
-      num_frames: how many of each row count; the others become -1.
-      sound: the sample rate, and how many bands there are.
+      frames: 16-bit samples, with zeros after the valid ones.
+      num_frames: number of valid frames of each utterance; features of other frames are -1.
+      sound: sample rate and number of bands.
     """
     samples = frames.reshape(frames.shape[0], -1).astype(jnp.float32) / 32_768
-    # The floor is about the noise of 16 bits: digital silence is no quieter than that.
+    # The floor is about the quantization noise of 16 bits, so that digital silence is not lower.
     energies = log_mel(samples, sample_rate=sound.sample_rate, num_bands=sound.num_features, floor=1e-6)
     exists = (jnp.arange(frames.shape[1])[None] < num_frames[:, None])[..., None]
     greatest = jnp.where(exists, energies, -jnp.inf).max(axis=(1, 2), keepdims=True)

@@ -1,4 +1,4 @@
-"""Utterances to recognize: built-in synthetic speech, frames that sound like characters."""
+"""Utterances to recognize: built-in synthetic speech, whose frames are noisy templates of characters."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ _TEMPLATE_FRAMES = 6
 
 
 class Utterance(NamedTuple):
-    """What was said.
+    """The sound of an utterance and its transcript.
 
     Attributes:
-      frames: features of the sound, float32 [T, F], or its samples, int16 [T, samples of a frame].
-      transcript: the characters.
+      frames: acoustic features, float32 [T, F], or samples, int16 [T, samples per frame].
+      transcript: transcript as characters.
     """
 
     frames: np.ndarray
@@ -29,21 +29,21 @@ class Utterance(NamedTuple):
 
 
 class Utterances(Protocol):
-    """Random access to utterances; what is said, and in how many frames, is known before a sound is made or read."""
+    """Random access to utterances; transcripts and lengths are known before a sound is generated or read."""
 
     @property
     def characters(self) -> str:
-        """What transcripts are made of, each once."""
+        """All characters of the transcripts, each once."""
         ...
 
     @property
     def lengths(self) -> np.ndarray:
-        """Frames of each utterance, [number of utterances] int."""
+        """Number of frames of each utterance, [number of utterances] int."""
         ...
 
     @property
     def transcripts(self) -> Sequence[str]:
-        """What is said in each utterance."""
+        """Transcript of each utterance."""
         ...
 
     def __len__(self) -> int:
@@ -51,45 +51,45 @@ class Utterances(Protocol):
         ...
 
     def __getitem__(self, index: int) -> Utterance:
-        """The utterance with this index."""
+        """Returns the utterance with this index."""
         ...
 
 
 @documented
 @dataclasses.dataclass
 class SpeechData:
-    """Which utterances there are, and how much of them makes a batch.
+    """Source of the utterances, and size of a batch.
 
-    The synthetic ones are made when they are asked for: a character is a template of six random frames, spoken slower
-    or faster, with noise on it; characters are drawn alike, so that there is nothing but the sound to tell them by.
+    Synthetic utterances are generated at access. A character is a template of six random frames, stretched or
+    shortened, with noise. All characters are equally likely, so that only the sound distinguishes them.
     """
 
     dataset: str = one_of(("synthetic",), "synthetic")
-    seed: int = at_least(0, 0)  # of the templates and of all utterances; the training's seed changes none
+    seed: int = at_least(0, 0)  # seed of templates and utterances, independent of config.seed
     characters: str = "abcdefghijklmnopqrstuvwxyz"
-    num_features: int = at_least(1, 16)  # of a frame
+    num_features: int = at_least(1, 16)  # features per frame
     num_train: int = at_least(1, 10_000)  # utterances
-    num_heldout: int = at_least(1, 200)  # of the validation split, and of the test split
-    max_characters: int = at_least(1, 8)  # of an utterance, which has at least one
-    min_frames: int = at_least(1, 4)  # of a character
+    num_heldout: int = at_least(1, 200)  # utterances of the validation split and of the test split
+    max_characters: int = at_least(1, 8)  # characters of an utterance, 1 to this number
+    min_frames: int = at_least(1, 4)  # minimum number of frames of a character
     max_frames: int = at_least(1, 10)
-    max_silence: int = at_least(0, 6)  # frames before, after and between characters
-    noise: float = at_least(0, 0.5)  # standard deviation, of templates whose numbers have 1
-    max_length: int = at_least(1, 128)  # frames; of a longer utterance the last characters are not said
-    tokens_per_batch: int = at_least(1, 2_048)  # frames of a global batch, padding included
+    max_silence: int = at_least(0, 6)  # maximum frames of silence before, after and between characters
+    noise: float = at_least(0, 0.5)  # standard deviation of the noise; that of the templates is 1
+    max_length: int = at_least(1, 128)  # maximum frames of an utterance; longer ones lose their last characters
+    tokens_per_batch: int = at_least(1, 2_048)  # frames of a global batch, including padding
 
     @property
     def frame(self) -> tuple[int, type[np.generic]]:
-        """How many numbers a frame of an example has, and of which kind."""
+        """Size and dtype of a frame of an example."""
         return self.num_features, np.float32
 
     @property
     def sound(self) -> None:
-        """Frames are what a model hears: there is no sound."""
+        """None: frames are features already, not samples."""
         return
 
     def has_split(self, split: Split) -> bool:
-        """Tells whether there is a split."""
+        """Returns whether a split exists."""
         return split in SPLITS
 
     def load(self, split: Split) -> Utterances:
@@ -97,26 +97,28 @@ class SpeechData:
         return SyntheticSpeech(self, split)
 
     def validate(self, model: ModelConfig) -> None:
-        """Checks how fields go together.
+        """Checks that the fields are consistent.
 
         Raises:
-          UserError: if they do not.
+          UserError: if they are not.
         """
         check_batch(self, what="utterance")
         name = "config.task.data"
         if not self.characters or len({*self.characters}) < len(self.characters):
-            raise UserError(f"{name}.characters must be some, each once, got {self.characters!r}")
+            raise UserError(f"{name}.characters must be one or more different characters, got {self.characters!r}")
         if self.max_frames < self.min_frames:
-            raise UserError(f"{name}.max_frames={self.max_frames} is less than min_frames={self.min_frames}")
+            raise UserError(f"{name}.max_frames={self.max_frames} must be at least min_frames={self.min_frames}")
         if self.max_length < (longest := self.max_frames + 2 * self.max_silence):
-            raise UserError(f"{name}.max_length={self.max_length} may hold no character: {longest} frames are enough")
+            raise UserError(
+                f"{name}.max_length={self.max_length} must be at least {longest}, the frames of the longest character"
+            )
         if self.min_frames < (least := 2 * cast(SanCTCConfig, model).subsampling):  # a blank between equal characters
             raise UserError(
-                f"{name}.min_frames={self.min_frames} must be at least {least}, two steps of the model for a character"
+                f"{name}.min_frames={self.min_frames} must be at least {least}, two steps of the model per character"
             )
 
     def tiny(self) -> None:
-        """Sets a little that is easily learned."""
+        """Sets a small data set that is easily learned."""
         self.dataset, self.characters, self.num_features = "synthetic", "abcd", 8
         self.num_train, self.num_heldout, self.max_characters, self.noise = 200, 20, 5, 0.2
         self.min_frames, self.max_frames, self.max_silence = 8, 10, 3
@@ -124,17 +126,17 @@ class SpeechData:
 
 
 class SyntheticSpeech:
-    """The utterances of a split, of which each depends on the seed, the split and its index alone.
+    """Synthetic utterances of a split; each depends only on the seed, the split and its index.
 
     Attributes:
       characters: see `Utterances`.
-      templates: what the characters sound like, float32 [characters, 6, F]; the same in every split.
+      templates: template of each character, float32 [characters, 6, F]; the same in every split.
       lengths: frames of each utterance.
       transcripts: see `Utterances`.
     """
 
     def __init__(self, data: SpeechData, split: Split):
-        """Draws what is said and for how long, but none of the frames."""
+        """Generates transcripts and durations; frames are generated at access."""
         self._data, self._split, self.characters = data, SPLITS.index(split), data.characters
         shape = (len(data.characters), _TEMPLATE_FRAMES, data.num_features)
         self.templates = np.random.default_rng((data.seed, len(SPLITS))).normal(size=shape).astype(np.float32)
@@ -158,7 +160,7 @@ class SyntheticSpeech:
         return Utterance(frames, self.transcripts[index])
 
     def _plan(self, index: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
-        """Draws characters, and the frames of silence, character, silence, ..., silence; the noise comes next."""
+        """Samples the characters and the frames of silence, character, silence, ..., silence; noise is sampled next."""
         data = self._data
         rng = np.random.default_rng((data.seed, self._split, index))
         count = int(rng.integers(1, data.max_characters + 1))

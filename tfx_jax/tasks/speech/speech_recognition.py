@@ -1,4 +1,4 @@
-"""Speech recognition: frames of sound in, characters out, aligned by no one (CTC: Graves et al., 2006)."""
+"""Speech recognition: from frames of sound to characters, trained without alignments (CTC: Graves et al., 2006)."""
 
 import dataclasses
 import functools
@@ -35,52 +35,52 @@ from tfx_jax.tasks.files import few_boundaries
 from tfx_jax.tasks.loss import LossOutput, Metric
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, Sound, heard
+from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, Sound, log_mel_features
 from tfx_jax.tasks.speech.speech_data import SpeechData, Utterance, Utterances
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 
 
 class CTCConfig(MakesModel, Protocol):
-    """The configuration of a model of the kind "ctc"."""
+    """Configuration of a model of the kind "ctc"."""
 
     num_features: int
 
     def num_steps(self, num_frames: Any) -> Any:
-        """Returns how many steps that many frames become, of a number or of an array of integers."""
+        """Returns the number of model steps for a number of frames: an int, or an array of integers."""
         ...
 
 
 @documented
 @dataclasses.dataclass
 class MaskConfig:
-    """What training hides of utterances, see `tfx_jax.functional.audio`; by default nothing."""
+    """SpecAugment masks of training, see `tfx_jax.functional.audio`; none by default."""
 
     num_time_masks: int = at_least(0, 0)
-    max_time_share: float = fraction(0.05)  # of a mask over time, in frames of the utterance
+    max_time_share: float = fraction(0.05)  # maximum length of a time mask, as a fraction of the utterance
     num_frequency_masks: int = at_least(0, 0)
-    max_frequencies: int = at_least(0, 27)  # of a mask over frequency
+    max_frequencies: int = at_least(0, 27)  # maximum width of a frequency mask
 
 
 @documented
 @dataclasses.dataclass
 class SpeechRecognitionConfig(TaskConfig):
-    """To write down what is said."""
+    """Transcribes speech."""
 
     data: SpeechData | RecordedSpeech = dataclasses.field(default_factory=SpeechData)
     masks: MaskConfig = dataclasses.field(default_factory=MaskConfig)
-    beam_size: int = within(1, MAX_BEAMS, 1)  # prefixes that decoding keeps; 1: the labels of the likeliest path
+    beam_size: int = within(1, MAX_BEAMS, 1)  # beam width of the prefix search; 1: labels of the most likely path
 
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "ctc", "speech recognition")
         self.data.validate(model)
 
     def setup(self, model: CTCConfig, splits: Splits[Utterances], artifacts: Artifacts) -> "SpeechRecognitionTask":
-        """See `tfx_jax.tasks.task.TaskConfig`; the model gets the labels and the features that there are."""
+        """Sets up the task; the model gets the labels and features of the data."""
         characters = setup_json(artifacts, "characters.json", lambda: list(splits["train"].characters))
         return SpeechRecognitionTask(self, self._resized(model, characters), splits, tuple(characters))
 
     def planned(self, model: CTCConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`; of recorded speech, with as many labels as the model has."""
+        """Plans the task; for recorded speech, with the number of labels of the model's configuration."""
         characters = getattr(self.data, "characters", "?" * max(1, model.vocab_size - 1))
         size, dtype = self.data.frame
         batch = planned_batch(
@@ -95,7 +95,7 @@ class SpeechRecognitionConfig(TaskConfig):
         return PlannedTask(SpeechRecognitionTask(self, model, NO_DATA, tuple(characters)), batch)
 
     def _resized(self, model: CTCConfig, characters: Sequence[str]) -> CTCConfig:
-        """The model with a label for each character and one for none, and the features that there are."""
+        """Returns the model configuration with the features of the data, and a label per character plus the blank."""
         sizes: dict[str, Any] = {"vocab_size": 1 + len(characters), "num_features": self.data.num_features}
         return dataclasses.replace(cast(Any, model), **sizes)
 
@@ -104,7 +104,7 @@ class SpeechRecognitionTask:
     """Speech recognition with CTC.
 
     Attributes:
-      characters: that can be written; the label of the first is 1.
+      characters: characters of the transcripts; the label of the first is 1.
     """
 
     unit = "frame"
@@ -121,7 +121,7 @@ class SpeechRecognitionTask:
 
     @property
     def metrics(self) -> tuple[MetricInfo, ...]:
-        """Of recorded speech, whose transcripts have words, first the errors in these."""
+        """Metrics; for recorded speech, whose transcripts have words, word error rate first."""
         cer = MetricInfo(
             "cer", "character error rate", " %", is_loss=True, note="edits over the references' characters"
         )
@@ -136,16 +136,16 @@ class SpeechRecognitionTask:
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How examples become batches: those of similar length together, all with room for as many labels."""
+        """How examples become batches: examples of similar length together, all labels padded to one length."""
         data = self.config.data
         fixed_lengths = {"labels": data.max_characters}
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, fixed_lengths=fixed_lengths)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`; utterances that are too long, or said too fast, are left out.
+        """Returns the training data, without utterances that are too long or too fast for their transcript.
 
         Raises:
-          UserError: if that leaves none.
+          UserError: if none is left.
         """
         utterances, longest = self._splits["train"], self.config.data.max_length
         lengths = utterances.lengths
@@ -153,19 +153,19 @@ class SpeechRecognitionTask:
         fits = (lengths <= longest) & (needed <= self.model_config.num_steps(lengths))
         if not fits.any():
             raise UserError(
-                f"no training utterance has at most max_length={longest} frames, and as many steps of the model as "
-                f"its transcript takes: the first has {lengths[0]} frames for {utterances.transcripts[0]!r}"
+                f"no training utterance has both at most max_length={longest} frames and enough model steps for its "
+                f"transcript: the first has {lengths[0]} frames for {utterances.transcripts[0]!r}"
             )
         lengths = np.where(fits, lengths, -1)
         examples = LazyExamples(utterances, lambda utterance: self.encode([utterance])[0], lengths)
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
     def encode(self, utterances: Sequence[Utterance] | Utterances) -> list[Example]:
-        """Returns an example for each utterance.
+        """Returns one example per utterance.
 
         Raises:
-          UserError: for a character that the training split has not, a transcript that is longer than
-            `max_characters`, or one that no alignment fits into the steps of the model.
+          UserError: if a character does not occur in the training split, a transcript is longer than `max_characters`,
+            or no alignment fits into the model's steps.
         """
         number = {character: label for label, character in enumerate(self.characters, BLANK + 1)}
         return [self._example(utterances[index], number) for index in range(len(utterances))]
@@ -173,7 +173,7 @@ class SpeechRecognitionTask:
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         data, masks = self.config.data, self.config.masks
         if data.sound is not None:
-            batch = batch | {"frames": heard(batch["frames"], batch["num_frames"], data.sound)}
+            batch = batch | {"frames": log_mel_features(batch["frames"], batch["num_frames"], data.sound)}
         if rngs is not None and masks.num_time_masks + masks.num_frequency_masks:
             options = dataclasses.asdict(masks)
             frames = spec_augment(batch["frames"], batch["num_frames"], rngs.dropout(), **options)
@@ -181,7 +181,7 @@ class SpeechRecognitionTask:
         return recognition_loss(model, batch, rngs)
 
     def predict(self, model: TrainedModel, utterances: Sequence[Utterance] | Utterances) -> list[str]:
-        """Returns the transcript that each utterance's likeliest path gives; the true ones are not looked at."""
+        """Returns the transcript of each utterance, by most likely path or prefix search."""
         unknown = [Utterance(utterances[index].frames, "") for index in range(len(utterances))]
         examples, sound = ExampleList(self.encode(unknown), by="frames"), self.config.data.sound
         if self.config.beam_size == 1:
@@ -195,7 +195,7 @@ class SpeechRecognitionTask:
         return ["".join(self.characters[label - BLANK - 1] for label in labels) for labels in found]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Writes down every utterance of a split."""
+        """Transcribes every utterance of a split and scores the transcripts."""
         utterances = self._splits[split]
         references = utterances.transcripts
         scores = recognition_scores(self.predict(model, utterances), references)
@@ -204,20 +204,22 @@ class SpeechRecognitionTask:
     def _example(self, utterance: Utterance, number: Mapping[str, int]) -> Example:
         frames, transcript = utterance
         if strange := {*transcript} - number.keys():
-            raise UserError(f"the character {min(strange)!r} is none of the {len(number)} of the training split")
+            raise UserError(
+                f"the character {min(strange)!r} does not occur in the training split ({len(number)} characters)"
+            )
         if len(transcript) > (most := self.config.data.max_characters):
-            raise UserError(f"a transcript of {len(transcript)} characters is longer than max_characters={most}")
+            raise UserError(f"a transcript has {len(transcript)} characters, but max_characters={most}")
         labels = np.array([number[character] for character in transcript], np.int32)
         needed, steps = steps_needed(transcript), self.model_config.num_steps(len(frames))
         if needed > steps:
-            raise UserError(f"{transcript!r} needs {needed} steps, but {len(frames)} frames are {steps} of the model's")
+            raise UserError(f"{transcript!r} needs {needed} model steps, but {len(frames)} frames give only {steps}")
         counts = {"num_frames": len(frames), "num_labels": len(labels)}
         arrays = {name: np.array(value, np.int32) for name, value in counts.items()}
         return {"frames": frames.astype(self.config.data.frame[1]), "labels": labels} | arrays
 
 
 def steps_needed(transcript: str) -> int:
-    """Steps that the shortest alignment of a transcript takes: a blank stands between equal characters."""
+    """Returns the steps of the shortest alignment of a transcript, with a blank between equal characters."""
     return len(transcript) + sum(left == right for left, right in itertools.pairwise(transcript))
 
 
@@ -225,15 +227,15 @@ def recognition_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None)
     """Sums the negative log likelihood of transcripts, over all their alignments (Graves et al., 2006, section 4).
 
     Args:
-      model: of the kind "ctc": `model(frames, num_frames, rngs=...)` gives the logits of the labels at each step, of
-        which 0 is the blank, and `model.config.num_steps(num_frames)` says how many steps count.
-      batch: "frames" [B, T, F] float32, "num_frames" [B] int32, 0 for padding, "labels" [B, N] int32 and "num_labels"
-        [B] int32.
+      model: model of the kind "ctc": `model(frames, num_frames, rngs=...)` returns the logits of the labels at each
+        step (0 is the blank), and `model.config.num_steps(num_frames)` is the number of valid steps.
+      batch: "frames" [B, T, F] float32, "num_frames" [B] int32, 0 for padding examples, "labels" [B, N] int32 and
+        "num_labels" [B] int32.
       rngs: stream `dropout`; None means evaluation.
 
     Returns:
-      The summed loss in nats and the number of characters as its weight; the metric "utterance_nll", of which the
-      weight is the number of utterances; `num_tokens` counts the frames read. All float32 scalars.
+      The summed loss in nats with the number of characters as its weight; the metric "utterance_nll", whose weight is
+      the number of utterances; `num_tokens` counts the frames. All are float32 scalars.
     """
     frames, num_frames, labels = batch["frames"], batch["num_frames"], batch["labels"]
     logits = model(frames, num_frames, rngs=rngs)
@@ -250,10 +252,10 @@ def ctc_nll(
     """Computes the negative log likelihood of labels over all alignments, by `optax.ctc_loss`.
 
     Args:
-      logits: unnormalized scores of the labels at each step, of which `BLANK` is one.
-      num_steps: how many steps of each row count.
-      labels: what is said, behind it anything.
-      num_labels: how many labels of each row count. Where no alignment fits into the steps, the value is about 1e5.
+      logits: unnormalized scores of the labels, including `BLANK`, at each step.
+      num_steps: number of valid steps of each example.
+      labels: labels of the transcript, then any padding.
+      num_labels: number of valid labels of each example. If no alignment fits into the steps, the value is about 1e5.
 
     Returns:
       Nats, float32 [B].
@@ -268,9 +270,9 @@ def ctc_nll(
 
 
 def predict_path(model: Any, batch: dict[str, Array], *, sound: Sound | None = None) -> Int[Array, "B S"]:
-    """The likeliest label of each step, `BLANK` where there is none; for `TrainedModel.predict`.
+    """Returns the most likely label of each step, including `BLANK`, for `TrainedModel.predict`.
 
-    `batch` as for `recognition_loss`, without labels; with a `sound`, frames are of samples.
+    `batch` is as for `recognition_loss`, without labels; with a `sound`, frames contain samples.
     """
     logits, num_steps = _logits(model, batch, sound)
     exists = jnp.arange(logits.shape[1])[None] < num_steps[:, None]
@@ -280,12 +282,12 @@ def predict_path(model: Any, batch: dict[str, Array], *, sound: Sound | None = N
 def predict_scores(
     model: Any, batch: dict[str, Array], *, sound: Sound | None = None
 ) -> tuple[Float[Array, "B S V"], Int[Array, " B"]]:
-    """The log-probabilities of the labels at each step, and how many steps count; arguments as of `predict_path`."""
+    """Returns the log-probabilities of the labels at each step, and the number of valid steps; see `predict_path`."""
     logits, num_steps = _logits(model, batch, sound)
     return jax.nn.log_softmax(logits, axis=-1), num_steps
 
 
 def _logits(model: Any, batch: dict[str, Array], sound: Sound | None) -> tuple[Array, Array]:
     frames, num_frames = batch["frames"], batch["num_frames"]
-    logits = model(frames if sound is None else heard(frames, num_frames, sound), num_frames)
+    logits = model(frames if sound is None else log_mel_features(frames, num_frames, sound), num_frames)
     return logits, model.config.num_steps(num_frames)

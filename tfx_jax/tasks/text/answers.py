@@ -1,4 +1,4 @@
-"""What a model that has learned a task says of new inputs, for the tasks whose inputs are lines of text."""
+"""Predictions for new inputs, for the tasks whose inputs are lines of text."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -6,10 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 from tfx_jax.tasks.prediction import TrainedModel
 
 Prediction = dict[str, Any]
-"""The prediction for one input, ready for JSON; the first value is the one to print."""
+"""Prediction for one input, as a JSON object; its first value is the one to print."""
 
 NO_CLASS: Prediction = {"label": "", "probability": 0.0, "probabilities": {}}
-"""The empty answer of a classifier."""
+"""Empty answer of a classifier."""
 
 
 @runtime_checkable
@@ -17,24 +17,24 @@ class AnsweringTask(Protocol):
     """A task that answers lines of text.
 
     Attributes:
-      inputs: what an input consists of, such as ("question", "context"): so many strings.
-      empty_answer: to an input of which a string shows nothing, see `tfx_jax.data.sources.lines.is_blank`.
+      inputs: names of the strings of an input, such as ("question", "context").
+      empty_answer: answer to an input with a string without visible characters, see `is_blank`.
     """
 
     empty_answer: Prediction
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What an input consists of."""
+        """Names of the strings of an input."""
         ...
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
-        """Returns an answer to each input, in their order."""
+        """Returns the answer to each input, in order."""
         ...
 
 
 def class_predictions(labels: Sequence[str], probabilities: Sequence[Sequence[float]]) -> list[Prediction]:
-    """Returns the likeliest label of each row of probabilities, and all of them.
+    """Returns, for each row of probabilities, the most likely label and all probabilities.
 
     >>> class_predictions(("no", "yes"), [[0.25, 0.75]])
     [{'label': 'yes', 'probability': 0.75, 'probabilities': {'no': 0.25, 'yes': 0.75}}]

@@ -1,4 +1,4 @@
-"""Texts as all tasks with a BERT read them."""
+"""Examples of texts and text pairs in BERT's format."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -11,7 +11,7 @@ from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 
 
 def bert_example(tokenizer: HFTokenizer, first: Sequence[int], second: Sequence[int], max_length: int) -> Example:
-    """Returns one text or two as BERT reads them, cut: "tokens", "token_type_ids" and "token_mask", each [T]."""
+    """Returns one or two texts, cut to `max_length`, as "tokens", "token_type_ids" and "token_mask", each [T]."""
     tokens, segments = pair_inputs(
         first,
         second,

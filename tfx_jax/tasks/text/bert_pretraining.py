@@ -1,4 +1,4 @@
-"""The pre-training of BERT: masked language model and next sentence prediction (Devlin et al., 2019, section 3.1)."""
+"""Pre-training of BERT: masked language model and next sentence prediction (Devlin et al., 2019, section 3.1)."""
 
 import dataclasses
 import itertools
@@ -26,35 +26,36 @@ from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, T
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.token_prediction import TokenPredictionBase
 
-_RATE = 0.15  # of the tokens that are to be predicted
-_LEAST_LENGTH = 8  # [CLS], two [SEP] and a few tokens of each segment
+_RATE = 0.15  # fraction of tokens to predict
+_MIN_LENGTH = 8  # [CLS], two [SEP] and a few tokens of each segment
 
 Documents = list[list[str]]
-"""The sentences of each document."""
+"""Sentences of each document."""
 
 
 @documented
 @dataclasses.dataclass
 class BertPretrainingConfig(TaskConfig):
-    """To predict masked tokens, and whether two segments of plain text are neighbors.
+    """Predicts masked tokens, and whether two segments of text are consecutive.
 
-    A document is an article, a line, or what stands between empty lines of a file, as `data.documents` says.
+    A document is an article, a line, or the text between empty lines of a file, according to `data.documents`.
     """
 
     data: TextData = dataclasses.field(default_factory=TextData)
-    label_smoothing: float = fraction(0.0)  # of the masked tokens, as the next
-    z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
+    label_smoothing: float = fraction(0.0)  # label smoothing of masked tokens
+    z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of masked tokens
 
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "bert", "BERT's pre-training")
         self.data.validate(model)
-        if self.data.max_length < _LEAST_LENGTH:
+        if self.data.max_length < _MIN_LENGTH:
             raise UserError(
-                f"config.task.data.max_length={self.data.max_length} is too short for pairs: {_LEAST_LENGTH} will do"
+                f"config.task.data.max_length={self.data.max_length} must be at least {_MIN_LENGTH}, for pairs of "
+                "segments"
             )
 
     def splits(self) -> Splits[Documents]:
-        """Returns the sentences of each document of each split, those of `split_sentences`."""
+        """Returns the sentences of each document of each split, cut by `split_sentences`."""
         return Splits(self.data.has_split, self._load)
 
     def setup(self, model: BertConfig, splits: Splits[Documents], artifacts: Artifacts) -> "BertPretrainingTask":
@@ -98,7 +99,7 @@ def _between_blank_lines(text: str) -> Iterator[str]:
 
 
 class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig, Documents]):
-    """The pre-training of a BERT on a text; every epoch masks other tokens and makes other pairs."""
+    """Pre-training of a BERT on a text; every epoch has new masks and new pairs."""
 
     metrics = (
         MetricInfo("loss", "masked LM loss", " nats", digits=4, is_loss=True, note="a fixed choice of masked tokens"),
@@ -111,13 +112,13 @@ class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig,
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How examples become batches, of three lengths: each is compiled, and nine examples in ten are full."""
+        """How examples become batches, with three lengths: each is compiled, and nine in ten examples are full."""
         data = self.config.data
         boundaries = (data.max_length // 4, data.max_length // 2, data.max_length)
         return BatchSpec(boundaries, data.tokens_per_batch, {"tokens": cast(int, self.tokenizer.pad_id)})
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
-        """Returns the training examples by the number of the epoch: other pairs and other masked tokens in each."""
+        """Returns a function from the number of an epoch to its training examples; each has new pairs and masks."""
         encoded = self._encode("train")
         return lambda epoch: self._examples(encoded, np.random.default_rng((seed, epoch, 1)))
 
@@ -128,11 +129,11 @@ class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig,
         )
 
     def make_eval_examples(self, split: Split) -> ExampleSource:
-        """Returns a split with the same pairs and the same masked tokens each time."""
+        """Returns a split with the same pairs and masks each time."""
         return self._examples(self._encode(split), np.random.default_rng(0))
 
     def result(self, sums: Mapping[str, Metric]) -> EvalResult:
-        """Returns the scores of the masked tokens and the next sentences."""
+        """Returns the metrics of masked tokens and next sentences."""
         masked, pairs = sums["accuracy"], sums["next_sentence_accuracy"]
         values = {
             "loss": float(sums["nll"].mean),
@@ -155,7 +156,7 @@ class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig,
         )
 
     def _encode(self, split: Split) -> list[list[list[int]]]:
-        """Returns the tokens of each sentence of each document."""
+        """Returns the tokens of each sentence of each document of a split."""
         documents = self._splits[split]
         encoded = iter(self.tokenizer.encode_batch([sentence for document in documents for sentence in document]))
         return [[next(encoded) for _ in document] for document in documents]
@@ -174,30 +175,29 @@ def pretraining_loss(
     label_smoothing: float = 0.0,
     z_loss_weight: float = 0.0,
 ) -> LossOutput:
-    """Scores the chosen tokens, and no others, and whether the second text of each row follows the first.
+    """Computes the loss of the masked tokens and of next sentence prediction.
 
-    The paper's loss is the sum of two means, over chosen tokens and over rows. The loss returned here over its weight
-    is exactly that for the batch given: next sentences are weighed by tokens / rows. If gradients are
-    accumulated over parts of a batch, or over the replicas of `jax.pmap`, "batch" is a part: its mean over rows has the
-    weight of its share of all chosen tokens, not of all rows, which is the same where the parts have equally many
-    tokens per row. A part without any chosen token leaves its next sentences out.
+    The paper's loss is the sum of two means, over masked tokens and over examples. The returned loss divided by its
+    weight is exactly that for the given batch, because next sentences are weighted by tokens / examples. If gradients
+    are accumulated over parts of a batch or over replicas of `jax.pmap`, each part is such a batch: its mean over
+    examples is weighted by its share of masked tokens, not of examples. Both agree if all parts have equally
+    many masked tokens per example. A part without masked tokens leaves its next sentences out.
 
     Args:
-      model: a `BertPretraining`, or a `BertMaskedLM`, which has no next sentence prediction, so none is in its loss.
+      model: a `BertPretraining`, or a `BertMaskedLM`, whose loss has no next sentence prediction.
       batch: "tokens" and "token_type_ids" [B, T] int32, "token_mask" [B, T] bool; "targets" [B, T] int32 and
-        "weights" [B, T] float32, 1 where a token was chosen, as `tfx_jax.data.objectives.masked_lm.mask_tokens` gives
-        them; for
-        the next sentences "next_sentence_label" [B] int32, 1 where the second text is another, and "row_weights" [B]
-        float32, 0 for padding.
+        "weights" [B, T] float32, 1 at masked tokens, as from `tfx_jax.data.objectives.masked_lm.mask_tokens`; for next
+        sentences "next_sentence_label" [B] int32, 1 if the second text is not the next one, and "row_weights" [B]
+        float32, 0 for padding examples.
       rngs: stream `dropout`; None means evaluation.
-      rate: of `mask_tokens`, which decides how many tokens of a row there is room for, see `max_predictions`. A row
-        with more of them makes the loss NaN.
-      label_smoothing: of the masked tokens, see `summed_cross_entropy`.
-      z_loss_weight: of the masked tokens, see `summed_cross_entropy`.
+      rate: rate of `mask_tokens`, which limits the masked tokens per example, see `max_predictions`. An example with
+        more of them makes the loss NaN.
+      label_smoothing: for masked tokens, see `summed_cross_entropy`.
+      z_loss_weight: for masked tokens, see `summed_cross_entropy`.
 
     Returns:
-      What `summed_cross_entropy` gives for chosen tokens; `num_tokens` counts those read; and, if the model predicts
-      next sentences, there is the metric "next_sentence_accuracy" over rows.
+      The output of `summed_cross_entropy` over masked tokens; `num_tokens` counts the tokens read. If the model
+      predicts next sentences, there is the metric "next_sentence_accuracy" over examples.
     """
     encoded = model.bert(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs)
     places = masked_positions(batch["weights"], max_predictions(batch["tokens"].shape[1], rate))
@@ -221,10 +221,10 @@ def pretraining_loss(
 
 
 def max_predictions(length: int, rate: float) -> int:
-    """The most tokens that `mask_tokens` chooses in a row of `length` at a rate.
+    """Returns the maximum number of tokens that `mask_tokens` masks in an example of `length` tokens.
 
-    It chooses max(1, round(rate * n)) of the n tokens that it may choose, with ties to even; that does not fall with n,
-    and n is at most `length`.
+    It masks max(1, round(rate * n)) of the n maskable tokens, with ties to even. This does not decrease with n, and n
+    is at most `length`.
 
     >>> max_predictions(128, 0.15)
     19
@@ -233,9 +233,9 @@ def max_predictions(length: int, rate: float) -> int:
 
 
 def masked_positions(weights: Float[Array, "B T"], count: int) -> Int[Array, "B P"]:
-    """The first P = `count` positions of each row that have a weight, then the first that have none.
+    """Returns P = `count` positions of each example: first those with a weight, in order, then those without.
 
-    A stable sort: unlike `jax.lax.top_k`, which gathers all rows on every device, it leaves each row where it is.
+    Uses a stable sort, because `jax.lax.top_k` would gather all examples on every device.
 
     >>> masked_positions(jnp.array([[0.0, 1.0, 0.0, 1.0]]), 3).tolist()
     [[1, 3, 0]]

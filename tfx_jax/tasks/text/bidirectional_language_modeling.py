@@ -29,10 +29,10 @@ from tfx_jax.tasks.token_prediction import TokenPredictionBase, first_cut
 @documented
 @dataclasses.dataclass
 class BidirectionalLanguageModelConfig(TaskConfig):
-    """To predict every word of plain text from those before it, and from those behind it.
+    """Predicts every word of plain text from the words before it, and from the words after it.
 
-    Words stand between white space, and a line of a document is a sentence. The most frequent `model.vocab_size` words
-    are told apart when they are predicted, which is all that the tokenizer is for; those that are read are characters.
+    Words are separated by white space, and each line of a document is a sentence. Input words are read as characters.
+    The tokenizer only defines the `model.vocab_size` most frequent words, which can be predicted.
     """
 
     data: TextData = dataclasses.field(default_factory=lambda: TextData(tokenizer="words"))
@@ -40,7 +40,7 @@ class BidirectionalLanguageModelConfig(TaskConfig):
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "elmo", "bidirectional language modeling")
         if self.data.tokenizer != "words":
-            raise UserError(f'config.task.data.tokenizer must be "words" for an ELMo, got {self.data.tokenizer!r}')
+            raise UserError(f'config.task.data.tokenizer must be "words" for ELMo, got {self.data.tokenizer!r}')
         self.data.validate(model)
 
     def tiny(self) -> None:
@@ -67,20 +67,20 @@ class BidirectionalLanguageModelConfig(TaskConfig):
 
 
 class BidirectionalLanguageModelTask(TokenPredictionBase[BidirectionalLanguageModelConfig, ElmoConfig, TextDocuments]):
-    """Bidirectional language modeling on a stream of words, which is cut into rows at other places in each epoch.
+    """Bidirectional language modeling on a stream of words, which is cut at new positions in each epoch.
 
     Attributes:
-      tokenizer: knows the words that are told apart.
+      tokenizer: tokenizer of the words that can be predicted.
     """
 
     unit = "word"
 
     def make_model(self, *, rngs: nnx.Rngs) -> ElmoLanguageModel:
-        """See `tfx_jax.tasks.task.Task`; there is no attention to shard."""
+        """Builds the model, which has no attention to shard."""
         return ElmoLanguageModel(self.model_config, rngs=rngs)
 
     def make_epochs(self, seed: int) -> Callable[[int], "WordBlocks"]:
-        """Returns the training examples by the number of the epoch: the stream, cut at other places."""
+        """Returns a function from the number of an epoch to its examples: the stream, cut at new positions."""
         blocks = self.make_blocks("train")
 
         def cut(epoch: int) -> WordBlocks:
@@ -93,12 +93,12 @@ class BidirectionalLanguageModelTask(TokenPredictionBase[BidirectionalLanguageMo
         return self.make_blocks(split)
 
     def make_blocks(self, split: Split) -> "WordBlocks":
-        """Returns all words of a split as rows of `max_length`.
+        """Returns all words of a split in blocks of `max_length`.
 
         Raises:
           UserError: if there are none.
         """
-        types: dict[str, int] = {}  # number of each, in the order in which they come, from 1
+        types: dict[str, int] = {}  # number of each distinct word, from 1 in order of appearance
         stream = DiskArray(np.int32)
         for line in document_lines(self._splits[split]):
             if words := line.split():
@@ -119,32 +119,32 @@ class BidirectionalLanguageModelTask(TokenPredictionBase[BidirectionalLanguageMo
         return bidirectional_language_model_loss(model, batch, rngs)
 
     def result(self, sums: Mapping[str, Metric]) -> EvalResult:
-        """Returns the perplexity of words, each of which is predicted twice: from either side."""
+        """Returns the perplexity of words, each predicted once from either side."""
         nll = sums["nll"]
         return super().result({"nll": Metric(nll.sum / 2, nll.weight / 2)})
 
     def _id(self, pieces: list[int]) -> int:
-        """Returns the token of a word; of one whose characters the tokenizer cuts apart or drops, the unknown one."""
+        """Returns the token of a word, or the unknown token if the tokenizer splits or drops its characters."""
         return pieces[0] if len(pieces) == 1 else cast(int, self.tokenizer.unk_id)
 
 
 class WordBlocks:
-    """Rows of a stream of words, one behind the other, as an `ExampleSource`.
+    """Consecutive blocks of a stream of words, as an `ExampleSource`.
 
-    An example is "characters" [T, W] int32; "targets" [T, 2] int32, the token of the next word and of the one before,
-    which may stand in other rows; and "token_mask" [T], all True. The last row may be shorter than the others.
+    An example is "characters" [T, W] int32; "targets" [T, 2] int32, the tokens of the next and of the previous word,
+    even across blocks; and "token_mask" [T], all True. The last block may be shorter.
 
     Attributes:
-      num_words: that are read: all but the first and the last of the stream, which are only predicted.
+      num_words: number of words read: all but the first and the last of the stream, which are only predicted.
     """
 
     def __init__(self, stream: np.ndarray, rows: np.ndarray, ids: np.ndarray, length: int):
-        """Takes a stream, of three words at least.
+        """Wraps a stream of at least three words.
 
         Args:
-          stream: the number of each word among all different ones, [number of words] int32.
-          rows: characters of each different word, [number of different words, W] int32.
-          ids: token of each, [number of different words] int32.
+          stream: index of each word among the distinct words, [number of words] int32.
+          rows: characters of each distinct word, [number of distinct words, W] int32.
+          ids: token of each distinct word, [number of distinct words] int32.
           length: T.
         """
         self._stream, self._rows, self._ids, self._length = stream, rows, ids, length
@@ -153,7 +153,7 @@ class WordBlocks:
         self.lengths = np.minimum(length, self.num_words - starts)
 
     def starting_at(self, start: int) -> "WordBlocks":
-        """Leaves out the first words."""
+        """Returns the blocks without the first `start` words."""
         return WordBlocks(self._stream[start:], self._rows, self._ids, self._length)
 
     def __len__(self) -> int:
@@ -171,16 +171,16 @@ class WordBlocks:
 
 
 def bidirectional_language_model_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-    """Sums the cross entropy of the words that follow and of those that precede (Peters et al., 2018, section 3.1).
+    """Sums the cross entropy of the next and of the previous words (Peters et al., 2018, section 3.1).
 
     Args:
-      model: `model(characters, token_mask=..., rngs=...)` gives the logits of both at each word, [B, T, 2, V].
-      batch: "characters" [B, T, W] int32, "targets" [B, T, 2] int32, the next word and the one before, and "token_mask"
-        [B, T] bool, which words there are.
+      model: `model(characters, token_mask=..., rngs=...)` returns the logits of both at each word, [B, T, 2, V].
+      batch: "characters" [B, T, W] int32, "targets" [B, T, 2] int32, the next and the previous word, and "token_mask"
+        [B, T] bool, False at padding.
       rngs: stream `dropout`; None means evaluation.
 
     Returns:
-      What `summed_cross_entropy` gives for the predictions of both directions together; `num_tokens` counts the words.
+      The output of `summed_cross_entropy` for both directions together; `num_tokens` counts the words.
     """
     logits = model(batch["characters"], token_mask=batch["token_mask"], rngs=rngs)
     weights = jnp.broadcast_to(batch["token_mask"][..., None], batch["targets"].shape).astype(jnp.float32)

@@ -53,24 +53,26 @@ Model = TypeVar("Model")
 @documented
 @dataclasses.dataclass
 class LabeledData(FileData):
-    """Where labeled texts, or pairs of texts, come from, and how much of them makes an example and a batch."""
+    """Source of labeled texts or pairs of texts, and size of examples and batches."""
 
-    dataset: str = one_of(("grammar", "grammar_pairs", "files"), "grammar")  # built-in texts, or pairs of them
-    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    dataset: str = one_of(
+        ("grammar", "grammar_pairs", "files"), "grammar"
+    )  # grammar: built-in texts; grammar_pairs: pairs of them
+    # files: folder of the files below; each field may list several, as "a.txt,b.txt" or "part-*.txt" (sorted)
     data_dir: str = ""
-    # Lines of label, TAB, text; or, with names of columns below, TSV, .csv or .jsonl.
+    # files: lines of label, TAB, text; or, with the column names below, TSV, .csv or .jsonl.
     train_file: str = ""
     validation_file: str = ""
     test_file: str = ""
-    first_column: str = ""  # of the text, or of the first of a pair
-    second_column: str = ""  # of a pair; empty for single texts
+    first_column: str = ""  # files: column of the text, or of the first text of a pair
+    second_column: str = ""  # files: column of the second text of a pair; empty for single texts
     label_column: str = ""
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.tokenizers.train.KINDS`; without effect with init_from
-    max_length: int = at_least(1, 128)  # tokens of an input, special ones included; longer texts are cut
-    tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, padding included
+    tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
+    max_length: int = at_least(1, 128)  # tokens of an input, including special tokens; longer texts are cut
+    tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, including padding
 
     def load(self, split: Split) -> LabeledTexts:
-        """Reads the texts or pairs of a split, and their labels.
+        """Reads the texts or pairs of a split with their labels.
 
         Raises:
           UserError: if it cannot be read.
@@ -94,20 +96,21 @@ class LabeledData(FileData):
         return read_labeled(path)
 
     def validate(self, model: ModelConfig) -> None:
-        """Checks how fields go together.
+        """Checks that the fields are consistent.
 
         Raises:
-          UserError: if they do not.
+          UserError: if they are not.
         """
         check_files(self, model, what="row")
         if bool(self.first_column) != bool(self.label_column) or (self.second_column and not self.first_column):
             raise UserError(
-                "config.task.data.first_column, second_column and label_column go together, or all are empty; single "
-                "texts have no second_column"
+                "config.task.data.first_column, second_column and label_column must be given together, or all be "
+                "empty; "
+                "only second_column stays empty for single texts"
             )
 
     def tiny(self) -> None:
-        """Sets a little built-in text."""
+        """Sets a small built-in data set."""
         self.dataset = "grammar_pairs" if self.second_column else "grammar"
         self.max_length, self.tokens_per_batch = 64, 512
 
@@ -115,7 +118,7 @@ class LabeledData(FileData):
 @documented
 @dataclasses.dataclass
 class ClassificationConfig(TaskConfig):
-    """To give each text, or each pair of texts, a label."""
+    """Predicts the label of each text, or of each pair of texts."""
 
     data: LabeledData = dataclasses.field(default_factory=LabeledData)
     label_smoothing: float = fraction(0.0)
@@ -147,7 +150,7 @@ class ClassificationConfig(TaskConfig):
 
 
 class TextLabelTask(ClassificationBase[Config, Model, Any]):
-    """Base class of the tasks that label texts or pairs of them.
+    """Base class of the tasks that classify texts or pairs of them.
 
     Attributes:
       tokenizer: turns text into tokens.
@@ -161,11 +164,11 @@ class TextLabelTask(ClassificationBase[Config, Model, Any]):
         self.tokenizer = tokenizer
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`.
+        """Returns the training data, after checking the labels of the validation split.
 
         Raises:
-          UserError: if the validation split has a label that the training split has not: before the first step, not at
-            the first evaluation.
+          UserError: if the validation split has a label that the training split lacks; checked here rather than at the
+            first evaluation.
         """
         if "validation" in self._splits:
             check_labels(self._splits["validation"], self.labels, "the validation split")
@@ -176,7 +179,7 @@ class TextLabelTask(ClassificationBase[Config, Model, Any]):
         return inputs_of(cast(Any, self.config).data)
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
-        """Returns the most likely label of each text or pair, and the probabilities of all labels."""
+        """Returns the most likely label of each text or pair, and all probabilities."""
         examples = self.encode(unlabeled(rows, self.labels[0]))
         return class_predictions(self.labels, model.predict(self.probabilities, examples, self.batch_spec))
 

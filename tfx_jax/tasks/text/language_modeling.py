@@ -26,10 +26,10 @@ from tfx_jax.tasks.token_prediction import TokenPredictionBase, first_cut, token
 @documented
 @dataclasses.dataclass
 class LanguageModelConfig(TaskConfig):
-    """To predict every next token of plain text."""
+    """Predicts every next token of plain text."""
 
     data: TextData = dataclasses.field(default_factory=TextData)
-    is_packed: bool = False  # whether documents share a row without seeing each other; or all are one stream
+    is_packed: bool = False  # whether to pack documents, which do not attend to each other; else all are one stream
     label_smoothing: float = fraction(0.0)
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
 
@@ -52,17 +52,17 @@ class LanguageModelConfig(TaskConfig):
 
 
 class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, TextDocuments]):
-    """Language modeling on a text, of which a stream is cut into rows at other places in each epoch.
+    """Language modeling on a text. A stream is cut at new positions in each epoch.
 
-    Documents that are packed are so once.
+    Packed documents are packed only once.
     """
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
-        """Returns the training examples by the number of the epoch: a stream cut elsewhere, or packed rows."""
+        """Returns a function from the number of an epoch to its examples: newly cut blocks, or packed documents."""
         length = self.config.data.max_length
         if self.config.is_packed:
             documents = encode_documents(self.tokenizer, self._splits["train"], eos_id=self.tokenizer.eos_id)
-            rows = PackedDocuments(*documents, length, pad_id=0, min_tokens=2)  # an end alone teaches nothing
+            rows = PackedDocuments(*documents, length, pad_id=0, min_tokens=2)  # EOS alone is nothing to learn
             return lambda epoch: rows
         stream = self._stream("train")
 
@@ -70,7 +70,7 @@ class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, 
             start = first_cut(seed, epoch, length)
             return TokenBlocks(stream[min(start, max(len(stream) - length - 1, 0)) :], length)
 
-        cut(0)  # a text that is too short is an error now, not in a thread
+        cut(0)  # raises for a text that is too short here, not in a thread
         return cut
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -80,7 +80,7 @@ class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, 
         )
 
     def make_eval_examples(self, split: Split) -> TokenBlocks:
-        """Returns every token of a split in rows of `max_length`: the first of a row is predicted from one other."""
+        """Returns all tokens of a split in blocks of `max_length`; a block's first prediction sees only one token."""
         return TokenBlocks(self._stream(split), self.config.data.max_length, pad_id=0)
 
     def _stream(self, split: Split) -> np.ndarray:
@@ -98,19 +98,18 @@ def language_model_loss(
     """Sums the cross entropy of the tokens that follow (Radford et al., 2018, equation 1).
 
     Args:
-      model: of the kind "decoder": `model(inputs, positions=..., segment_ids=..., rngs=...)` gives the logits of what
-        follows each token.
+      model: model of the kind "decoder": `model(inputs, positions=..., segment_ids=..., rngs=...)` returns the logits
+        of the next token at each position.
       batch: "inputs" and "targets" [B, T] int32, "weights" [B, T] float32, and for packed documents "segment_ids" and
-        "positions" [B, T] int32, as in `tfx_jax.data.batching.packing`. Padding of weight 0 stands behind the tokens
-        or has
-        segment 0.
+        "positions" [B, T] int32, as in `tfx_jax.data.batching.packing`. Padding has weight 0, and follows the tokens or
+        has segment 0.
       rngs: stream `dropout`; None means evaluation.
       label_smoothing: see `summed_cross_entropy`.
       z_loss_weight: see `summed_cross_entropy`.
 
     Returns:
-      What `summed_cross_entropy` gives; with segments, `num_tokens` counts those read: the last of a document predicts
-      nothing.
+      The output of `summed_cross_entropy`. With segments, `num_tokens` counts the tokens read; the last token of a
+      document predicts nothing.
     """
     segment_ids = batch.get("segment_ids")
     logits = model(batch["inputs"], positions=batch.get("positions"), segment_ids=segment_ids, rngs=rngs)

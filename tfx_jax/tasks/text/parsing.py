@@ -1,9 +1,9 @@
 """Constituency parsing as translation: a sentence in, its tree out (Vinyals et al., 2015; Vaswani et al., 2017).
 
 "Grammar as a Foreign Language" (https://arxiv.org/abs/1412.7449) and section 6.3 of "Attention Is All You Need". The
-source is words, as subwords; the target is the linearized tree, of whose symbols each is one token, behind those of the
-words in the one vocabulary that the model has. What a model writes is repaired until it is a tree over exactly these
-words, and how often that was necessary is a metric.
+source is the words, as subwords; the target is the linearized tree, one token per symbol. Symbols follow the subwords
+in the joint vocabulary. The output is repaired to a tree over exactly these words, and the share of repaired trees is a
+metric.
 """
 
 import dataclasses
@@ -36,25 +36,25 @@ from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, T
 from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.tasks.text.translation import Translator, check_output_length, translation_loss
 
-_SEARCH_TOKENS = 8_192  # source positions times beams of a batch that is searched: as many as a beam of 4 translates
+_SEARCH_TOKENS = 8_192  # source positions times beams of a search batch, as in translation with a beam of 4
 
 
 @documented
 @dataclasses.dataclass
 class TreeData(FileData):
-    """Where trees come from, and how much of them makes an example and a batch."""
+    """Source of the trees, and size of examples and batches."""
 
-    dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
-    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    dataset: str = one_of(("grammar", "files"), "grammar")  # grammar: built-in trees
+    # files: folder of the files below; each field may list several, as "a.txt,b.txt" or "part-*.txt" (sorted)
     data_dir: str = ""
-    train_file: str = ""  # trees, "(TOP (S (NP (DT a) ...", plain or .gz, without function tags
+    train_file: str = ""  # files: trees, "(TOP (S (NP (DT a) ...", plain or .gz, without function tags
     validation_file: str = ""
     test_file: str = ""
-    tokenizer: str = one_of(("sentencepiece", "words", "characters"), "sentencepiece")  # of the words
-    # Tokens of a sentence or of its tree, the end included. Longer training trees are left out; a longer sentence is
-    # not read when parsed: its tree is flat, and is scored as that.
+    tokenizer: str = one_of(("sentencepiece", "words", "characters"), "sentencepiece")  # tokenizer of the words
+    # Tokens of a sentence or of its tree, including EOS. Longer training trees are left out; a longer sentence is not
+    # parsed: it gets a flat tree, which is scored.
     max_length: int = at_least(2, 256)
-    tokens_per_batch: int = at_least(1, 4_096)  # positions of each side of a global batch, padding included
+    tokens_per_batch: int = at_least(1, 4_096)  # positions of each side of a global batch, including padding
 
     def load(self, split: Split) -> Sequence[Tree]:
         """Reads a split.
@@ -67,17 +67,17 @@ class TreeData(FileData):
         return [tree for path in split_paths(self, split) for tree in read_trees(path)]
 
     def tiny(self) -> None:
-        """Sets a little built-in treebank."""
+        """Sets a small built-in treebank."""
         self.dataset, self.max_length, self.tokens_per_batch = "grammar", 64, 512
 
 
 @documented
 @dataclasses.dataclass
 class ParsingConfig(TaskConfig):
-    """To write the constituency tree of a sentence; the search is the paper's (section 6.3)."""
+    """Writes the constituency tree of a sentence; the search is the paper's (section 6.3)."""
 
     data: TreeData = dataclasses.field(default_factory=TreeData)
-    write_tags: bool = False  # whether the tree has the tags of its words, or XX for each, as in the papers
+    write_tags: bool = False  # whether trees contain the tags of words; else XX for each, as in the papers
     label_smoothing: float = fraction(0.1)
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
     decoding: DecodingConfig = dataclasses.field(
@@ -94,12 +94,12 @@ class ParsingConfig(TaskConfig):
         self.decoding.beam_size, self.decoding.extra_length = 2, 16
 
     def setup(self, model: EncoderDecoderConfig, splits: Splits[Sequence[Tree]], artifacts: Artifacts) -> "ParsingTask":
-        """See `tfx_jax.tasks.task.TaskConfig`. The tokens of symbols come on top of `model.vocab_size`.
+        """Sets up the task. The tokens of symbols are added to `model.vocab_size`.
 
-        A model to start from keeps its tokens: what they mean is the same if its training trees had the same symbols.
+        A pretrained model keeps its tokens; their meaning is the same if its training trees had the same symbols.
 
         Raises:
-          UserError: also if the model to start from has no tokens left for the symbols.
+          UserError: also if the pretrained model has too few tokens for the symbols.
         """
         tokenizer, model = setup_tokenizer(
             artifacts,
@@ -116,8 +116,9 @@ class ParsingConfig(TaskConfig):
         size = tokenizer.vocab_size + len(symbols)
         if artifacts.starts_from_model and model.vocab_size < size:
             raise UserError(
-                f"config.init_from names a model of {model.vocab_size} tokens, but {tokenizer.vocab_size} of words and "
-                f"{len(symbols)} symbols of trees make {size}: start from a model that was trained to parse"
+                f"config.init_from names a model of {model.vocab_size} tokens, but {tokenizer.vocab_size} of words "
+                "plus "
+                f"{len(symbols)} of symbols of trees make {size}: start from a model that was trained to parse"
             )
         if not artifacts.starts_from_model:
             model = dataclasses.replace(cast(Any, model), vocab_size=size)
@@ -128,7 +129,7 @@ class ParsingConfig(TaskConfig):
         return PlannedTask(ParsingTask(self, model, NO_DATA, NO_DATA, []), batch)
 
     def target(self, tree: Tree) -> list[str]:
-        """Returns the symbols that are written for a tree."""
+        """Returns the target symbols of a tree."""
         return linearize(tree, with_tags=self.write_tags)
 
 
@@ -136,8 +137,8 @@ class ParsingTask:
     """Parsing with an encoder and a decoder.
 
     Attributes:
-      tokenizer: turns words into tokens.
-      symbols: of the training trees; their tokens follow those of the tokenizer.
+      tokenizer: tokenizer of the words.
+      symbols: symbols of the training trees; their tokens follow those of the tokenizer.
     """
 
     metrics = (
@@ -166,12 +167,12 @@ class ParsingTask:
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How examples become batches: those of similar length together."""
+        """How examples become batches: examples of similar length together."""
         data, pad_id = self.config.data, cast(int, self.tokenizer.pad_id)
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, {"source": pad_id, "target": pad_id})
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`.
+        """Returns the training data, without trees that are too long.
 
         Raises:
           UserError: if all trees are too long.
@@ -185,10 +186,10 @@ class ParsingTask:
         return train_batches(lambda epoch: examples, self.batch_spec, options, num_examples=len(encoded))
 
     def encode(self, trees: Sequence[Tree]) -> list[Example]:
-        """Returns trees as {"source" [S], "target" [T]}, int32, each side with its end.
+        """Returns trees as {"source" [S], "target" [T]}, int32, each including EOS.
 
         Raises:
-          UserError: for a symbol that the training split has not.
+          UserError: if a symbol does not occur in the training split.
         """
         eos_id = cast(int, self.tokenizer.eos_id)
         ids = {symbol: token for token, symbol in enumerate(self.symbols, start=self.tokenizer.vocab_size)}
@@ -196,7 +197,9 @@ class ParsingTask:
         targets = [self.config.target(tree) for tree in trees]
         for symbol in (symbol for target in targets for symbol in target):
             if symbol not in ids:
-                raise UserError(f"the symbol {symbol!r} of a tree is none of the {len(ids)} of the training split")
+                raise UserError(
+                    f"the symbol {symbol!r} of a tree does not occur in the training split ({len(ids)} symbols)"
+                )
         return [
             {
                 "source": np.array([*source, eos_id], np.int32),
@@ -218,7 +221,7 @@ class ParsingTask:
         int8: bool = False,
         on_batch: Callable[[int], object] | None = None,
     ) -> "SentenceParser":
-        """Makes what parses with the search of the configuration, or with another; see `TranslationTask.translator`."""
+        """Returns a parser with the search of the configuration or another; see `TranslationTask.translator`."""
         decoding, max_length = self.config.decoding, self.config.data.max_length
         beam_size = decoding.beam_size if beam_size is None else beam_size
         translator = Translator(
@@ -234,30 +237,30 @@ class ParsingTask:
         return SentenceParser(translator, self.symbols, max_length=max_length)
 
     def parse(self, model: TrainedModel, sentences: Sequence[str]) -> list[Parse]:
-        """Parses sentences, words with spaces between them; several processes share them, and each gets all."""
-        if self._parser is None:  # it keeps what it compiles
+        """Parses sentences of space-separated words; processes share them, and each gets all parses."""
+        if self._parser is None:  # kept, because it caches compiled programs
             self._parser = self.translator(model.graphdef)
         parser = self._parser
         return model.share(lambda lines: parser.parse(model.params, lines), sentences)
 
     def predict(self, model: TrainedModel, sentences: Sequence[str]) -> list[str]:
-        """Returns the trees of sentences as text, a line for each."""
+        """Returns the trees of sentences as text, one line each."""
         return [write_tree(parse.tree) for parse in self.parse(model, sentences)]
 
     inputs = ("sentence",)
     empty_answer: ClassVar[Prediction] = {"tree": ""}
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
-        """Parses each sentence, whose words have spaces between them."""
+        """Parses each sentence of space-separated words."""
         return [{"tree": tree} for tree in self.predict(model, [row[0] for row in rows])]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Parses every sentence of a split."""
+        """Parses every sentence of a split and scores the trees."""
         trees = self._splits[split]
         return self.score(self.parse(model, [" ".join(tree.words) for tree in trees]), trees)
 
     def score(self, parses: Sequence[Parse], trees: Sequence[Tree]) -> EvalResult:
-        """Scores parses of the sentences of trees."""
+        """Compares parses with the true trees of their sentences."""
         scores = bracket_scores([parse.tree for parse in parses], trees)
         repaired = 100 * sum(parse.is_repaired for parse in parses) / len(parses)
         return EvalResult(
@@ -268,24 +271,24 @@ class ParsingTask:
 
 
 class SentenceParser:
-    """Parses sentences; compiles once for each batch shape."""
+    """Parses sentences; compiles once per batch shape."""
 
     def __init__(self, translator: Translator, symbols: Sequence[str], *, max_length: int):
-        """Takes what writes tokens.
+        """Wraps a translator from sentences to tokens of trees.
 
         Args:
-          translator: reads sentences, and gives tokens.
-          symbols: whose tokens follow those of its tokenizer.
-          max_length: sentences of more tokens, the end included, are not read.
+          translator: translates sentences to token ids.
+          symbols: symbols of trees, whose tokens follow those of the tokenizer.
+          max_length: sentences of more tokens, including EOS, are not parsed.
         """
         self._translator, self._symbols, self._max_length = translator, symbols, max_length
 
     def __call__(self, params: Any, lines: Sequence[str]) -> list[str]:
-        """Returns the tree of each line as text; an empty one stays empty."""
+        """Returns the tree of each line as text; an empty line stays empty."""
         return [write_tree(parse.tree) for parse in self.parse(params, lines)]
 
     def parse(self, params: Any, lines: Sequence[str]) -> list[Parse]:
-        """Parses each line; the tree of one that is too long is flat, which counts as repaired."""
+        """Parses each line; a line that is too long gets a flat tree, which counts as repaired."""
         sentences = [[] if is_blank(line) else split_words(line) for line in list_of_texts(lines, "lines")]
         texts = [" ".join(words) for words in sentences]
         encoded = self._translator.tokenizer.encode_batch(texts)
@@ -300,6 +303,6 @@ class SentenceParser:
         ]
 
     def _symbol(self, token: int) -> str:
-        """What a token says of a tree: nothing, if it is one of words."""
+        """Returns the symbol of a token; "" if it is the token of a word."""
         place = token - self._translator.tokenizer.vocab_size
         return self._symbols[place] if 0 <= place < len(self._symbols) else ""

@@ -1,7 +1,7 @@
 """Extractive question answering (SQuAD): answer spans, exact match and F1.
 
-Long contexts are read in overlapping windows (Devlin et al., 2019, section 4.2). The answer is the span whose first and
-last token score highest together, in any window.
+Long contexts are read in overlapping windows (Devlin et al., 2019, section 4.2). The answer is the span with the
+highest sum of the scores of its first and last token, in any window.
 """
 
 import dataclasses
@@ -36,18 +36,18 @@ from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.answers import Prediction
 
-NO_ANSWER = 0  # the position of [CLS], the target of a window without the answer
+NO_ANSWER = 0  # position of [CLS], the target in a window without the answer
 
 
 class Windows(NamedTuple):
-    """A question with W stretches of its context, each laid out as [CLS] question [SEP] context [SEP].
+    """A question with W windows of its context, each as [CLS] question [SEP] context [SEP].
 
     Attributes:
       ids: tokens, [W, L] int32.
       token_types: 0 for the question, 1 for the context and 0 for padding, [W, L] int32.
-      context_mask: where tokens of the context stand, [W, L] bool.
-      starts: which token of the context is the first of each window, [W] int32.
-      offset: at which position of a window its first token of the context stands.
+      context_mask: True at tokens of the context, [W, L] bool.
+      starts: index in the context of the first context token of each window, [W] int32.
+      offset: position in a window of its first context token.
     """
 
     ids: np.ndarray
@@ -58,12 +58,12 @@ class Windows(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """The best span of each row.
+    """The best span of each window.
 
     Attributes:
       first: position of its first token, [B] int32.
       last: position of its last token, not before `first`, [B] int32.
-      score: sum of both logits, [B] float32; -inf if the row has no context, and `first` and `last` mean nothing then.
+      score: sum of both logits, [B] float32; -inf if there is no context, and then `first` and `last` are meaningless.
     """
 
     first: Int[Array, "B"]
@@ -82,18 +82,18 @@ def context_windows(
     pad_id: int,
     max_question_length: int = 64,
 ) -> Windows:
-    """Lays a question out with as many windows of its context as it takes to show every token.
+    """Builds as many windows of a question and its context as needed to show every token of the context.
 
     Args:
       question: tokens; those beyond `max_question_length` are cut off.
       context: tokens.
-      max_length: L, of a window; BERT takes 384.
-      stride: how many tokens of the context a window begins after the one before; BERT takes 128. If fewer fit into a
-        window, it is as many as fit.
-      cls_id: of [CLS].
-      sep_id: of [SEP].
-      pad_id: of padding.
-      max_question_length: in tokens.
+      max_length: L, length of a window; 384 for BERT.
+      stride: context tokens between the starts of consecutive windows; 128 for BERT. It is lowered to the context
+        tokens that fit into a window, if those are fewer.
+      cls_id: id of [CLS].
+      sep_id: id of [SEP].
+      pad_id: id of padding.
+      max_question_length: maximum tokens of the question.
 
     Raises:
       ValueError: if no token of the context fits beside the question, or the stride is not positive.
@@ -101,7 +101,10 @@ def context_windows(
     question = question[:max_question_length]
     room = max_length - len(question) - NUM_PAIR_SPECIALS
     if room < 1 or stride < 1:
-        raise ValueError(f"max_length={max_length} leaves {room} tokens for the context, with a stride of {stride}")
+        raise ValueError(
+            f"max_length={max_length} leaves {room} tokens for the context with a stride of {stride}: both must be at "
+            "least 1"
+        )
     step = min(stride, room)
     starts = range(0, max(1, len(context) - room + step), step)
     rows = [
@@ -119,15 +122,15 @@ def context_windows(
 
 
 def answer_positions(windows: Windows, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where an answer stands in each window.
+    """Returns the position of an answer in each window.
 
     Args:
-      windows: of its context.
-      first: token of the context with which the answer begins.
-      last: token with which it ends.
+      windows: windows of the context.
+      first: index in the context of the first token of the answer.
+      last: index of its last token.
 
     Returns:
-      Positions of both tokens, each [W] int32; NO_ANSWER for both where the window does not show the whole answer.
+      Positions of both tokens, each [W] int32; NO_ANSWER for both if the window does not contain the whole answer.
     """
     shown = windows.context_mask.sum(axis=1)
     inside = (first >= windows.starts) & (last < windows.starts + shown)
@@ -136,14 +139,14 @@ def answer_positions(windows: Windows, first: int, last: int) -> tuple[np.ndarra
 
 
 def best_answer(windows: Windows, spans: Spans) -> tuple[int, int] | None:
-    """The highest scoring span of all windows of a question, in tokens of its context.
+    """Returns the highest scoring span over all windows of a question, as token indices in its context.
 
     Args:
-      windows: W of them.
-      spans: the best span of each, from `best_spans`.
+      windows: the W windows.
+      spans: best span of each window, from `best_spans`.
 
     Returns:
-      Its first and its last token, or None if no window shows any token of the context.
+      Its first and last token, or None if no window has a token of the context.
     """
     scores = np.asarray(spans.score)
     window = int(scores.argmax())
@@ -154,18 +157,18 @@ def best_answer(windows: Windows, spans: Spans) -> tuple[int, int] | None:
 
 
 def token_span(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int]:
-    """The tokens that cover some characters.
+    """Returns the tokens that cover a range of characters.
 
     Args:
-      offsets: the first character of each token and the one behind its last, [T, 2] int, in order.
-      begin: first of the characters.
-      end: the one behind the last.
+      offsets: start and end (exclusive) characters of each token, [T, 2] int, in order.
+      begin: first character.
+      end: end of the range, exclusive.
 
     Returns:
-      The first and the last token that share a character with them.
+      The first and the last token that overlap the range.
 
     Raises:
-      ValueError: if none does.
+      ValueError: if no token does.
 
     >>> token_span(np.array([[0, 3], [3, 8], [9, 12]]), 4, 10)
     (1, 2)
@@ -177,7 +180,7 @@ def token_span(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int]:
 
 
 def text_of_span(context: str, offsets: np.ndarray, first: int, last: int) -> str:
-    """The characters that some tokens cover, without white space at the ends; `offsets` as for `token_span`.
+    """Returns the characters of a span of tokens, without white space at the ends; `offsets` as for `token_span`.
 
     >>> text_of_span("ein rotes Haus", np.array([[0, 3], [3, 9], [9, 14]]), 1, 2)
     'rotes Haus'
@@ -191,19 +194,21 @@ Questions = Sequence[Question]
 @documented
 @dataclasses.dataclass
 class QuestionData(FileData):
-    """Where questions on texts come from, and how much of them makes an example and a batch."""
+    """Source of questions about texts, and size of examples and batches."""
 
-    dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
-    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    dataset: str = one_of(("grammar", "files"), "grammar")  # grammar: built-in questions
+    # files: folder of the files below; each field may list several, as "a.txt,b.txt" or "part-*.txt" (sorted)
     data_dir: str = ""
-    train_file: str = ""  # SQuAD's format
+    train_file: str = ""  # files: JSON in SQuAD's format
     validation_file: str = ""
     test_file: str = ""
-    scoring: str = one_of(("words", "characters"), "words")  # as SQuAD compares answers, or as JaQuAD does
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.tokenizers.train.KINDS`; without effect with init_from
-    max_length: int = at_least(1, 384)  # tokens of a window: question, a stretch of the context and special ones
-    max_answer_length: int = at_least(1, 30)  # tokens
-    tokens_per_batch: int = at_least(1, 12_288)  # positions of a global batch, padding included
+    scoring: str = one_of(
+        ("words", "characters"), "words"
+    )  # comparison of answers: words as in SQuAD, characters as in JaQuAD
+    tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
+    max_length: int = at_least(1, 384)  # tokens of a window: question, part of the context and special tokens
+    max_answer_length: int = at_least(1, 30)  # maximum tokens of an answer
+    tokens_per_batch: int = at_least(1, 12_288)  # positions of a global batch, including padding
 
     def load(self, split: Split) -> Questions:
         """Reads the questions of a split with their contexts and answers.
@@ -216,7 +221,7 @@ class QuestionData(FileData):
         return read_questions(*split_paths(self, split))
 
     def score(self, answers: Mapping[str, str], questions: Questions) -> EvalResult:
-        """Scores answers by the name of their question; of several right answers the nearest counts."""
+        """Scores answers by the id of their question; of several true answers the best match counts."""
         by_characters: dict[str, Any] = {"exact_match_fn": character_exact_match, "f1_fn": character_f1}
         exact_match, f1 = answer_scores(
             answers,
@@ -229,22 +234,22 @@ class QuestionData(FileData):
         check_files(self, model, what="row")
 
     def tiny(self) -> None:
-        """Sets a little built-in text."""
+        """Sets a small built-in data set."""
         self.dataset, self.scoring, self.max_length, self.tokens_per_batch = "grammar", "words", 64, 512
 
 
 ANSWER_METRICS = (MetricInfo("f1", "F1", " %"), MetricInfo("exact_match", "exact match", " %"))
-"""What `QuestionData.score` gives."""
+"""Metrics of `QuestionData.score`."""
 
 
 @documented
 @dataclasses.dataclass
 class QuestionAnsweringConfig(TaskConfig):
-    """To find the answer to a question in a text, which is read in windows."""
+    """Finds the answer to a question in a text, which is read in windows."""
 
     data: QuestionData = dataclasses.field(default_factory=QuestionData)
-    stride: int = at_least(1, 128)  # tokens of the context from one window to the next
-    max_question_length: int = at_least(1, 64)  # tokens; the rest is cut off
+    stride: int = at_least(1, 128)  # context tokens between the starts of consecutive windows
+    max_question_length: int = at_least(1, 64)  # maximum tokens of a question; the rest is cut
 
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "bert", "question answering")
@@ -252,7 +257,7 @@ class QuestionAnsweringConfig(TaskConfig):
         if self.data.max_length < self.max_question_length + NUM_PAIR_SPECIALS + 1:
             raise UserError(
                 f"config.task.data.max_length={self.data.max_length} leaves no token for the context beside a question "
-                f"of max_question_length={self.max_question_length} and {NUM_PAIR_SPECIALS} special ones"
+                f"of max_question_length={self.max_question_length} and {NUM_PAIR_SPECIALS} special tokens: raise it"
             )
 
     def tiny(self) -> None:
@@ -277,11 +282,11 @@ class QuestionAnsweringConfig(TaskConfig):
 
 
 class EncodedQuestion(NamedTuple):
-    """A question as the model reads it.
+    """A tokenized question with its context.
 
     Attributes:
-      windows: of its context.
-      offsets: the first character of each token of the context and the one behind its last, [S, 2] int64.
+      windows: windows of the context.
+      offsets: start and end (exclusive) characters of each token of the context, [S, 2] int64.
     """
 
     windows: Windows
@@ -291,12 +296,12 @@ class EncodedQuestion(NamedTuple):
 class QuestionAnsweringTask:
     """Question answering with a BERT.
 
-    As in the authors' program, all windows are trained on, and those that do not show the whole answer are to point at
-    [CLS]; of several answers of a training question the first is learned; and windows compete with the sums of both
-    logits, though training compares none with another.
+    As in the authors' program, training uses all windows, and the target of a window without the whole answer is [CLS].
+    Of several answers of a training question the first is learned. Prediction compares windows by the sums of both
+    logits, although training never compares windows.
 
     Attributes:
-      tokenizer: turns text into tokens.
+      tokenizer: tokenizer of questions and contexts.
     """
 
     metrics = ANSWER_METRICS
@@ -317,7 +322,7 @@ class QuestionAnsweringTask:
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How windows become batches: those of similar length together."""
+        """How windows become batches: windows of similar length together."""
         data, pad_values = self.config.data, {"tokens": cast(int, self.tokenizer.pad_id)}
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
 
@@ -328,7 +333,7 @@ class QuestionAnsweringTask:
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
     def encode(self, questions: Questions) -> Iterator[EncodedQuestion]:
-        """Splits questions and contexts into tokens, each context once, and lays them out in windows."""
+        """Tokenizes questions and contexts, each context once, and builds their windows."""
         config, tokenizer = self.config, self.tokenizer
         contexts = {context: tokenizer.encode_with_offsets(context) for context in {item.context for item in questions}}
         encoded = tokenizer.encode_batch([item.question for item in questions])
@@ -351,7 +356,7 @@ class QuestionAnsweringTask:
         return span_loss(model, batch, rngs)
 
     def predict(self, model: TrainedModel, questions: Questions) -> dict[str, str]:
-        """Returns the answer to each question by its name; it is empty if the context has no token."""
+        """Returns the answer to each question by its id; "" if the context has no token."""
         encoded = list(self.encode(questions))
         examples = [window for pair in zip(questions, encoded, strict=True) for window in _window_examples(*pair)]
         best = functools.partial(predict_spans, max_answer_length=self.config.data.max_answer_length)
@@ -374,34 +379,34 @@ class QuestionAnsweringTask:
         return [{"answer": answers[str(number)]} for number in range(len(rows))]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Answers every question of a split."""
+        """Answers every question of a split and scores the answers."""
         questions = self._splits[split]
         return self.config.data.score(self.predict(model, questions), questions)
 
 
 def unanswered(rows: Sequence[Sequence[str]]) -> Questions:
-    """Returns questions and contexts as those of the data, named by their places, with an answer that is nowhere."""
+    """Returns questions with contexts as data, with their indices as ids and an empty answer."""
     answers = (Answer("", 0),)
     return [Question(str(number), question, context, answers) for number, (question, context) in enumerate(rows)]
 
 
 def _texts(questions: Questions) -> Iterable[str]:
-    """Returns all questions, and each context once."""
+    """Yields all questions, and each context once."""
     return itertools.chain(
         (question.question for question in questions), dict.fromkeys(question.context for question in questions)
     )
 
 
 def _window_examples(question: Question, encoded: EncodedQuestion) -> list[Example]:
-    """Returns the windows of a question without their padding, and where its first answer stands in each."""
+    """Returns the windows of a question without padding, with the position of its first answer in each."""
     windows, offsets = encoded
     text, begin = question.answers[0]
     try:
         firsts, lasts = answer_positions(windows, *token_span(offsets, begin, begin + len(text)))
-    except ValueError:  # no token: what the tokenizer drops, such as control characters
+    except ValueError:  # no token covers the answer: the tokenizer drops characters such as control characters
         firsts = lasts = np.full(len(windows.ids), NO_ANSWER, np.int32)
     shown = windows.context_mask.sum(axis=1)
-    lengths = windows.offset + shown + (shown > 0)  # a context that is there has a [SEP] behind it
+    lengths = windows.offset + shown + (shown > 0)  # a [SEP] follows the context, if there is any
     return [
         {
             "tokens": ids[:length],
@@ -417,21 +422,21 @@ def _window_examples(question: Question, encoded: EncodedQuestion) -> list[Examp
 
 
 def span_loss(model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-    """Sums the mean of the cross entropies of an answer's first and last token (Devlin et al., 2019, section 4.2).
+    """Sums over windows the mean cross entropy of an answer's first and last token (Devlin et al., 2019, section 4.2).
 
-    Other than in the authors' program, whose softmax is over all positions, it is over those that may be answers: the
-    context and [CLS]. The rest is never predicted, so nothing has to be learned about it.
+    The softmax is over the positions that can be answers, the context and [CLS]; in the authors' program it is over all
+    positions. Other positions are never predicted, so nothing need be learned about them.
 
     Args:
-      model: gives each token the logits of being first and last.
+      model: returns the logits of being first and last for each token.
       batch: "tokens" and "token_type_ids" [B, T] int32, "token_mask" and "context_mask" [B, T] bool, "first" and
         "last" [B] int32, and "row_weights" [B] float32, 0 for padding, whose answer is NO_ANSWER. An answer outside
         the context makes the loss infinite.
       rngs: stream `dropout`; None means evaluation.
 
     Returns:
-      What `summed_cross_entropy` gives for rows, but "accuracy" says how many have both ends right; `num_tokens` counts
-      the tokens read.
+      The output of `summed_cross_entropy` over windows; "accuracy" is the share with both ends right, and `num_tokens`
+      counts the tokens read.
     """
     logits = jnp.stack(model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs))
     may_be = batch["context_mask"] | (jnp.arange(logits.shape[-1]) == NO_ANSWER)[None]
@@ -445,9 +450,9 @@ def span_loss(model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.R
 
 
 def predict_spans(model: BertQuestionAnswering, batch: dict[str, Array], *, max_answer_length: int) -> Spans:
-    """The best span of each row, see `best_spans`; for `TrainedModel.predict`, with `functools.partial`.
+    """Returns the best span of each window, for `TrainedModel.predict` with `functools.partial`; see `best_spans`.
 
-    `batch` as for `span_loss`, without answers.
+    `batch` is as for `span_loss`, without answers.
     """
     start, end = model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"])
     return best_spans(start, end, batch["context_mask"], max_answer_length=max_answer_length)
@@ -460,23 +465,25 @@ def best_spans(
     *,
     max_answer_length: int,
 ) -> Spans:
-    """Finds argmax over i <= j of start_logits[i] + end_logits[j], as section 4.2 of the paper defines the answer.
+    """Computes argmax over i <= j of start_logits[i] + end_logits[j], the answer of section 4.2 of the paper.
 
-    Of equal spans it is the one that begins first, then the one that ends first. Memory is O(B T max_answer_length);
-    may be jitted, with `max_answer_length` static.
+    Of equal spans, the one that begins first wins, then the one that ends first. Memory is O(B T max_answer_length).
+    May be jitted, with `max_answer_length` static.
 
     Args:
-      start_logits: that the answer begins at a position.
-      end_logits: that it ends at a position.
-      context_mask: where it may begin and end.
-      max_answer_length: in tokens; BERT takes 30.
+      start_logits: logits of an answer that begins at a position.
+      end_logits: logits of an answer that ends at a position.
+      context_mask: True where an answer may begin and end.
+      max_answer_length: maximum tokens of an answer; 30 for BERT.
     """
     num_rows, length = start_logits.shape
     width = min(max_answer_length, length)
     starts = jnp.where(context_mask, start_logits.astype(jnp.float32), -jnp.inf)
     ends = jnp.where(context_mask, end_logits.astype(jnp.float32), -jnp.inf)
     ends = jnp.pad(ends, ((0, 0), (0, width - 1)), constant_values=-jnp.inf)
-    reach = np.arange(length)[:, np.newaxis] + np.arange(width)[np.newaxis]  # [T, width]: where spans from t on end
+    reach = (
+        np.arange(length)[:, np.newaxis] + np.arange(width)[np.newaxis]
+    )  # [T, width]: ends of the spans that begin at t
     scores = (starts[:, :, np.newaxis] + ends[:, reach]).reshape(num_rows, -1)
     best = scores.argmax(axis=1).astype(jnp.int32)
     first = best // width

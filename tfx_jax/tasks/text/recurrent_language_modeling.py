@@ -1,4 +1,4 @@
-"""Language modeling of a text that goes on from batch to batch, by a model with a memory (Dai et al., 2019)."""
+"""Language modeling of a text that continues from batch to batch, with a recurrent memory (Dai et al., 2019)."""
 
 import dataclasses
 from typing import Any, Protocol, TypeVar
@@ -30,36 +30,36 @@ Self = TypeVar("Self", bound="Memory")
 
 
 class Memory(Protocol):
-    """What a model remembers of the texts of B rows: a pytree of arrays [B, ...]."""
+    """Memory of a model for B texts: a pytree of arrays [B, ...]."""
 
     def forget(self: Self, rows: Array) -> Self:
-        """Empties the memory of rows, [B] bool."""
+        """Empties the memory of the examples selected by `rows`, [B] bool."""
         ...
 
 
 class RecurrentDecoderConfig(MakesModel, Protocol):
-    """The configuration of a model of the kind "recurrent_decoder"."""
+    """Configuration of a model of the kind "recurrent_decoder"."""
 
     @property
     def memory_length_of_evaluation(self) -> int:
-        """How many positions evaluation remembers."""
+        """Number of positions remembered during evaluation."""
         ...
 
     def init_memories(self, rows: int, memory_length: int | None = None) -> Memory:
-        """Makes the memories of texts that begin; None is the length of training."""
+        """Returns empty memories of `rows` texts; None means the memory length of training."""
         ...
 
 
 @documented
 @dataclasses.dataclass
 class RecurrentLanguageModelConfig(TaskConfig):
-    """To predict every next token of plain text, each row of a batch going on where it was in the last one.
+    """Predicts every next token of plain text; each row of a batch continues the same row of the previous batch.
 
-    `data.max_length` is the length of a segment, and a batch has `data.tokens_per_batch // data.max_length` rows.
+    `data.max_length` is the length of a segment; a batch has `data.tokens_per_batch // data.max_length` rows.
     """
 
     data: TextData = dataclasses.field(default_factory=TextData)
-    eval_rows: int = at_least(1, 8)  # parts of a text that are evaluated side by side, each from an empty memory
+    eval_rows: int = at_least(1, 8)  # parts of a text evaluated in parallel, each starting with an empty memory
     label_smoothing: float = fraction(0.0)
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
 
@@ -85,10 +85,10 @@ class RecurrentLanguageModelConfig(TaskConfig):
 class RecurrentLanguageModelTask(
     TokenPredictionBase[RecurrentLanguageModelConfig, RecurrentDecoderConfig, TextDocuments]
 ):
-    """Language modeling whose carry is what the model remembers of each row.
+    """Language modeling whose carry is the memory of each row.
 
     Attributes:
-      rows: of a training batch, on any mesh, so that memories fit wherever the training goes on.
+      rows: rows of a training batch, independent of the mesh, so that memories fit if a run resumes on another mesh.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class RecurrentLanguageModelTask(
         self.rows = config.data.tokens_per_batch // config.data.max_length
 
     def make_carry(self) -> Memory:
-        """Makes what the first batch begins with: nothing is remembered."""
+        """Returns the carry of the first batch: empty memories."""
         return self.model_config.init_memories(self.rows)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """See `tfx_jax.tasks.task.Task`; the text is read in its order, whatever the seed.
+        """Returns the training data: the text in order, whatever the seed.
 
         Raises:
           UserError: if the devices cannot share the rows equally, or the text is too short.
@@ -129,13 +129,13 @@ class RecurrentLanguageModelTask(
         )
 
     def make_eval_examples(self, split: Split) -> TokenBlocks:
-        """Returns a split in `eval_rows` long rows of whole segments."""
+        """Returns a split as `eval_rows` long rows of whole segments."""
         stream, segment, rows = self._stream(split), self.config.data.max_length, self.config.eval_rows
         length = max(-(-(len(stream) - 1) // (rows * segment)), 1) * segment
         return TokenBlocks(stream, length, pad_id=0)
 
     def predict_metrics(self, model: Any, batch: dict[str, Array]) -> dict[str, Any]:
-        """Returns the metrics of long rows, read segment by segment with the memory of evaluation."""
+        """Returns the metrics of long rows, read segment by segment with the memory length of evaluation."""
         rows, length = batch["inputs"].shape
         segment, memory_length = self.config.data.max_length, self.model_config.memory_length_of_evaluation
         segments = {
@@ -151,7 +151,7 @@ class RecurrentLanguageModelTask(
         return jax.tree.map(lambda parts: parts.sum(axis=0), metrics)
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Scores every token of a text but the first, all long rows in one batch."""
+        """Computes the metrics of all tokens of a split but the first, with all long rows in one batch."""
         examples = self.eval_examples(split)
         length = int(examples.lengths.max())
         spec = BatchSpec((length,), self.config.eval_rows * length)
@@ -170,20 +170,20 @@ def recurrent_language_model_loss(
     label_smoothing: float = 0.0,
     z_loss_weight: float = 0.0,
 ) -> LossOutput:
-    """Sums the cross entropy of the tokens that follow, given those before them and what the model remembers.
+    """Sums the cross entropy of the next tokens, given the tokens before them and the memory.
 
     Args:
-      model: of the kind "recurrent_decoder": `model(inputs, memories, rngs=...)` gives the logits of what follows each
-        token, and the next memories.
-      batch: "inputs" and "targets" [B, T] int32, "weights" [B, T] float32, and maybe "begins" [B] bool: which rows
-        begin a text, so that they remember nothing.
+      model: model of the kind "recurrent_decoder": `model(inputs, memories, rngs=...)` returns the logits of the next
+        token at each position, and the next memories.
+      batch: "inputs" and "targets" [B, T] int32, "weights" [B, T] float32, and optionally "begins" [B] bool: rows that
+        begin a text, whose memory is emptied.
       rngs: stream `dropout`; None means evaluation.
-      carry: what the model remembers of each row; None means nothing.
+      carry: memory of each row; None means empty.
       label_smoothing: see `summed_cross_entropy`.
       z_loss_weight: see `summed_cross_entropy`.
 
     Returns:
-      What `summed_cross_entropy` gives, with the next memories as the carry.
+      The output of `summed_cross_entropy`, with the next memories as the carry.
     """
     if carry is not None and "begins" in batch:
         carry = carry.forget(batch["begins"])

@@ -1,4 +1,4 @@
-"""Classification of pairs of sentences by a model that reads each of them, such as decomposable attention."""
+"""Classification of pairs of sentences by a model of two inputs, such as decomposable attention."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -30,11 +30,11 @@ Pairs = Sequence[LabeledPair]
 
 
 class SentencePairModelConfig(MakesModel, Protocol):
-    """The configuration of a model of the kind "sentence_pair".
+    """Configuration of a model of the kind "sentence_pair".
 
     Attributes:
-      labels: the classes, which the task sets.
-      pad_id: the token that fills a row, likewise.
+      labels: classes, set by the task.
+      pad_id: padding token, set by the task.
     """
 
     labels: tuple[str, ...]
@@ -48,11 +48,11 @@ def _pair_data() -> LabeledData:
 @documented
 @dataclasses.dataclass
 class SentencePairConfig(TaskConfig):
-    """To say how two sentences are related."""
+    """Predicts how two sentences are related."""
 
     data: LabeledData = dataclasses.field(default_factory=_pair_data)
-    lowercase: bool = False  # whether texts are lower-cased before anything else
-    swapped_labels: str = ""  # those of pairs that are learned in the other order too, with commas between
+    lowercase: bool = False  # whether to lower-case texts before tokenization
+    swapped_labels: str = ""  # labels whose pairs are also learned in reverse order, separated by commas
     label_smoothing: float = fraction(0.0)
 
     def validate(self, model: ModelConfig) -> None:
@@ -87,11 +87,11 @@ class SentencePairConfig(TaskConfig):
         return PlannedTask(SentencePairTask(self, model, NO_DATA, NO_DATA), batch)
 
     def plain(self, text: str) -> str:
-        """A text as the tokenizer reads it."""
+        """Returns a text as it is passed to the tokenizer."""
         return text.lower() if self.lowercase else text
 
     def texts(self, pairs: Pairs) -> Iterator[str]:
-        """Both sentences of all pairs, as the tokenizer reads them."""
+        """Yields both sentences of all pairs as they are passed to the tokenizer."""
         return (self.plain(text) for pair in pairs for text in (pair.first, pair.second))
 
 
@@ -106,16 +106,16 @@ class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How examples become batches: those of similar length together."""
+        """How examples become batches: examples of similar length together."""
         data, pad_id = self.config.data, self.model_config.pad_id
         pad_values = {"premise": pad_id, "hypothesis": pad_id}
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
 
     def rows(self, split: Split) -> Pairs:
-        """Returns the pairs of a split; training reads those of `swapped_labels` in the other order too.
+        """Returns the pairs of a split; training adds those of `swapped_labels` in reverse order.
 
         Raises:
-          UserError: if a label whose pairs are to be swapped is none of the training split.
+          UserError: if a swapped label does not occur in the training split.
         """
         pairs = self._splits[split]
         if split != "train":
@@ -123,15 +123,15 @@ class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig
         swapped = {label.strip() for label in self.config.swapped_labels.split(",") if label.strip()}
         if unknown := swapped - {*self.labels}:
             raise UserError(
-                f"config.task.swapped_labels: {min(unknown)!r} is none of the labels {', '.join(self.labels)}"
+                f"config.task.swapped_labels: {min(unknown)!r} must be one of the labels {', '.join(self.labels)}"
             )
         return [*pairs, *(LabeledPair(pair.second, pair.first, pair.label) for pair in pairs if pair.label in swapped)]
 
     def encode(self, rows: Pairs) -> ExampleList:
-        """Returns an example for each pair, whose sentences are cut and then padded to the longer one.
+        """Returns one example per pair; its sentences are cut, then padded to the longer one.
 
         Raises:
-          UserError: for a label that the training split has not.
+          UserError: if a label does not occur in the training split.
         """
         check_labels(rows, self.labels)
         firsts, seconds = (
@@ -155,21 +155,21 @@ class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig
         return None if pair is None else self.attention(model, *pair)
 
     def attention(self, model: TrainedModel, source: str, target: str | None = None) -> PairAttention:
-        """Computes the alignments of one pair.
+        """Computes the attention maps of one pair.
 
         Args:
-          model: the trained one.
+          model: the trained model.
           source: the first sentence, or premise.
-          target: the second one, or hypothesis.
+          target: the second sentence, or hypothesis.
 
         Returns:
           Both maps by name, [1, S, T] and [1, T, S] float32, and the words of each sentence.
 
         Raises:
-          UserError: if there is no second sentence.
+          UserError: if the second sentence is missing.
         """
         if target is None or is_blank(target):
-            raise UserError("a pair needs its second sentence: --target=SENTENCE")
+            raise UserError("a pair needs a second sentence: give --target=SENTENCE")
         limit = self.config.data.max_length
         whole = self.tokenizer.encode_batch([self.config.plain(text) for text in (source, target)])
         warn_shortened(whole, limit, what="sentences", effect="only their beginnings are read")
@@ -191,8 +191,8 @@ def sentence_pair_loss(
     """Sums the cross entropy of the labels of pairs.
 
     Args:
-      model: of the kind "sentence_pair": `model(premise, hypothesis, rngs=...)` gives each pair the logits of its
-        labels; `model.config.pad_id` is padding.
+      model: model of the kind "sentence_pair": `model(premise, hypothesis, rngs=...)` returns the logits of the labels
+        of each pair; `model.config.pad_id` is padding.
       batch: "premise" and "hypothesis" [B, T] int32, "label" [B] int32 and "row_weights" [B] float32, 0 for padding.
       rngs: stream `dropout`; None means evaluation.
       label_smoothing: see `summed_cross_entropy`.

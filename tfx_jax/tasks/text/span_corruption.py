@@ -1,4 +1,4 @@
-"""Span corruption: spans of a text are dropped, and the model writes them down (Raffel et al., 2020, section 3.1.4)."""
+"""Span corruption: spans of a text are dropped, and the model generates them (Raffel et al., 2020, section 3.1.4)."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -31,16 +31,16 @@ from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.text.translation import translation_loss
 from tfx_jax.tasks.token_prediction import TokenPredictionBase, first_cut
 
-_EVALUATION_SEED = 0  # of the spans: the same for all trainings, so that their losses compare
+_EVALUATION_SEED = 0  # seed of the spans, the same for all runs, so that their losses are comparable
 
 
 @documented
 @dataclasses.dataclass
 class SpanCorruptionConfig(TaskConfig):
-    """To write down the spans that are dropped from plain text.
+    """Generates the spans that are dropped from plain text.
 
-    All documents are one stream, without anything between them, as the authors' program has it
-    (`reduce_concat_tokens`). It is cut into texts whose sources, spans dropped, have `data.max_length` tokens.
+    All documents form one stream without separators, as in the authors' program (`reduce_concat_tokens`). It is cut
+    into texts whose sources, after dropping spans, have `data.max_length` tokens.
     """
 
     data: TextData = dataclasses.field(default_factory=TextData)
@@ -52,11 +52,13 @@ class SpanCorruptionConfig(TaskConfig):
         self.data.validate(model)
         length = self.data.max_length
         if length < 3:
-            raise UserError(f"config.task.data.max_length={length} has no room for a span, its surroundings and an end")
+            raise UserError(
+                f"config.task.data.max_length={length} is too short for a span, its surroundings and EOS: raise it"
+            )
         needed = num_sentinels(longest_text(length))
         if needed > NUM_SENTINELS:
             raise UserError(
-                f"config.task.data.max_length={length} means {needed} sentinels in a target, but T5's tokenizers have "
+                f"config.task.data.max_length={length} needs {needed} sentinels in a target, but T5's tokenizers have "
                 f"{NUM_SENTINELS}: lower it"
             )
 
@@ -82,7 +84,7 @@ class SpanCorruptionConfig(TaskConfig):
 
 
 class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecoderConfig, TextDocuments]):
-    """Span corruption of a text; each epoch is cut at other places, and drops other spans."""
+    """Span corruption of a text; every epoch has new cuts and new spans."""
 
     metrics = (
         MetricInfo("loss", "loss", " nats", digits=4, is_loss=True),
@@ -102,19 +104,19 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How examples become batches: all sources are equally long, and so are all targets."""
+        """How examples become batches: all sources have one length, and all targets another."""
         source_length, target_length = span_corruption_lengths(self._text_length)
         pad_values = {"source": self.model_config.pad_id, "target": self.model_config.pad_id}
         return BatchSpec((source_length,), self.config.data.tokens_per_batch, pad_values, {"target": target_length})
 
     def make_epochs(self, seed: int) -> Callable[[int], CorruptedTexts]:
-        """Returns the training examples by the number of the epoch: cut at other places, with other spans."""
+        """Returns a function from the number of an epoch to its training examples: new cuts and spans."""
         stream = self._stream("train")
 
         def cut(epoch: int) -> CorruptedTexts:
             return self._corrupted(stream, (seed, epoch), start=first_cut(seed, epoch, self._text_length))
 
-        cut(0)  # a text that is too short is an error now, not in a thread
+        cut(0)  # raises for a text that is too short here, not in a thread
         return cut
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -122,11 +124,11 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
         return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
 
     def make_eval_examples(self, split: Split) -> CorruptedTexts:
-        """Returns the texts of a split, their spans the same each time."""
+        """Returns the texts of a split, with the same spans each time."""
         return self._corrupted(self._stream(split), (_EVALUATION_SEED,))
 
     def result(self, sums: Mapping[str, Metric]) -> EvalResult:
-        """Returns the scores of all target tokens."""
+        """Returns the metrics of all target tokens."""
         values = {"loss": float(sums["nll"].mean), "accuracy": 100 * float(sums["accuracy"].mean)}
         return eval_result(self.metrics, values, f"{sums['nll'].weight:,.0f} target tokens")
 

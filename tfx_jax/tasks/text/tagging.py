@@ -1,4 +1,4 @@
-"""Tagging of words, such as names, with a BERT (Devlin et al., 2019) or above an ELMo (Peters et al., 2018)."""
+"""Tagging of words, such as named entities, with a BERT (Devlin et al., 2019) or on an ELMo (Peters et al., 2018)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.tasks.text.bert_examples import bert_example
 from tfx_jax.tasks.text.word_characters import boundary_row, word_rows
 
-IGNORED = -1  # the target of what begins no word, such as a subword that is no first one; no id of a tag
+IGNORED = -1  # target of positions that do not begin a word, such as later subwords; not the id of a tag
 
 TaggedSentences = Sequence[TaggedSentence]
 
@@ -41,21 +41,21 @@ TaggedSentences = Sequence[TaggedSentence]
 @documented
 @dataclasses.dataclass
 class TaggedData(FileData):
-    """Where tagged sentences come from, and how much of them makes an example and a batch."""
+    """Source of the tagged sentences, and size of examples and batches."""
 
-    dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
-    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    dataset: str = one_of(("grammar", "files"), "grammar")  # grammar: built-in sentences
+    # files: folder of the files below; each field may list several, as "a.txt,b.txt" or "part-*.txt" (sorted)
     data_dir: str = ""
-    train_file: str = ""  # lines of word, TAB, BIO tag, or CoNLL-2003's; an empty line between sentences
+    train_file: str = ""  # files: lines of word, TAB, BIO tag, or of CoNLL-2003; an empty line between sentences
     validation_file: str = ""
     test_file: str = ""
-    # Or another of `tfx_jax.data.tokenizers.train.KINDS`; without effect with init_from, and for a model of characters.
+    # One of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from, and for a model that reads characters.
     tokenizer: str = "wordpiece"
-    max_length: int = at_least(1, 128)  # tokens of a sentence, special ones included; words beyond count as outside
-    tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, padding included
+    max_length: int = at_least(1, 128)  # tokens of a sentence, including special tokens; words beyond get the tag O
+    tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, including padding
 
     def load(self, split: Split) -> TaggedSentences:
-        """Reads a split; an entity that begins with I begins with B.
+        """Reads a split; a tag I at the beginning of an entity becomes B.
 
         Raises:
           UserError: if it cannot be read.
@@ -69,14 +69,14 @@ class TaggedData(FileData):
         check_files(self, model, what="row")
 
     def tiny(self) -> None:
-        """Sets a little built-in text."""
+        """Sets a small built-in data set."""
         self.dataset, self.max_length, self.tokens_per_batch = "grammar", 64, 512
 
 
 @documented
 @dataclasses.dataclass
 class TaggingConfig(TaskConfig):
-    """To give each word a BIO tag: a BERT reads subwords, of which the first one tells it, an ELMo characters."""
+    """Predicts the BIO tag of each word: BERT from its first subword, ELMo from its characters."""
 
     data: TaggedData = dataclasses.field(default_factory=TaggedData)
     label_smoothing: float = fraction(0.0)
@@ -109,13 +109,13 @@ class TaggingConfig(TaskConfig):
 
 
 class Subwords:
-    """What a BERT reads of sentences: subwords between special tokens.
+    """Encodes sentences for BERT: subwords between special tokens.
 
     Attributes:
-      tagger: the class of the model.
-      tokenizer: turns words into tokens; None where the model has none.
-      dtypes: of the arrays of an example that the model reads beside "token_mask" [T].
-      sizes: of the last axes of those that have one behind T.
+      tagger: class of the model.
+      tokenizer: tokenizer of the words; None for a model without one.
+      dtypes: dtypes of the arrays [T, ...] that the model reads in addition to "token_mask".
+      sizes: sizes of the last axes of arrays [T, size].
     """
 
     tagger = BertTagger
@@ -123,18 +123,18 @@ class Subwords:
     sizes: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, tokenizer: HFTokenizer):
-        """Takes what turns words into tokens."""
+        """Stores the tokenizer."""
         self.tokenizer = tokenizer
 
     @property
     def pad_values(self) -> Mapping[str, int]:
-        """What padding is, where it is not 0."""
+        """Padding values other than 0, by array."""
         return {"tokens": cast(int, self.tokenizer.pad_id)}
 
     def encode(self, sentences: TaggedSentences, number: Mapping[str, int], max_length: int) -> list[Example]:
-        """Returns an example for each sentence, as much of it as `max_length` holds.
+        """Returns one example per sentence, cut to `max_length`.
 
-        "targets" [T] int32 has the `number` of the tag of each word where it begins, and IGNORED everywhere else.
+        "targets" [T] int32 is the id (from `number`) of a word's tag at its beginning, and IGNORED elsewhere.
         """
         pieces = iter(self.tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
         split = [[next(pieces) for _ in sentence.words] for sentence in sentences]
@@ -155,7 +155,7 @@ class Subwords:
 
 
 class Characters:
-    """What a tagger of characters reads of sentences: words between two marks, as in pre-training; see `Subwords`."""
+    """Encodes sentences for a tagger of characters: words between two markers, as in pre-training; see `Subwords`."""
 
     tagger = ElmoTagger
     tokenizer = None
@@ -163,7 +163,7 @@ class Characters:
     pad_values: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, word_length: int):
-        """Takes how many characters of a word are read, see `word_rows`."""
+        """Stores the number of characters per word, see `word_rows`."""
         self.sizes = {"characters": word_length}
 
     def encode(self, sentences: TaggedSentences, number: Mapping[str, int], max_length: int) -> list[Example]:
@@ -199,8 +199,8 @@ class TaggingTask:
     """Tagging of words.
 
     Attributes:
-      encoding: turns words into what the model reads.
-      tokenizer: of a model that has one, else None.
+      encoding: encodes sentences for the model.
+      tokenizer: tokenizer of the model, or None.
       labels: all tags of the training split, in the order of their ids.
     """
 
@@ -228,39 +228,39 @@ class TaggingTask:
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How examples become batches: those of similar length together."""
+        """How examples become batches: examples of similar length together."""
         data, pad_values = self.config.data, {**self.encoding.pad_values, "targets": IGNORED}
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        if "validation" in self._splits:  # or the first evaluation would stumble over it
+        if "validation" in self._splits:  # raises for unknown tags before training, not at the first evaluation
             self._numbers(self._splits["validation"], "the validation split")
         examples = ExampleList(self.encode(self._splits["train"]), by="targets")
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
     def encode(self, sentences: TaggedSentences) -> list[Example]:
-        """Returns an example for each sentence, as much of it as `max_length` holds.
+        """Returns one example per sentence, cut to `max_length`.
 
         Raises:
-          UserError: for a tag that the training split has not.
+          UserError: if a tag does not occur in the training split.
         """
         return self.encoding.encode(sentences, self._numbers(sentences), self.config.data.max_length)
 
     def _numbers(self, sentences: TaggedSentences, where: str = "") -> dict[str, int]:
-        """The ids of all tags, which those of the sentences must be among; errors name a sentence of `where`."""
+        """Returns the ids of all tags, after checking those of the sentences; errors name the sentence in `where`."""
         ids = {label: index for index, label in enumerate(self.labels)}
         for number, sentence in enumerate(sentences, 1):
             for tag in sentence.tags:
                 if tag not in ids:
                     place = f"{where}, sentence {number}: " if where else ""
-                    raise UserError(f"{place}the tag {tag!r} is none of the {len(ids)} of the training split")
+                    raise UserError(f"{place}the tag {tag!r} does not occur in the training split ({len(ids)} tags)")
         return ids
 
     def loss(self, model: BertTagger | ElmoTagger, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return tagging_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
 
     def predict(self, model: TrainedModel, sentences: TaggedSentences) -> list[list[str]]:
-        """Returns the tags of the words of each sentence; words that did not fit into the example are outside."""
+        """Returns the tags of the words of each sentence; words that were cut off get the tag O."""
         examples = self.encode(sentences)
         found = model.predict(predict_tags, ExampleList(examples, by="targets"), self.batch_spec)
         tags = []
@@ -274,13 +274,13 @@ class TaggingTask:
     empty_answer: ClassVar[Prediction] = {"tags": [], "words": []}
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
-        """Returns the tags of each sentence, whose words have spaces between them, and the words."""
+        """Returns tags and words of each sentence of space-separated words."""
         sentences = [TaggedSentence(words := split_words(row[0]), [self.labels[0]] * len(words)) for row in rows]
         tags = self.predict(model, sentences)
         return [{"tags": found, "words": sentence.words} for found, sentence in zip(tags, sentences, strict=True)]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Tags every sentence of a split."""
+        """Tags every sentence of a split and scores the entities."""
         sentences = self._splits[split]
         tags = self.predict(model, sentences)
         precision, recall, f1, support = entity_scores(tags, [sentence.tags for sentence in sentences])
@@ -289,26 +289,26 @@ class TaggingTask:
 
 
 def _labels(sentences: TaggedSentences) -> list[str]:
-    """Returns "O", and B and I of each label of an entity."""
+    """Returns "O" and, for each entity label, its B and I tags."""
     return tag_names(tag[2:] for sentence in sentences for tag in sentence.tags if tag != "O")
 
 
 def align_tags(
     pieces: Sequence[Sequence[int]], tags: Sequence[int], *, unk_id: int, max_length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gives the tag of each word to its first subword, as BERT's tagging does (Devlin et al., 2019, section 5.3).
+    """Assigns the tag of each word to its first subword, as BERT's tagging does (Devlin et al., 2019, section 5.3).
 
     Args:
-      pieces: subwords of each word. A word without any, such as a character that the tokenizer drops, gets `unk_id`.
+      pieces: subwords of each word; a word without any, such as a character that the tokenizer drops, gets `unk_id`.
       tags: id of each word's tag.
-      unk_id: of an unknown subword.
-      max_length: subwords beyond it are left out; None leaves none out.
+      unk_id: id of the unknown subword.
+      max_length: maximum number of subwords to return; None for all.
 
     Returns:
-      Subwords and their targets, both [T] int32; the target is IGNORED where a word goes on.
+      Subwords and their targets, both [T] int32; the target is IGNORED at later subwords of a word.
 
     Raises:
-      ValueError: if there is not one tag for each word.
+      ValueError: if the numbers of words and tags differ.
 
     >>> align_tags([[5, 6], [7]], [2, 0], unk_id=1)
     (array([5, 6, 7], dtype=int32), array([ 2, -1,  0], dtype=int32))
@@ -328,18 +328,17 @@ def tagging_loss(
     *,
     label_smoothing: float = 0.0,
 ) -> LossOutput:
-    """Sums the cross entropy of the tags of words, read off their first subwords (Devlin et al., 2019, section 5.3).
+    """Sums the cross entropy of the tags of words at their first subwords (Devlin et al., 2019, section 5.3).
 
     Args:
-      model: gives each token the logits of its tags.
+      model: returns the logits of the tags of each token.
       batch: "tokens" and "token_type_ids" [B, T] int32 or "characters" [B, T, W] int32, "token_mask" [B, T] bool and
-        "targets" [B, T] int32, the id of a tag or IGNORED, as `align_tags` gives them; special tokens and padding are
-        IGNORED.
+        "targets" [B, T] int32, the id of a tag or IGNORED, as from `align_tags`; IGNORED at special tokens and padding.
       rngs: stream `dropout`; None means evaluation.
       label_smoothing: see `summed_cross_entropy`.
 
     Returns:
-      What `summed_cross_entropy` gives for words; `num_tokens` counts the tokens read.
+      The output of `summed_cross_entropy` over words; `num_tokens` counts the tokens read.
     """
     logits = _logits(model, batch, rngs)
     is_word = batch["targets"] != IGNORED
@@ -350,27 +349,27 @@ def tagging_loss(
 
 
 def predict_tags(model: BertTagger | ElmoTagger, batch: dict[str, Array]) -> Int[Array, "B T"]:
-    """The likeliest tag of each token, its id; for `TrainedModel.predict`.
+    """Returns the id of the most likely tag of each token, for `TrainedModel.predict`.
 
-    `batch` as for `tagging_loss`, without targets.
+    `batch` is as for `tagging_loss`, without targets.
     """
     return _logits(model, batch, None).argmax(axis=-1)
 
 
 def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> Array:
-    """Calls a tagger with what it reads, whichever that is."""
+    """Calls a tagger with the arrays that it reads."""
     inputs = [batch[name] for name in ("characters", "tokens", "token_type_ids") if name in batch]
     return model(*inputs, token_mask=batch["token_mask"], rngs=rngs)
 
 
 def tags_of_words(predictions: np.ndarray, targets: np.ndarray, num_words: int, *, outside_id: int = 0) -> list[int]:
-    """Undoes `align_tags`: the predictions at the first subwords, in order.
+    """Returns the predictions at the first subwords of words, in order: the inverse of `align_tags`.
 
     Args:
       predictions: id of a tag for each subword, [T] int.
-      targets: what `align_tags` gave, [T] int, or longer rows of which the rest is IGNORED.
-      num_words: in the sentence; words that were left out are outside.
-      outside_id: of "O".
+      targets: targets of `align_tags`, [T] int, possibly followed by IGNORED.
+      num_words: number of words in the sentence; words that were cut off get `outside_id`.
+      outside_id: id of the tag "O".
     """
     found = np.asarray(predictions)[np.asarray(targets) != IGNORED].tolist()
     return found + [outside_id] * (num_words - len(found))

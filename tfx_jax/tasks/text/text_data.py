@@ -1,4 +1,4 @@
-"""Plain text, as the tasks of pre-training read it."""
+"""Plain text for the pre-training tasks."""
 
 import dataclasses
 import functools
@@ -23,28 +23,30 @@ _GRAMMAR_DOCUMENTS = {"train": 2_000, "validation": 100, "test": 100}
 @documented
 @dataclasses.dataclass
 class TextData(FileData):
-    """Where plain text comes from, and how much of it makes an example and a batch."""
+    """Source of plain text, and size of examples and batches."""
 
-    dataset: str = one_of(("grammar", "files"), "grammar")  # the grammar is built in
-    # files: the folder of those below, of which each may be several: "a.txt,b.txt", or "part-*.txt" in their order
+    dataset: str = one_of(("grammar", "files"), "grammar")  # grammar: built-in text
+    # files: folder of the files below; each field may list several, as "a.txt,b.txt" or "part-*.txt" (sorted)
     data_dir: str = ""
-    train_file: str = ""  # UTF-8, plain or .gz
+    train_file: str = ""  # files: UTF-8 text, plain or .gz
     validation_file: str = ""
     test_file: str = ""
-    validation_share: float = fraction(0.0)  # without a file of its own, validation is this part of the training text
-    # A document is a whole "file" (for BERT, what stands between its empty lines), each of its "lines" or, in WikiText,
+    validation_share: float = fraction(
+        0.0
+    )  # without validation_file: fraction at the end of the training text used for validation
+    # A document is a whole "file" (for BERT, the text between empty lines of it), each of its "lines" or, in WikiText,
     # each of its "articles".
     documents: str = one_of(("file", "lines", "articles"), "file")
-    tokenizer: str = "wordpiece"  # or another of `tfx_jax.data.tokenizers.train.KINDS`; without effect with init_from
+    tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
     max_length: int = at_least(1, 256)  # tokens of an example
     tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
 
     def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split, or takes it from the end of the training text."""
+        """Returns whether the configuration names a split, or takes it from the end of the training text."""
         return super().has_split(split) or (split == "validation" and self.validation_share > 0)
 
     def load(self, split: Split) -> TextDocuments:
-        """Opens the documents of a split; lines, empty ones too, are without their line breaks.
+        """Opens the documents of a split; lines, including empty ones, come without line breaks.
 
         Raises:
           UserError: if it cannot be read, now or while iterating.
@@ -56,24 +58,26 @@ class TextData(FileData):
         return self._open(split)
 
     def validate(self, model: ModelConfig) -> None:
-        """Checks how fields go together.
+        """Checks that the fields are consistent.
 
         Raises:
-          UserError: if they do not.
+          UserError: if they are not.
         """
         check_files(self, model, what="row")
         if self.validation_file and self.validation_share:
-            raise UserError("config.task.data.validation_file and validation_share exclude each other: set one")
+            raise UserError(
+                "config.task.data.validation_file and validation_share must not both be set: keep one of them"
+            )
 
     def tiny(self) -> None:
-        """Sets a little built-in text."""
+        """Sets a small built-in text."""
         self.dataset, self.max_length, self.tokens_per_batch = "grammar", 64, 512
         self.documents = "lines" if self.documents == "lines" else "file"
 
     def _open(self, split: Split, *, is_held_out: bool | None = None) -> TextDocuments:
-        """The documents of the files of a split: all, or those before the end that is held out, or that end.
+        """Returns the documents of a split's files: all, those before the held-out end, or the held-out end.
 
-        All is read once here, so that what cannot be read is an error before anything is trained.
+        Everything is read once here, so that unreadable data is an error before training.
         """
         paths = split_paths(self, split)
         if self.documents == "file":
@@ -97,7 +101,7 @@ def _grammar_documents(split: Split, kind: str) -> TextDocuments:
 
 
 def _files(paths: Sequence[epath.Path], sizes: Sequence[int], begin: int, end: int) -> Iterator[Iterable[str]]:
-    """Files in pieces, of the characters from `begin` to `end` of them all."""
+    """Yields the files as iterators of pieces, limited to characters `begin` to `end` of all files together."""
     for path, size in zip(paths, sizes, strict=True):
         if begin < size and end > 0:
             yield read_pieces(path, max(0, begin), end)

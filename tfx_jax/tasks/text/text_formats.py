@@ -1,6 +1,6 @@
-"""Tasks as text to text (Raffel et al., 2020, section 2.4 and appendix D): examples are written, and answers read.
+"""Text-to-text formats of tasks (Raffel et al., 2020, section 2.4 and appendix D): writing examples, reading answers.
 
-What is read from a target is what the example has: nothing of a task is lost on the way.
+Reading a target returns the content of the example: the format loses nothing.
 """
 
 import re
@@ -14,21 +14,21 @@ from tfx_jax.metrics.classes import ClassScores, class_scores
 from tfx_jax.metrics.entities import Entity, entities_of_tags, tags_of_entities
 
 NO_LABEL = ""
-"""What is predicted where an answer is no label; no data have it."""
+"""Prediction for an answer that is not a label; no data have this label."""
 
-# In this order: a mark, or the text up to the next one.
+# In this order: a mark, or the text up to the next mark.
 _MARKS = re.compile(r"<extra_id_(\d+)>|([^<]+|<)")
 
 
 class Rendered(NamedTuple):
-    """What a model reads and what it is to write."""
+    """Source and target texts of an example."""
 
     source: str
     target: str
 
 
 def label_text(label: str) -> str:
-    """A label in words, which a tokenizer of text knows better than it knows names.
+    """Returns a label as words, which a tokenizer of text handles better than identifiers.
 
     >>> label_text("Refund_not_showing_up")
     'refund not showing up'
@@ -37,10 +37,10 @@ def label_text(label: str) -> str:
 
 
 def labels_by_text(labels: Iterable[str]) -> dict[str, str]:
-    """The labels by their texts.
+    """Returns the labels by their texts.
 
     Raises:
-      ValueError: if two read alike.
+      ValueError: if two labels have the same text.
 
     >>> labels_by_text(["ENTAILMENT", "card_arrival"])
     {'entailment': 'ENTAILMENT', 'card arrival': 'card_arrival'}
@@ -49,12 +49,12 @@ def labels_by_text(labels: Iterable[str]) -> dict[str, str]:
     for label in labels:
         other = found.setdefault(label_text(label), label)
         if other != label:
-            raise ValueError(f"the labels {other!r} and {label!r} read alike in words")
+            raise ValueError(f"the labels {other!r} and {label!r} have the same text in words")
     return found
 
 
 def render_labeled(example: LabeledText | LabeledPair) -> Rendered:
-    """A text or a pair with a label, written as the paper writes CoLA and MRPC.
+    """Renders a text or pair with a label like CoLA and MRPC in the paper.
 
     >>> render_labeled(LabeledPair("A man sings.", "No one sings.", "CONTRADICTION"))
     Rendered(source='classify sentence1: A man sings. sentence2: No one sings.', target='contradiction')
@@ -67,7 +67,7 @@ def render_labeled(example: LabeledText | LabeledPair) -> Rendered:
 
 
 def read_label(text: str, labels: Mapping[str, str]) -> str:
-    """The label that a text is, or NO_LABEL; `labels` are those of `labels_by_text`.
+    """Returns the label that a text stands for, or NO_LABEL; `labels` are from `labels_by_text`.
 
     >>> read_label(" card  arrival", labels_by_text(["card_arrival"]))
     'card_arrival'
@@ -76,22 +76,22 @@ def read_label(text: str, labels: Mapping[str, str]) -> str:
 
 
 def label_scores(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> ClassScores:
-    """`class_scores` of predictions that may be NO_LABEL, which are wrong, and count for no class.
+    """Computes `class_scores` of predictions that may be NO_LABEL: these are wrong, and count for no class.
 
     >>> label_scores(["a", "", "b", "b"], ["a", "b", "b", "b"], ["a", "b"])
     ClassScores(accuracy=75.0, macro_f1=90.0, balanced_accuracy=83.33333333333333)
     """
-    # NO_LABEL as a class has an F1 of 0, and so is in the mean as one class too many; of recalls it has none.
+    # As a class, NO_LABEL has an F1 of 0 and adds one class to the mean; it has no recall, so that mean is unaffected.
     scores = class_scores(predictions, references, [*labels, NO_LABEL])
     return scores._replace(macro_f1=scores.macro_f1 * ((len(labels) + 1) / len(labels)))
 
 
 def render_tagged(sentence: TaggedSentence, *, num_marks: int) -> Rendered:
-    """A sentence whose words have T5's sentinels for marks, and its entities: the marks of their words, and a label.
+    """Renders a sentence with T5's sentinels as marks of words, and its entities as marks of their words and a label.
 
     Marks are the "sentinel" formats of "Transforming Sequence Tagging Into A Seq2Seq Task" (Raman et al., 2022,
-    https://arxiv.org/abs/2203.08378), where words that are written again may come out as others. There, each word has
-    its tag in the target; here, entities alone, as most words are outside. Words beyond `num_marks` have no mark, and
+    https://arxiv.org/abs/2203.08378); words that are written again might come out differently. There, the target has
+    the tag of each word; here only entities, because most words are outside. Words beyond `num_marks` get no mark, and
     their entities are left out.
 
     >>> sentence = TaggedSentence(["Joe", "Doe", "saw", "Rome"], ["B-person", "I-person", "O", "B-place"])
@@ -111,15 +111,15 @@ def render_tagged(sentence: TaggedSentence, *, num_marks: int) -> Rendered:
 
 
 def read_tags(text: str, num_words: int, labels: Mapping[str, str]) -> list[str]:
-    """The tags of a sentence, from entities as `render_tagged` writes them.
+    """Returns the tags of a sentence from entities in the format of `render_tagged`.
 
-    What is none is skipped: marks that do not follow one another or that no word has, an unknown label, and words
-    of an entity that was read before.
+    Invalid parts are skipped: marks that are not consecutive or belong to no word, unknown labels, and words of an
+    earlier entity.
 
     Args:
-      text: with marks spelled out.
-      num_words: of the sentence.
-      labels: those of `labels_by_text`.
+      text: text with marks spelled out.
+      num_words: number of words in the sentence.
+      labels: labels by text, from `labels_by_text`.
 
     >>> read_tags("<extra_id_1> <extra_id_2> place <extra_id_0> bird", 4, labels_by_text(["place"]))
     ['O', 'B-place', 'I-place', 'O']
@@ -128,7 +128,7 @@ def read_tags(text: str, num_words: int, labels: Mapping[str, str]) -> list[str]
     taken: set[int] = set()
     marks: list[int] = []
     words = ""
-    # A last mark, which ends the last entity.
+    # The final mark ends the last entity.
     for number, piece in [*_MARKS.findall(text), ("0", "")]:
         if piece:
             words += piece
@@ -146,7 +146,7 @@ def read_tags(text: str, num_words: int, labels: Mapping[str, str]) -> list[str]
 
 
 def render_question(question: Question) -> Rendered:
-    """A question, its context, and the first of its answers, written as the paper writes SQuAD."""
+    """Renders a question, its context and its first answer like SQuAD in the paper."""
     return Rendered(f"question: {question.question} context: {question.context}", question.answers[0].text)
 
 

@@ -54,7 +54,7 @@ from tfx_jax.tasks.text.translation import translation_loss
 @documented
 @dataclasses.dataclass
 class TextToTextConfig(TaskConfig):
-    """To write the label of a text, the entities of a sentence or the answer to a question, as the data say.
+    """Writes the label of a text, the entities of a sentence or the answer to a question, depending on the data.
 
     As in the paper, a source longer than `data.max_length` is cut.
     """
@@ -95,7 +95,7 @@ class TextToTextConfig(TaskConfig):
         num_positions = getattr(model, "learned_positions", 0)
         if 0 < num_positions < found["length"]:
             raise UserError(
-                f"the longest target has {found['length']} tokens, which is more than "
+                f"the longest target has {found['length']} tokens, but must have at most "
                 f"config.model.learned_positions={num_positions}"
             )
         return TextToTextTask(
@@ -103,7 +103,7 @@ class TextToTextConfig(TaskConfig):
         )
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`; targets are taken to be as long as an answer may be, or as sources."""
+        """Plans the task; targets are assumed to be as long as the longest answer, or else as the sources."""
         length = getattr(self.data, "max_answer_length", self.data.max_length - 1) + 1
         batch = planned_batch(
             self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32), lengths={"target": length}
@@ -114,15 +114,15 @@ class TextToTextConfig(TaskConfig):
 
 
 class TextFormat(NamedTuple):
-    """How the examples of some data are written, and what is written is scored.
+    """How examples of some data are written as text, and answers are scored.
 
     Attributes:
-      metrics: what `score` gives.
-      render: the source and the target of an example.
-      labels_of: the labels of examples; none for data without.
-      score: of the answers to examples, the labels by their texts as a model writes them, the labels and the data.
-      inputs: what an input consists of, of the data.
-      unanswered: inputs as examples, whose targets mean nothing.
+      metrics: metrics that `score` returns.
+      render: returns source and target of an example.
+      labels_of: returns the labels of examples; () for data without labels.
+      score: scores answers, given the labels by their written texts, the labels and the data.
+      inputs: returns the names of the strings of an input.
+      unanswered: returns inputs as examples with meaningless targets.
     """
 
     metrics: tuple[MetricInfo, ...]
@@ -134,13 +134,13 @@ class TextFormat(NamedTuple):
 
 
 class TextToTextTask:
-    """A task that is learned as text to text.
+    """A task learned as text to text.
 
     Attributes:
-      metrics: those of the data.
-      tokenizer: turns text into tokens.
-      labels: those of the training split.
-      target_length: tokens of the longest target of the training split, its end included; answers are no longer.
+      metrics: metrics of the data.
+      tokenizer: tokenizer of sources and targets.
+      labels: labels of the training split.
+      target_length: tokens of the longest target of the training split, including EOS; limits the answers.
     """
 
     unit = "target token"
@@ -156,10 +156,10 @@ class TextToTextTask:
         labels: list[str],
         target_length: int,
     ):
-        """Joins the parts that `TextToTextConfig.setup` creates.
+        """Stores the parts that `TextToTextConfig.setup` creates.
 
         Raises:
-          UserError: if an answer cannot tell two labels apart.
+          UserError: if two labels have the same written text.
         """
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.metrics = text_format.metrics
@@ -172,7 +172,7 @@ class TextToTextTask:
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How examples become batches: sources of similar length together, all targets equally wide."""
+        """How examples become batches: sources of similar length together, all targets padded to one length."""
         data, pad_values = self.config.data, {"source": self.model_config.pad_id, "target": self.model_config.pad_id}
         widths = {"target": self.target_length}
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values, widths)
@@ -182,7 +182,7 @@ class TextToTextTask:
         return train_batches(lambda epoch: examples, self.batch_spec, options)
 
     def encode(self, examples: Sequence[Any]) -> list[Example]:
-        """Returns examples as {"source" [S], "target" [T]}, int32, each with its end."""
+        """Returns examples as {"source" [S], "target" [T]}, int32, each including EOS."""
         rendered = [self._format.render(example) for example in examples]
         sides = {"source": self.config.data.max_length, "target": self.target_length}
         encoded = {
@@ -205,7 +205,7 @@ class TextToTextTask:
         return translation_loss(model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss)
 
     def predict(self, model: TrainedModel, examples: Sequence[Any]) -> list[str]:
-        """Returns what the model writes for examples, whose targets it does not see; sentinels are spelled out."""
+        """Returns the model's answers to examples (their targets are not used), with sentinels spelled out."""
         decoding = self.config.decoding
         search = Greedy() if decoding.beam_size == 1 else BeamSearch(decoding.beam_size, decoding.length_penalty)
         write = functools.partial(write_targets, max_length=self.target_length, search=search)
@@ -219,20 +219,20 @@ class TextToTextTask:
         return self._format.inputs(self.config.data)
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
-        """Returns what the model writes for each input."""
+        """Returns the model's answer to each input."""
         return [{"answer": text} for text in self.predict(model, self._format.unanswered(rows))]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Answers every source of a split by a search and scores that."""
+        """Answers every example of a split by search and scores the answers."""
         examples = self._splits[split]
         return self.score(self.predict(model, examples), examples)
 
     def score(self, answers: Sequence[str], examples: Sequence[Any]) -> EvalResult:
-        """Scores what a model wrote for each example."""
+        """Scores the model's answer to each example."""
         return self._format.score(answers, examples, self.labels_as_written, self.labels, self.config.data)
 
     def spell(self, ids: Sequence[int]) -> str:
-        """Returns the text of tokens up to the end, sentinels spelled out."""
+        """Returns the text of tokens up to EOS, with sentinels spelled out."""
         number = {sentinel: place for place, sentinel in enumerate(sentinel_ids(self.tokenizer.vocab_size))}
         text = list(itertools.takewhile(lambda token: token != self.model_config.eos_id, ids))
         parts = []
@@ -244,12 +244,12 @@ class TextToTextTask:
         return " ".join(parts)
 
     def as_written(self, text: str) -> str:
-        """Returns a text as a model writes it at best: with what the tokenizer leaves of it."""
+        """Returns a text after encoding and decoding it: the form in which a model can write it."""
         return self.spell(self.tokenizer.encode(text))
 
     @functools.cached_property
     def labels_as_written(self) -> dict[str, str]:
-        """The labels by their texts as a model writes them."""
+        """The labels by their texts in the form in which a model can write them."""
         return {label_text(self.as_written(text)): label for text, label in labels_by_text(self.labels).items()}
 
     def _check_labels(self) -> None:
@@ -259,7 +259,7 @@ class TextToTextTask:
             raise UserError(f"{error}: rename one") from None
         for label in self.labels:
             if label in lost:
-                raise UserError(f"the tokenizer cannot spell the label {label!r} apart from others: rename it")
+                raise UserError(f"the tokenizer writes the label {label!r} like another one: rename it")
 
 
 def _score_labels(
@@ -269,7 +269,7 @@ def _score_labels(
     labels: Sequence[str],
     data: LabeledData,
 ) -> EvalResult:
-    """Scores labels; an answer that is none is wrong."""
+    """Scores labels; an answer that is not a label is wrong."""
     del data
     check_labels(examples, labels)
     found = [read_label(answer, by_text) for answer in answers]
@@ -285,7 +285,7 @@ def _score_tags(
     labels: Sequence[str],
     data: TaggedData,
 ) -> EvalResult:
-    """Scores entities; what is none in the answer is skipped."""
+    """Scores entities; invalid parts of an answer are skipped."""
     del labels, data
     found = [read_tags(answer, len(example.words), by_text) for answer, example in zip(answers, examples, strict=True)]
     precision, recall, f1, support = entity_scores(found, [example.tags for example in examples])
@@ -338,16 +338,16 @@ _FORMATS: dict[type, TextFormat] = {
 def write_targets(
     model: Any, batch: Mapping[str, Array], *, max_length: int, search: Search = Greedy()
 ) -> Int[Array, "B L"]:
-    """What a model answers to sources; for `TrainedModel.predict`.
+    """Returns the model's answers to sources, for `TrainedModel.predict`.
 
     Args:
-      model: its configuration says which tokens pad, start and end.
-      batch: "source" [B, S] int32; rows of padding alone are free.
-      max_length: L, how many tokens an answer has at most, its end included.
+      model: model whose configuration has the padding, start and EOS tokens.
+      batch: "source" [B, S] int32; examples of padding only cost nothing.
+      max_length: L, maximum number of tokens of an answer, including EOS.
       search: how tokens are chosen.
 
     Returns:
-      Tokens, the end included, padding behind them.
+      Tokens including EOS, followed by padding.
     """
     c, token_mask = model.config, batch["source"] != model.config.pad_id
     tokens = decode(

@@ -37,35 +37,35 @@ from tfx_jax.tasks.text.answers import Prediction
 @documented
 @dataclasses.dataclass
 class PairData:
-    """Where sentence pairs come from and how they become batches."""
+    """Source of the sentence pairs, and how they become batches."""
 
     dataset: str = "grammar"  # "grammar" (built in), "files", or a TFDS name such as "wmt14_translate/de-en"
-    # TFDS: where the data set was prepared; files: the folder of those below, of which each may be several, "a.en,b.en"
-    # or "part-*.en" in their order, and their targets as many
+    # TFDS: folder of the prepared data set; files: folder of the files below, each of which may be several, "a.en,b.en"
+    # or "part-*.en" (sorted), with equally many target files
     data_dir: str = ""
-    train_source: str = ""  # files: one sentence a line, plain or .gz; a .tsv holds both sides and needs no target
+    train_source: str = ""  # files: one sentence per line, plain or .gz; a .tsv has both sides and needs no target
     train_target: str = ""
     validation_source: str = ""
     validation_target: str = ""
     test_source: str = ""
     test_target: str = ""
-    # files: without a validation file, up to so many pairs, and a tenth, are set aside for it
+    # files: without a validation file, pairs set aside for validation, at most a tenth
     validation_pairs: int = at_least(0, 0)
-    source_language: str = ""  # codes such as "de", which files and TFDS need; the grammar is English to Japanese
-    target_language: str = ""  # decides how translations are tokenized and scored
-    is_tokenized: bool = False  # files and TFDS: the text is tokens with spaces between them, as the grammar's is
-    # "words": text is segmented, as with "@@ "; a model to start from brings its own, which should be of the same kind
+    source_language: str = ""  # files, TFDS: code such as "de"; the grammar is English to Japanese
+    target_language: str = ""  # files, TFDS: code such as "en"; decides how translations are tokenized and scored
+    is_tokenized: bool = False  # files, TFDS: whether the text consists of space-separated tokens, like the grammar's
+    # "words": text is already segmented, as with "@@ "; ignored with init_from, whose tokenizer should be of this kind
     tokenizer: str = one_of(("sentencepiece", "words", "characters"), "sentencepiece")
-    max_length: int = at_least(1, 256)  # tokens of a sentence, its end included; longer training pairs are left out
-    tokens_per_batch: int = at_least(1, 25_000)  # positions of each side of a global batch, padding included (paper)
-    sort_buffer: int = at_least(1, 65_536)  # pairs that are sorted by length together
+    max_length: int = at_least(1, 256)  # tokens of a sentence, including EOS; longer training pairs are left out
+    tokens_per_batch: int = at_least(1, 25_000)  # positions of each side of a global batch, including padding (paper)
+    sort_buffer: int = at_least(1, 65_536)  # number of pairs that are sorted by length together
 
     def has_split(self, split: Split) -> bool:
-        """Tells whether the configuration names a split; files need not have one for validation or test."""
+        """Returns whether the configuration names a split; files may have none for validation or test."""
         return self.dataset != "files" or bool(getattr(self, f"{split}_source")) or self._is_set_aside(split)
 
     def load(self, split: Split) -> PairSource:
-        """Opens a split. Evaluation splits keep their empty lines, as every line counts there.
+        """Opens a split. Evaluation splits keep empty lines, because every line counts there.
 
         Raises:
           UserError: if it cannot be read.
@@ -84,16 +84,16 @@ class PairData:
 
     @property
     def scored_as(self) -> tuple[str, bool]:
-        """The code of the language translated into, without its region, and whether its text is tokens already."""
+        """Language code of the targets, without region, and whether their text is already tokenized."""
         if self.dataset == "grammar":
             return "ja", True
         return self.target_language.replace("_", "-").partition("-")[0], self.is_tokenized
 
     def validate(self) -> None:
-        """Checks the languages: what a target is in decides how it is tokenized and scored, so it is said.
+        """Checks the languages, because the target language decides tokenization and scoring.
 
         Raises:
-          UserError: if one is missing, is no code, or contradicts the names of files.
+          UserError: if one is missing, is not a code, or contradicts the names of files.
         """
         languages = {"source": self.source_language, "target": self.target_language}
         said = self.source_language or "en", self.target_language or "ja"
@@ -102,20 +102,20 @@ class PairData:
                 f'config.task.data.dataset="grammar" is English to Japanese, not {said[0]} to {said[1]}: '
                 "leave its languages out, or name another dataset"
             )
-        if self.dataset != "files":  # TFDS knows what languages a data set has
+        if self.dataset != "files":  # TFDS data sets name their languages
             return
         for side, language in languages.items():
             if not re.fullmatch("[a-z]{2,3}([-_][A-Za-z0-9]+)*", language):
                 given = f", got {language!r}" if language else ""
                 raise UserError(
                     f'config.task.data.{side}_language must be the code of a language, such as "en" or "de"{given}: it '
-                    f"says what the {side} side of the files is"
+                    f"is the language of the {side} side of the files"
                 )
         if languages["source"] != languages["target"]:
             self._check_file_names(languages)
 
     def tiny(self) -> None:
-        """Sets a little built-in text."""
+        """Sets a small built-in data set."""
         self.dataset, self.tokenizer, self.is_tokenized = "grammar", "sentencepiece", False
         self.source_language = self.target_language = ""
         self.max_length, self.tokens_per_batch, self.sort_buffer = 64, 512, 256
@@ -128,7 +128,7 @@ class PairData:
                 if any(name.endswith(f".{languages[other]}") for name in names):
                     raise UserError(
                         f"config.task.data.{split}_{side}={file} looks like the {other} side, whose language is "
-                        f"{languages[other]}: exchange files or languages"
+                        f"{languages[other]}: swap the files or the languages"
                     )
 
     def _is_set_aside(self, split: Split) -> bool:
@@ -138,9 +138,10 @@ class PairData:
         if split == "test" or not self._is_set_aside("validation"):
             return self._read_files(split)
         pairs = self._read_files("train")
-        if len(pairs) < 10:  # a tenth would be none
+        if len(pairs) < 10:  # a tenth of them would be 0
             raise UserError(
-                f"{self.train_source} has too few pairs to set some aside: name config.task.data.validation_source"
+                f"{self.train_source} has only {len(pairs)} pairs, fewer than the 10 needed to set some aside: name "
+                "config.task.data.validation_source"
             )
         return split_pairs(pairs, self.validation_pairs)[split == "validation"]
 
@@ -149,19 +150,21 @@ class PairData:
         keep_empty, sources = split != "train", named_paths(self.data_dir, source)
         if not target:
             if not all(path.name.removesuffix(".gz").endswith(".tsv") for path in sources):
-                raise UserError(f"config.task.data.{split}_target names no file; only a .tsv holds both sides")
+                raise UserError(
+                    f"config.task.data.{split}_target is missing: name the target file; only a .tsv has both sides"
+                )
             return join_pairs([read_tsv(path, keep_empty=keep_empty) for path in sources])
         targets = named_paths(self.data_dir, target)
         if len(sources) != len(targets):
             raise UserError(
                 f"config.task.data.{split}_source names {len(sources)} files and {split}_target {len(targets)}: each "
-                "file of one must be the translation of the file of the other in the same place"
+                "source file needs a target file at the same position of the list"
             )
         files = zip(sources, targets, strict=True)
         return join_pairs([read_pairs(*sides, keep_empty=keep_empty) for sides in files])
 
 
-# SentencePiece learns nothing new from more lines than this, and an endless source has to stop somewhere.
+# SentencePiece gains nothing from more lines than this, and an endless source must end somewhere.
 _TOKENIZER_PAIRS = 1_000_000
 _GRAMMAR_TOKENIZER_PAIRS = 20_000
 
@@ -169,9 +172,9 @@ _GRAMMAR_TOKENIZER_PAIRS = 20_000
 @documented
 @dataclasses.dataclass
 class TranslationConfig(TaskConfig):
-    """To translate sentences of one language into another, with one tokenizer for both."""
+    """Translates sentences from one language into another, with one tokenizer for both."""
 
-    can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide them
+    can_shard_positions: ClassVar[bool] = True  # allows `config.mesh.sequence` above 1
 
     data: PairData = dataclasses.field(default_factory=PairData)
     label_smoothing: float = fraction(0.1)
@@ -263,14 +266,14 @@ class TranslationTask:
         int8: bool = False,
         on_batch: Callable[[int], object] | None = None,
     ) -> "Translator":
-        """Makes what translates with the search of the configuration, or with another beam.
+        """Returns a translator with the search of the configuration, or with another beam.
 
         Args:
-          graphdef: of the model.
-          beam_size: None means that of the configuration.
-          length_penalty: likewise.
-          int8: as for `Translator`.
-          on_batch: as for `Translator`.
+          graphdef: static definition of the model.
+          beam_size: beam width; None means that of the configuration.
+          length_penalty: exponent of the length penalty; None means that of the configuration.
+          int8: see `Translator`.
+          on_batch: see `Translator`.
         """
         decoding = self.config.decoding
         return Translator(
@@ -288,7 +291,7 @@ class TranslationTask:
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Translates the source sides of a split and scores them."""
-        if self._translator is None:  # it keeps what it compiles
+        if self._translator is None:  # kept, because it caches compiled programs
             self._translator = self.translator(model.graphdef)
         scores, _, _ = self.score(self._translator, model, self._splits[split])
         return EvalResult(
@@ -300,11 +303,11 @@ class TranslationTask:
     def score(
         self, translator: "Translator", model: TrainedModel, pairs: PairSource
     ) -> tuple[BleuScores, list[str], list[str]]:
-        """Translates the source sides and scores them; returns the scores, the translations and the references.
+        """Translates the source sides and returns scores, translations and references.
 
-        References are normalized as the text of training is, which the signature says where it changes one: a model
-        cannot write other forms. Segmented text loses its subword marks, as the tokenizer's output does. Several
-        processes share the sentences; each gets all the translations.
+        References are normalized like the training text, because a model cannot write other forms; the signature says
+        so if that changes one. Subword marks of segmented text are removed, as in the tokenizer's output. Processes
+        share the sentences; each gets all translations.
         """
         everything = [pairs[index] for index in range(len(pairs))]
         plain = [self.tokenizer.normalize(pair["target"]) for pair in everything]
@@ -318,7 +321,7 @@ class TranslationTask:
         return scores, hypotheses, references
 
     def attention_example(self, model: TrainedModel) -> PairAttention | None:
-        """See `tfx_jax.tasks.task.Task`: of a pair with its reference, as when it trains."""
+        """Returns the attention maps of a pair with its reference, as in training."""
         pairs = self._splits["validation"]
         texts = ((pair["source"], pair["target"]) for pair in map(pairs.__getitem__, range(len(pairs))))
         pair = drawable_pair(texts, lambda text: self.tokenizer.encode_with_specials(text).ids)
@@ -328,12 +331,12 @@ class TranslationTask:
         """Computes every attention map of one sentence pair.
 
         Args:
-          model: the trained one.
+          model: the trained model.
           source: the sentence to read.
-          target: its translation; None means the model's own.
+          target: translation; None means the model's own.
 
         Returns:
-          Maps by name, each [N, T, S] float32, the source's pieces and the target's, the end of sentence included.
+          Maps by name, each [N, T, S] float32, and the pieces of source and target, including EOS.
         """
         source_ids = self.tokenizer.encode_with_specials(source).ids
         if target is None:
@@ -345,16 +348,16 @@ class TranslationTask:
 
 
 def check_output_length(model: ModelConfig, max_length: int, decoding: DecodingConfig, *, what: str) -> None:
-    """Checks that a model with learned positions has one for every token that it may write.
+    """Checks that a model with learned positions has enough of them for every token that it may write.
 
     Args:
-      model: what writes.
-      max_length: of what it reads.
-      decoding: says how much longer an output may be.
-      what: messages call an output.
+      model: configuration of the model.
+      max_length: maximum length of an input.
+      decoding: configuration that limits how much longer an output may be.
+      what: name of an output in messages.
 
     Raises:
-      UserError: if it has not.
+      UserError: if it has too few.
     """
     num_positions, longest = getattr(model, "learned_positions", 0), max_length + decoding.extra_length
     if num_positions and num_positions < longest:
@@ -372,18 +375,18 @@ def translation_loss(
     label_smoothing: float = 0.0,
     z_loss_weight: float = 0.0,
 ) -> LossOutput:
-    """Sums the label-smoothed cross entropy over target tokens, for any task with a text in and a text out.
+    """Sums the label-smoothed cross entropy of target tokens, for any text-to-text task.
 
     Args:
-      model: of the kind "encoder_decoder": `model(source, target, rngs=...)` gives the logits of every target token,
-        `model.config.pad_id` is padding.
-      batch: "source" [B, S] and "target" [B, T], int32, with padding behind the texts.
+      model: model of the kind "encoder_decoder": `model(source, target, rngs=...)` returns the logits of every target
+        token; `model.config.pad_id` is padding.
+      batch: "source" [B, S] and "target" [B, T], int32, with padding after the texts.
       rngs: stream `dropout`; None means evaluation.
       label_smoothing: see `summed_cross_entropy`.
       z_loss_weight: see `summed_cross_entropy`.
 
     Returns:
-      What `summed_cross_entropy` gives.
+      The output of `summed_cross_entropy`.
     """
     target = batch["target"]
     logits = model(batch["source"], target, rngs=rngs)
@@ -392,7 +395,7 @@ def translation_loss(
 
 
 class Translator:
-    """Translates sentences; compiles once for each batch shape."""
+    """Translates sentences; compiles once per batch shape."""
 
     def __init__(
         self,
@@ -406,17 +409,17 @@ class Translator:
         int8: bool = False,
         on_batch: Callable[[int], object] | None = None,
     ):
-        """Remembers the model without its parameters and the options of the search.
+        """Stores the model's static definition and the options of the search.
 
         Args:
-          graphdef: of a `tfx_jax.nn.decoding.DecodingModel`, such as `tfx_jax.models.Transformer`.
-          tokenizer: the one the model was trained with.
+          graphdef: static definition of a `tfx_jax.nn.decoding.DecodingModel`, such as `tfx_jax.models.Transformer`.
+          tokenizer: tokenizer that the model was trained with.
           search: how tokens are chosen; the default is that of Vaswani et al. (2017), section 6.1.
-          extra_length: how many tokens an output may be longer than its input.
-          max_source_length: longer inputs are cut to this many tokens, end of sentence included.
+          extra_length: tokens by which an output may be longer than its input.
+          max_source_length: longer inputs are cut to this many tokens, including EOS.
           tokens_per_batch: source positions of a batch.
           int8: see `DecodeDriver`.
-          on_batch: is told after each batch how many lines it has translated.
+          on_batch: called after each batch with the number of translated lines.
         """
         self.tokenizer = tokenizer
         self._on_batch = on_batch
@@ -427,11 +430,11 @@ class Translator:
         self._driver = DecodeDriver(graphdef, search, eos_ids=(self._eos_id,), int8=int8)
 
     def __call__(self, params: Any, lines: Sequence[str]) -> list[str]:
-        """Translates each line; a blank one, see `tfx_jax.data.sources.lines.is_blank`, becomes an empty one."""
+        """Translates each line; a blank line (see `tfx_jax.data.sources.lines.is_blank`) becomes an empty one."""
         return [self.tokenizer.decode(ids) for ids in self.translate_ids(params, lines)]
 
     def translate_ids(self, params: Any, lines: Sequence[str]) -> list[list[int]]:
-        """Translates each line into token ids, the end of sentence included (nothing for a blank line)."""
+        """Translates each line into token ids, including EOS (none for a blank line)."""
         lines = list_of_texts(lines, "lines")
         wanted = [index for index, line in enumerate(lines) if not is_blank(line)]
         encoded = self.tokenizer.encode_batch([lines[index] for index in wanted])

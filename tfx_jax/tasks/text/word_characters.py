@@ -1,18 +1,18 @@
-"""Words as an ELMo reads them: a row of bytes for each, without a vocabulary (Peters et al., 2018, section 3.2)."""
+"""Words as inputs of an ELMo: a row of bytes per word, without a vocabulary (Peters et al., 2018, section 3.2)."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-_BEGIN, _END, _BOUNDARY = 257, 258, 259  # behind 1 to 256, the bytes; 0 is padding
+_BEGIN, _END, _BOUNDARY = 257, 258, 259  # after the bytes, 1 to 256; 0 is padding
 
 
 def word_rows(words: Sequence[str], word_length: int) -> np.ndarray:
-    """Writes each word as a row: its begin, its UTF-8 bytes plus 1, its end, and zeros.
+    """Encodes each word as a row: begin mark, UTF-8 bytes plus 1, end mark, and zeros.
 
     Args:
-      words: of which any is known. Bytes of one that do not fit between the marks are cut off.
-      word_length: W.
+      words: any words. Bytes that do not fit between the marks are cut off.
+      word_length: W, length of a row.
 
     Returns:
       [number of words, W] int32.
@@ -28,7 +28,7 @@ def word_rows(words: Sequence[str], word_length: int) -> np.ndarray:
 
 
 def boundary_row(word_length: int) -> np.ndarray:
-    """Writes what stands before the first word of a sentence and behind its last one, [W] int32.
+    """Returns the row before the first and after the last word of a sentence, [W] int32.
 
     >>> boundary_row(4).tolist()
     [257, 259, 258, 0]

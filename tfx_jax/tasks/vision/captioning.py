@@ -45,13 +45,13 @@ from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, T
 
 
 class Captioned(NamedTuple):
-    """An image and what it shows.
+    """An image with its caption.
 
     Attributes:
-      image: red, green and blue, [height, width, 3] uint8.
+      image: RGB image, [height, width, 3] uint8.
       caption: a sentence.
-      boxes: for each word of the caption, rows and columns of the object that it names: (top, left, bottom, right), the
-        last two exclusive, or zeros; [words, 4] int32, or [0, 4] where no one knows.
+      boxes: for each word of the caption, the pixels (top, left, bottom, right) of the object that it names, the last
+        two exclusive, or zeros; [words, 4] int32, or [0, 4] if unknown.
     """
 
     image: np.ndarray
@@ -67,36 +67,36 @@ class CaptionedImages(Protocol):
         ...
 
     def __getitem__(self, index: int) -> Captioned:
-        """The image with this index."""
+        """Returns the image with this index."""
         ...
 
     def captions(self) -> Iterator[str]:
-        """Yields captions to make a vocabulary of."""
+        """Yields captions from which the vocabulary is built."""
         ...
 
 
 @documented
 @dataclasses.dataclass
 class CaptionData(FileData):
-    """Which images there are, and how much of them makes a batch."""
+    """Source of the captioned images, and size of a batch."""
 
-    dataset: str = one_of(("shapes", "files"), "shapes")  # the first built in, see `tfx_jax.synthetic.shapes`
-    seed: int = at_least(0, 0)  # of the shapes; the training's seed changes none
+    dataset: str = one_of(("shapes", "files"), "shapes")  # shapes: built-in images, see `tfx_jax.synthetic.shapes`
+    seed: int = at_least(0, 0)  # shapes: seed of the images, independent of config.seed
     num_train: int = at_least(1, 1_000_000)  # shapes: images
-    num_heldout: int = at_least(1, 1_000)  # shapes: images of the validation split, and of the test split
-    data_dir: str = ""  # files: the folder that the names below, and those in them, are relative to
-    # files: lines of the form file of an image, TAB, caption; several of them may name one image
+    num_heldout: int = at_least(1, 1_000)  # shapes: images of the validation split and of the test split
+    data_dir: str = ""  # files: folder to which the files below, and the images they name, are relative
+    # files: lines of the form image file, TAB, caption; several lines may name one image
     train_file: str = ""
     validation_file: str = ""
     test_file: str = ""
-    image_size: int = at_least(1, IMAGE_SIZE)  # pixels of both sides of every image, as the model has it
+    image_size: int = at_least(1, IMAGE_SIZE)  # height and width of every image, as in the model
     tokenizer: str = one_of(("words", "sentencepiece", "characters"), "words")
-    max_length: int = at_least(1, MAX_WORDS + 1)  # tokens of a caption, its end included; longer ones are cut
-    tokens_per_batch: int = at_least(1, 1_024)  # positions of the captions of a global batch, padding included
+    max_length: int = at_least(1, MAX_WORDS + 1)  # tokens of a caption, including EOS; longer captions are cut
+    tokens_per_batch: int = at_least(1, 1_024)  # caption positions of a global batch, including padding
 
     @property
     def knows_objects(self) -> bool:
-        """Whether there is a box for each word that names an object."""
+        """Whether the data has a box for each word that names an object."""
         return self.dataset == "shapes"
 
     def load(self, split: Split) -> CaptionedImages:
@@ -110,15 +110,15 @@ class CaptionData(FileData):
         return FileImages(read_tsv(split_path(self, split)), epath.Path(self.data_dir), self.image_size)
 
     def validate(self, model: ModelConfig) -> None:
-        """Checks how fields go together.
+        """Checks that the fields are consistent.
 
         Raises:
-          UserError: if they do not.
+          UserError: if they are not.
         """
         check_batch(self, what="caption")
         name = "config.task.data"
         if (size := getattr(model, "image_size", self.image_size)) != self.image_size:
-            raise UserError(f"config.model.image_size={size} is not {name}.image_size={self.image_size}")
+            raise UserError(f"config.model.image_size={size} must equal {name}.image_size={self.image_size}")
         if self.dataset == "files":
             return
         if self.image_size != IMAGE_SIZE:
@@ -133,17 +133,17 @@ class CaptionData(FileData):
             )
 
     def tiny(self) -> None:
-        """Sets a little that is quickly drawn."""
+        """Sets a small set of built-in images."""
         self.dataset, self.tokenizer, self.image_size = "shapes", "words", IMAGE_SIZE
         self.num_train, self.num_heldout = 64, 16
         self.max_length, self.tokens_per_batch = MAX_WORDS + 1, 256
 
 
 class ShapeImages:
-    """Colored shapes, of which each image depends on the seed, the split and its index alone."""
+    """Images of colored shapes; each depends only on the seed, the split and its index."""
 
     def __init__(self, data: CaptionData, split: Split):
-        """Draws nothing yet."""
+        """Stores the seed and the number of images; images are drawn at access."""
         self._key, self._held_out = (data.seed, SPLITS.index(split)), split != "train"
         self._count = data.num_train if split == "train" else data.num_heldout
 
@@ -158,21 +158,21 @@ class ShapeImages:
         return Captioned(scene.image, " ".join(scene.words), np.array(boxes, np.int32))
 
     def captions(self) -> Iterator[str]:
-        """Yields enough of them to have each word."""
+        """Yields enough captions to contain every word."""
         for index in range(min(self._count, 1_000)):
             yield self[index].caption
 
 
 class FileImages:
-    """Images of a table of files and captions, each read when it is asked for."""
+    """Images listed in a table of files and captions; each is read at access."""
 
     def __init__(self, table: PairSource, folder: epath.Path, size: int):
-        """Takes the table, of which nothing but captions is read yet.
+        """Wraps the table; only captions are read until an image is accessed.
 
         Args:
           table: files as sources, captions as targets.
-          folder: that the files are relative to.
-          size: pixels that both sides of each image must have.
+          folder: folder to which the files are relative.
+          size: required height and width of each image in pixels.
         """
         self._table, self._folder, self._size = table, folder, size
 
@@ -180,7 +180,7 @@ class FileImages:
         return len(self._table)
 
     def __getitem__(self, index: int) -> Captioned:
-        """The image with this index.
+        """Returns the image with this index.
 
         Raises:
           UserError: if it cannot be read, or has another size.
@@ -189,24 +189,24 @@ class FileImages:
         return Captioned(read_image(self._folder / pair["source"], self._size), pair["target"])
 
     def captions(self) -> Iterator[str]:
-        """Yields all."""
+        """Yields all captions."""
         for index in range(len(self)):
             yield self._table[index]["target"]
 
 
 BASELINE_DECAY = 0.9
-"""Of the moving average of rewards (Xu et al., 2015, section 4.1)."""
+"""Decay of the moving average of rewards (Xu et al., 2015, section 4.1)."""
 
 
 @documented
 @dataclasses.dataclass
 class CaptioningConfig(TaskConfig):
-    """To describe images."""
+    """Generates captions of images."""
 
     data: CaptionData = dataclasses.field(default_factory=CaptionData)
-    attention_penalty: float = at_least(0, 1.0)  # lambda of equation 14, of a model with soft attention
-    score_weight: float = at_least(0, 1.0)  # lambda_r of section 4.1, of a model with hard attention
-    entropy_weight: float = at_least(0, 0.01)  # lambda_e, likewise
+    attention_penalty: float = at_least(0, 1.0)  # soft attention: lambda of equation 14
+    score_weight: float = at_least(0, 1.0)  # hard attention: lambda_r of section 4.1
+    entropy_weight: float = at_least(0, 0.01)  # hard attention: lambda_e of section 4.1
     decoding: DecodingConfig = dataclasses.field(default_factory=lambda: DecodingConfig(extra_length=0))
 
     def validate(self, model: ModelConfig) -> None:
@@ -231,10 +231,10 @@ class CaptioningConfig(TaskConfig):
 
 
 class CaptioningTask:
-    """Captioning of images.
+    """Image captioning.
 
     Attributes:
-      tokenizer: of the captions.
+      tokenizer: tokenizer of the captions.
     """
 
     unit = "caption token"
@@ -251,7 +251,7 @@ class CaptioningTask:
 
     @property
     def metrics(self) -> tuple[MetricInfo, ...]:
-        """Those of built-in images, whose captions are the only right ones, or of files, where none is."""
+        """Metrics: exact match first for built-in images, which have one right caption; BLEU first for files."""
         exact_match = MetricInfo("exact_match", "exact match", " %")
         accuracy = MetricInfo("accuracy", "accuracy", " %", note="tokens, given the right ones before them")
         if not self.config.data.knows_objects:
@@ -264,7 +264,7 @@ class CaptioningTask:
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How examples become batches: all captions have as much room, for they are short."""
+        """How examples become batches: all captions are padded to the same, short length."""
         data = self.config.data
         fixed_lengths = {"image": self.model_config.image_size}
         return BatchSpec((data.max_length,), data.tokens_per_batch, fixed_lengths=fixed_lengths)
@@ -278,9 +278,9 @@ class CaptioningTask:
         return self._splits[split]
 
     def encode(self, images: Sequence[Captioned]) -> list[Example]:
-        """Returns an example for each image: "image" [Y, X, 3] uint8, "caption" [T] int32, "boxes" [T, 4] int32.
+        """Returns one example per image: "image" [Y, X, 3] uint8, "caption" [T] int32, "boxes" [T, 4] int32.
 
-        A box is that of the object that the token names, or zeros. Captions of more than `max_length` tokens are cut.
+        The box is that of the object the token names, or zeros. Captions of more than `max_length` tokens are cut.
         """
         examples = []
         for image, caption, known in images:
@@ -292,7 +292,7 @@ class CaptioningTask:
         return examples
 
     def _lazy(self, images: CaptionedImages) -> LazyExamples:
-        """Makes examples of images when they are read, equally long, so that batches mix captions."""
+        """Creates examples at access, all of the same length, so that batches mix captions."""
         lengths = np.full(len(images), self.config.data.max_length)
         return LazyExamples(images, lambda image: self.encode([image])[0], lengths)
 
@@ -313,23 +313,23 @@ class CaptioningTask:
         return [self.tokenizer.decode(ids) for ids in self._write(model, examples)]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Describes every image of a split, and scores each token of its caption given the right ones before it."""
+        """Captions every image of a split, and scores each reference token given the previous reference tokens."""
         images = self._splits[split]
         references = [images[index].caption for index in range(len(images))]
         examples = self._lazy(images)
         written = [self.tokenizer.decode(ids) for ids in self._write(model, examples)]
         sums = model.sum_metrics(_metrics, examples, self.batch_spec)
         scores = bleu_scores(written, references)
-        found = {"bleu": scores.sacrebleu, "exact_match": scores.exact_match}
-        found |= {name: 100 * float(sums[name].mean) for name in ("accuracy", "on_object")}
-        return eval_result(self.metrics, found, f"{len(references):,} images")
+        values = {"bleu": scores.sacrebleu, "exact_match": scores.exact_match}
+        values |= {name: 100 * float(sums[name].mean) for name in ("accuracy", "on_object")}
+        return eval_result(self.metrics, values, f"{len(references):,} images")
 
     def attention_example(self, model: TrainedModel) -> ImageAttention:
         example = self._splits["validation"][0]
         return self.attention(model, example.image, example.caption)
 
     def attention(self, model: TrainedModel, image: np.ndarray, caption: str | None = None) -> ImageAttention:
-        """Computes where the model looks for each token of a caption, its end included; without one, of its own."""
+        """Returns the attention map of each token of a caption, including EOS; by default of the model's own one."""
         caption = self.predict(model, [image])[0] if caption is None else caption
         (example,), size = self.encode([Captioned(image, caption)]), self.model_config.grid_size
         (weights,) = model.map_batches(_weights, [{name: array[None] for name, array in example.items()}])

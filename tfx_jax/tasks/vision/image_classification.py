@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -18,8 +19,7 @@ from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.rollout import attention_rollout
-from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.models.vit import ViTConfig
+from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.synthetic.shapes import IMAGE_SIZE, draw_scene
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
@@ -30,12 +30,30 @@ from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 
 
+class ImageClassifierConfig(MakesModel, Protocol):
+    """The configuration of a model of the kind "image_classifier".
+
+    `model(images, rngs=...)` returns logits [B, labels] for images [B, Y, X, C] between -1 and 1. If the configuration
+    has an `attention`, `model(images, return_attention=True)` also returns {"encoder/0/self": [B, N, T, T], ...} for a
+    class token and T - 1 patches, row by row.
+
+    Attributes:
+      image_size: pixels of both sides of an image.
+      num_channels: 3 for red, green and blue, 1 for gray.
+      labels: names of the classes; the task sets them.
+    """
+
+    image_size: int
+    num_channels: int
+    labels: tuple[str, ...]
+
+
 class LabeledImage(NamedTuple):
-    """An image and its class.
+    """An image with its class.
 
     Attributes:
       image: [height, width, channels] uint8.
-      label: the name of its class.
+      label: name of its class.
     """
 
     image: np.ndarray
@@ -43,11 +61,11 @@ class LabeledImage(NamedTuple):
 
 
 class LabeledImages(Protocol):
-    """Random access to images with classes."""
+    """Random access to labeled images."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of all classes."""
+        """Names of all classes."""
         ...
 
     def __len__(self) -> int:
@@ -55,46 +73,45 @@ class LabeledImages(Protocol):
         ...
 
     def __getitem__(self, index: int) -> LabeledImage:
-        """The image with this index."""
+        """Returns the image with this index."""
         ...
 
 
 @documented
 @dataclasses.dataclass
 class ImageData:
-    """Which images there are, how many of them make a batch, and how training changes them."""
+    """Source of the labeled images, size of a batch, and augmentation."""
 
-    # shapes: built in, see `tfx_jax.synthetic.shapes`, of which there are one to three; digits: those of
-    # scikit-learn, 8 x 8
-    # pixels, gray; folder: files in a folder for each class, such as train/cat/1.png
+    # shapes: built-in images of one to three shapes, see `tfx_jax.synthetic.shapes`; digits: those of scikit-learn, 8 x
+    # 8 pixels, gray; folder: image files in one folder per class, such as train/cat/1.png
     dataset: str = one_of(("shapes", "digits", "folder"), "shapes")
-    seed: int = at_least(0, 0)  # of the shapes, and of the splits of the digits; the training's seed changes none
+    seed: int = at_least(0, 0)  # shapes, digits: seed of images and splits, independent of config.seed
     num_train: int = at_least(1, 20_000)  # shapes: images
-    num_heldout: int = at_least(1, 1_000)  # shapes: images of the validation split, and of the test split
-    data_dir: str = ""  # folder: that the names below are relative to
+    num_heldout: int = at_least(1, 1_000)  # shapes: images of the validation split and of the test split
+    data_dir: str = ""  # folder: folder to which the names below are relative
     train_folder: str = "train"
     validation_folder: str = "val"
     test_folder: str = ""
-    image_size: int = at_least(1, IMAGE_SIZE)  # pixels of both sides; of files, the middle is cut out and resized
-    num_channels: int = at_least(1, 3)  # 3 for red, green and blue, 1 for gray
-    max_shift: int = at_least(0, 0)  # training: pixels that an image is moved by, at most, along each axis
-    is_mirrored: bool = False  # training: whether every other image has its left and right exchanged
+    image_size: int = at_least(1, IMAGE_SIZE)  # height and width in pixels; files are center-cropped and resized
+    num_channels: int = at_least(1, 3)  # 3: RGB, 1: gray
+    max_shift: int = at_least(0, 0)  # augmentation: maximum shift in pixels along each axis
+    is_mirrored: bool = False  # augmentation: whether to mirror images with probability 1/2
     tokens_per_batch: int = at_least(1, 64)  # images of a global batch
 
     @property
     def max_length(self) -> int:
-        """What an image counts in `tokens_per_batch`."""
+        """Units that an image counts in `tokens_per_batch`."""
         return 1
 
     def has_split(self, split: Split) -> bool:
-        """Tells whether there is a split."""
+        """Returns whether a split exists."""
         return self.dataset != "folder" or bool(self._folder(split))
 
     def load(self, split: Split) -> LabeledImages:
         """Returns the images of a split.
 
         Raises:
-          UserError: if there are none, or scikit-learn is not installed that has the digits.
+          UserError: if there are none, or scikit-learn, which has the digits, is not installed.
         """
         if self.dataset == "shapes":
             return CountedShapes(self, split)
@@ -103,30 +120,30 @@ class ImageData:
         return FolderImages(epath.Path(self.data_dir) / self._folder(split), self.image_size, self.num_channels)
 
     def validate(self, model: ModelConfig) -> None:
-        """Checks how fields go together.
+        """Checks that the fields are consistent.
 
         Raises:
-          UserError: if they do not.
+          UserError: if they are not.
         """
         check_batch(self, what="image")
-        name, of_model = "config.task.data", cast(ViTConfig, model)
+        name, of_model = "config.task.data", cast(ImageClassifierConfig, model)
         for field in ("image_size", "num_channels"):
             if getattr(of_model, field) != getattr(self, field):
                 raise UserError(
-                    f"config.model.{field}={getattr(of_model, field)} is not {name}.{field}={getattr(self, field)}"
+                    f"config.model.{field}={getattr(of_model, field)} must equal {name}.{field}={getattr(self, field)}"
                 )
         size, channels = {"shapes": (IMAGE_SIZE, 3), "digits": (8, 1)}.get(self.dataset, (self.image_size, 0))
         if self.image_size != size:
             raise UserError(f"{name}.image_size={self.image_size} must be {size}, the size of {self.dataset}")
         if channels and self.num_channels != channels:
-            raise UserError(f"{name}.num_channels={self.num_channels} must be {channels}, those of {self.dataset}")
+            raise UserError(f"{name}.num_channels={self.num_channels} must be {channels}, as in {self.dataset}")
         if self.num_channels not in (1, 3):
-            raise UserError(f"{name}.num_channels={self.num_channels} must be 3, red, green and blue, or 1, gray")
+            raise UserError(f"{name}.num_channels={self.num_channels} must be 3 (RGB) or 1 (gray)")
         if self.max_shift >= self.image_size:
-            raise UserError(f"{name}.max_shift={self.max_shift} would move images of {self.image_size} pixels away")
+            raise UserError(f"{name}.max_shift={self.max_shift} must be less than image_size={self.image_size}")
 
     def tiny(self) -> None:
-        """Sets a few images that are quickly drawn."""
+        """Sets a small set of built-in images."""
         self.dataset, self.image_size, self.num_channels = "shapes", IMAGE_SIZE, 3
         self.num_train, self.num_heldout, self.tokens_per_batch = 64, 16, 16
 
@@ -135,7 +152,7 @@ class ImageData:
 
 
 class CountedShapes:
-    """Colored shapes, of which each image depends on the seed, the split and its index alone; the class is how many.
+    """Images of colored shapes whose class is the number of shapes; each depends only on seed, split and index.
 
     Attributes:
       labels: see `LabeledImages`.
@@ -144,7 +161,7 @@ class CountedShapes:
     labels = ("1", "2", "3")
 
     def __init__(self, data: ImageData, split: Split):
-        """Draws nothing yet."""
+        """Stores the seed; images are drawn at access."""
         self._key, self._held_out = (data.seed, SPLITS.index(split)), split != "train"
         self._count = data.num_train if split == "train" else data.num_heldout
 
@@ -161,7 +178,7 @@ class CountedShapes:
 class Digits:
     """The 1,797 handwritten digits that come with scikit-learn, of Alpaydin and Kaynak (1998).
 
-    They are shuffled, and a tenth is held out for validation, another for the test.
+    They are shuffled; a tenth is the validation split, another tenth the test split.
 
     Attributes:
       labels: see `LabeledImages`.
@@ -195,25 +212,25 @@ class Digits:
 
 
 class FolderImages:
-    """Files in a folder for each class, as torchvision's `ImageFolder` has them, each read when it is asked for.
+    """Image files in one folder per class, as in torchvision's `ImageFolder`; each is read at access.
 
     Attributes:
       labels: the names of the folders, in alphabetical order.
     """
 
     def __init__(self, folder: epath.Path, size: int, num_channels: int):
-        """Lists the files, at any depth below the folder of their class; others than images are skipped.
+        """Lists the image files at any depth below the folder of their class.
 
         Args:
-          folder: with a folder for each class; those whose names begin with a dot are none.
-          size: pixels of both sides of what is read.
+          folder: folder with a subfolder per class; hidden folders (with a dot) are ignored.
+          size: height and width of the images in pixels.
           num_channels: 3 or 1.
 
         Raises:
           UserError: if there is no such folder, or a class has no image.
         """
         if not folder.is_dir():
-            raise UserError(f"there is no folder {folder}")
+            raise UserError(f"there is no folder {folder}: name one with a subfolder per class")
         classes = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
         if not classes:
             raise UserError(f"{folder} has no folder for each class, such as {folder / 'cat'}")
@@ -230,7 +247,7 @@ class FolderImages:
         return len(self._files)
 
     def __getitem__(self, index: int) -> LabeledImage:
-        """The image with this index.
+        """Returns the image with this index.
 
         Raises:
           UserError: if it cannot be read.
@@ -240,7 +257,7 @@ class FolderImages:
 
 
 def _image_files(folder: epath.Path) -> list[epath.Path]:
-    """All images below a folder, in alphabetical order of their paths, wherever it is."""
+    """Returns all image files below a folder, local or remote, sorted by path."""
     found: list[epath.Path] = []
     for path in sorted(folder.iterdir()):
         if path.is_dir():
@@ -253,7 +270,7 @@ def _image_files(folder: epath.Path) -> list[epath.Path]:
 @documented
 @dataclasses.dataclass
 class ImageClassificationConfig(TaskConfig):
-    """To give each image a label."""
+    """Predicts the label of each image."""
 
     data: ImageData = dataclasses.field(default_factory=ImageData)
     label_smoothing: float = fraction(0.0)
@@ -266,13 +283,16 @@ class ImageClassificationConfig(TaskConfig):
         """Returns the images of each split."""
         return Splits(self.data.has_split, self.data.load, field="folder")
 
-    def setup(self, model: ViTConfig, splits: Splits[LabeledImages], artifacts: Artifacts) -> "ImageClassificationTask":
-        """See `tfx_jax.tasks.task.TaskConfig`; the model gets the labels that there are."""
+    def setup(
+        self, model: ImageClassifierConfig, splits: Splits[LabeledImages], artifacts: Artifacts
+    ) -> "ImageClassificationTask":
+        """Sets up the task; the model gets the labels of the training split."""
         labels = setup_json(artifacts, "labels.json", lambda: list(splits["train"].labels))
-        return ImageClassificationTask(self, dataclasses.replace(model, labels=tuple(labels)), splits)
+        with_labels: Any = dataclasses.replace(cast(Any, model), labels=tuple(labels))
+        return ImageClassificationTask(self, with_labels, splits)
 
-    def planned(self, model: ViTConfig, options: LoaderOptions) -> PlannedTask:
-        """See `tfx_jax.tasks.task.TaskConfig`; classes are as many as the model has labels."""
+    def planned(self, model: ImageClassifierConfig, options: LoaderOptions) -> PlannedTask:
+        """Plans the task, with as many classes as the model has labels."""
         batch = planned_batch(self.data, options, dtypes={}, scalars=LABEL_DTYPES)
         shape = (*batch["label"].shape, model.image_size, model.image_size, model.num_channels)
         batch["image"] = jax.ShapeDtypeStruct(shape, np.dtype(np.uint8))
@@ -283,7 +303,7 @@ def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None = None) -
     return model(normalized(batch["image"]), rngs=rngs)
 
 
-class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, ViTConfig, LabeledImages]):
+class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, ImageClassifierConfig, LabeledImages]):
     """Classification of images."""
 
     logits = staticmethod(_logits)
@@ -292,7 +312,7 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, ViTC
 
     @property
     def batch_spec(self) -> BatchSpec:
-        """How examples become batches: all images are of one size."""
+        """How examples become batches: all images have one size."""
         data = self.config.data
         return BatchSpec((1,), data.tokens_per_batch, fixed_lengths={"image": self.model_config.image_size})
 
@@ -300,15 +320,17 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, ViTC
         """Returns the images of a split.
 
         Raises:
-          UserError: if it has a label that the training split has not.
+          UserError: if a label does not occur in the training split.
         """
         images = self._splits[split]
         if strange := {*images.labels} - {*self.labels}:
-            raise UserError(f"the label {min(strange)!r} is none of the {len(self.labels)} of the training split")
+            raise UserError(
+                f"the label {min(strange)!r} does not occur in the training split ({len(self.labels)} labels)"
+            )
         return images
 
     def encode(self, rows: LabeledImages | Sequence[LabeledImage]) -> LazyExamples:
-        """Returns an example for each image: "image" [Y, X, C] uint8, and its label."""
+        """Returns one example per image: "image" [Y, X, C] uint8, and its label."""
         return LazyExamples(rows, self._example, np.ones(len(rows), np.int64))
 
     def _example(self, row: LabeledImage) -> Example:
@@ -334,10 +356,16 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, ViTC
         return self.attention(model, self.rows("validation")[0].image)
 
     def attention(self, model: TrainedModel, image: np.ndarray) -> ImageAttention:
-        """Computes what the class token sees of an image, through all layers and in each, the mean of its heads."""
+        """Computes what the class token sees of an image, through all layers and in each, the mean of its heads.
+
+        Raises:
+          UserError: if the model has no attention.
+        """
+        if not hasattr(self.model_config, "attention"):
+            raise UserError(f"a model of {type(self.model_config).__name__} has no attention to draw")
         ((logits, rollout, layers),) = model.map_batches(_class_attention, [{"image": image[None]}])
         maps = np.concatenate([rollout, layers[:, 0]])
-        side = self.model_config.image_size // self.model_config.patch_size
+        side = math.isqrt(maps.shape[-1])
         titles = ["rollout", *(f"layer {number}" for number in range(1, 1 + len(layers)))]
         return ImageAttention(image, titles, maps.reshape(-1, side, side), self.labels[int(logits[0].argmax())])
 
@@ -354,38 +382,38 @@ def image_classification_loss(
     """Sums the cross entropy of the classes of images.
 
     Args:
-      model: of the kind "image_classifier": `model(images, rngs=...)` gives the logits of the classes.
+      model: model of the kind "image_classifier": `model(images, rngs=...)` returns the class logits.
       batch: "image" [B, Y, X, C] uint8, "label" [B] int32, the id of a class, and "row_weights" [B] float32, 0 for
         padding.
-      rngs: stream `dropout`, which also changes images as `changed` does; None means evaluation.
+      rngs: stream `dropout`, also used for augmentation; None means evaluation.
       label_smoothing: see `summed_cross_entropy`.
-      max_shift: see `changed`.
-      is_mirrored: see `changed`.
+      max_shift: see `augment`.
+      is_mirrored: see `augment`.
 
     Returns:
       The output of `class_loss`; `num_tokens` counts the images.
     """
     if rngs is not None and (max_shift or is_mirrored):
-        image = changed(batch["image"], rngs.dropout(), max_shift=max_shift, is_mirrored=is_mirrored)
+        image = augment(batch["image"], rngs.dropout(), max_shift=max_shift, is_mirrored=is_mirrored)
         batch = batch | {"image": image}
     return class_loss(_logits(model, batch, rngs), batch, batch["row_weights"], label_smoothing=label_smoothing)
 
 
 def normalized(image: UInt8[Array, "B Y X C"]) -> Float[Array, "B Y X C"]:
-    """Takes 0 to 255 to -1 to 1, float32, which is what published Vision Transformers read."""
+    """Maps 0 .. 255 to -1 .. 1, float32, the range of published Vision Transformers."""
     return image.astype(jnp.float32) / 127.5 - 1.0
 
 
-def changed(
+def augment(
     image: UInt8[Array, "B Y X C"], rng: Array, *, max_shift: int, is_mirrored: bool
 ) -> UInt8[Array, "B Y X C"]:
-    """Moves each image by a whole number of pixels, and mirrors every other one.
+    """Shifts each image by a random whole number of pixels, and mirrors it with probability 1/2.
 
     Args:
-      image: of which each row draws for itself; what comes in from outside is black.
+      image: images; each is augmented independently, with black pixels shifted in.
       rng: PRNG key.
-      max_shift: each axis is moved by -max_shift to max_shift pixels, all alike likely.
-      is_mirrored: whether left and right are exchanged with probability 1/2.
+      max_shift: each axis is shifted by -max_shift to max_shift pixels, all equally likely.
+      is_mirrored: whether to mirror images.
     """
     b, *sides, _ = image.shape
     for_shifts, for_mirrors = jax.random.split(rng)
@@ -396,7 +424,7 @@ def changed(
         pad = (max_shift, max_shift)
         starts = jax.random.randint(for_shifts, (2, b), 0, 2 * max_shift + 1)
         padded = jnp.pad(image, ((0, 0), pad, pad, (0, 0)))
-        # Rows, then columns: a gather along one axis each keeps images where they are when devices share the batch.
+        # Rows, then columns: a gather along one axis keeps images on their devices if these share the batch.
         for axis, (side, start) in enumerate(zip(sides, starts, strict=True), start=1):
             places = jnp.expand_dims(start[:, None] + jnp.arange(side)[None], (3 - axis, 3))
             padded = jnp.take_along_axis(padded, places, axis=axis)
@@ -405,7 +433,7 @@ def changed(
 
 
 def _class_attention(model: Any, batch: dict[str, Array]) -> tuple[Array, Array, Array]:
-    """Logits [B, V], and the patches that the class token sees: through all layers [B, P], in each [L, B, P]."""
+    """Returns logits [B, V] and attention of the class token to patches: overall [B, P], and per layer [L, B, P]."""
     logits, maps = model(normalized(batch["image"]), return_attention=True)
     layers = [maps[f"encoder/{index}/self"] for index in range(len(maps))]
     of_layers = jnp.stack([weights.mean(axis=1)[:, 0, 1:] for weights in layers]).astype(jnp.float32)

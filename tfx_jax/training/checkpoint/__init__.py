@@ -1,6 +1,6 @@
-"""Checkpoints of a run and the files beside them.
+"""Checkpoints of a run and the files that belong to them.
 
-`checkpoints` saves, restores and averages parameters; `artifacts` keeps tokenizers and labels with their checksums.
+`checkpoints` saves, restores and averages parameters; `artifacts` stores tokenizers and labels with their checksums.
 """
 
 from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts

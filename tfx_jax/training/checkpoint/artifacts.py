@@ -1,11 +1,11 @@
-"""Files that the checkpoints of a workdir are of no use without, such as the tokenizer: made once, checked when read.
+"""Files that the checkpoints of a workdir need, such as the tokenizer: created once, verified at each use.
 
     artifacts = WorkdirArtifacts(workdir, can_make=is_training)
     with artifacts.checked("labels.json") as is_new:
-        ...  # makes the file if is_new, then reads it
+        ...  # creates the file if is_new, then reads it
 
-`artifacts.json` lists the SHA-256 of each. A file that is not listed, because the list is lost or older versions made
-the workdir, is used as it is, with a warning; the next training lists it.
+`artifacts.json` lists the SHA-256 of each file. A file that is not listed (because the list is lost, or an older
+version created the workdir) is used with a warning; the next training run lists it.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from tfx_jax.training.sharding.distributed import is_primary, process0_first
 
 _MANIFEST = "artifacts.json"
 _SEAL = "sha256"
-_REMEDY = "put back a copy, or the file that the same training makes in another --workdir"
+_REMEDY = "restore a copy, or use the file that the same training command creates in a new --workdir"
 
 
 class WorkdirArtifacts:
-    """The artifacts of a workdir, see `tfx_jax.tasks.task.Artifacts`.
+    """Files of a workdir with their checksums; implements `tfx_jax.tasks.task.Artifacts`.
 
     Attributes:
       folder: the workdir.
-      starts_from_model: whether the training starts from the parameters of another model.
+      starts_from_model: whether the run starts from the parameters of another model.
     """
 
     def __init__(
@@ -43,38 +43,38 @@ class WorkdirArtifacts:
         can_make: bool,
         find_tokenizer: Callable[[], epath.Path] | None = None,
     ):
-        """Opens the workdir of a training, where nothing is written yet.
+        """Opens a workdir; nothing is written yet.
 
         Args:
           workdir: local or gs://.
-          can_make: whether this is a training. Nothing else makes anything in a workdir, and neither does a training
-            that has a checkpoint already: what it made now might not be what the checkpoint was trained with.
-          find_tokenizer: returns the folder of the tokenizer of the model that the training starts from; None if it
-            starts from none.
+          can_make: whether missing files may be created: True for training. A run that has a checkpoint already creates
+            nothing either, because a new file might differ from the one that the checkpoint was trained with.
+          find_tokenizer: returns the tokenizer folder of the model that the run starts from; None if it starts from
+            random parameters.
         """
         self.folder, self._can_make = epath.Path(workdir), can_make
         self.starts_from_model, self._find_tokenizer = find_tokenizer is not None, find_tokenizer
 
     def initial_tokenizer(self) -> epath.Path:
-        """Returns the folder of the tokenizer of the model that the training starts from."""
+        """Returns the tokenizer folder of the model that the run starts from."""
         if self._find_tokenizer is None:
-            raise ValueError("the training starts from no model")
+            raise ValueError("the run starts from random parameters: there is no initial tokenizer")
         return self._find_tokenizer()
 
     @contextlib.contextmanager
     def checked(self, name: str) -> Iterator[bool]:
-        """Checks a file of the workdir, or the files of a folder there, before the block reads them.
+        """Verifies a file or folder of the workdir before the block reads it.
 
-        Where several processes train, all of them call this; process 0 goes first, and the others find what it made.
+        All processes of a run call this. Process 0 runs the block first; the others then find the files it created.
 
         Args:
-          name: of the file or the folder.
+          name: name of the file or folder.
 
         Yields:
-          Whether the block is to make what is missing; it writes each file at once or not at all.
+          Whether the block must create what is missing. It must write each file atomically.
 
         Raises:
-          UserError: if a file is missing, or is another one than was listed.
+          UserError: if a file is missing or differs from the listed checksum.
         """
         folder = self.folder
         with process0_first(name):
@@ -88,10 +88,10 @@ class WorkdirArtifacts:
 
 
 def check_artifact(workdir: epath.PathLike, name: str, *, may_be_missing: bool = False) -> None:
-    """Compares a file of a workdir, or the files of a folder there, with the list; warns if they are not in it.
+    """Compares a file of a workdir, or the files of a folder there, with their listed checksums; warns if not listed.
 
     Raises:
-      UserError: if a file is missing (unless it may be), or is another one than was listed.
+      UserError: if a file is missing (unless `may_be_missing`) or differs from its checksum.
     """
     folder = epath.Path(workdir)
     files = _listed(folder, name)
@@ -101,28 +101,28 @@ def check_artifact(workdir: epath.PathLike, name: str, *, may_be_missing: bool =
             if may_be_missing:
                 continue
             if not has_checkpoints(folder):
-                raise UserError(f"{path} is missing: train there first")
-            raise UserError(f"{path} is missing, and the checkpoints beside it need it: {_REMEDY}")
+                raise UserError(f"{path} is missing: run tfx-jax train with this --workdir first")
+            raise UserError(f"{path} is missing, but the checkpoints need it: {_REMEDY}")
         if files and _checksum(path) != files[file]:
-            remedy = _REMEDY if has_checkpoints(folder) else "delete it, and the training's command makes it again"
+            remedy = _REMEDY if has_checkpoints(folder) else "delete it and rerun the training command to create it"
             raise UserError(f"{path} is damaged: its SHA-256 is not the one in {_MANIFEST}; {remedy}")
     if not files and not may_be_missing and is_primary():
-        logging.warning("%s is used unchecked: it is not listed in %s", folder / name, folder / _MANIFEST)
+        logging.warning("%s is not verified, because it is not listed in %s", folder / name, folder / _MANIFEST)
 
 
 def listed_artifacts(workdir: epath.PathLike) -> str:
-    """What `artifacts.json` says of all files, as this process sees it."""
+    """Returns the content of `artifacts.json`, as this process sees it, to compare processes."""
     return json.dumps(_read_manifest(epath.Path(workdir)), sort_keys=True)
 
 
 def has_checkpoints(folder: epath.Path) -> bool:
-    """Whether a workdir has a checkpoint."""
+    """Returns whether a workdir has a checkpoint."""
     checkpoints = folder / "checkpoints"
     return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
 
 
 def _listed(folder: epath.Path, name: str) -> dict[str, str]:
-    """The checksums of the file with this name, or of the files in the folder with it."""
+    """Returns the listed checksums of the file `name`, or of the files in the folder `name`."""
     return {
         file: checksum
         for file, checksum in _read_manifest(folder).items()
@@ -137,25 +137,28 @@ def _read_manifest(folder: epath.Path) -> dict[str, str]:
     try:
         values = read_sealed(path)
         if values.keys() != {"files"}:
-            raise ValueError("it has no files")
+            raise ValueError('it has no "files"')
         files = dict(values["files"])
         for name in files:
             parts = pathlib.PurePosixPath(name).parts
             if not parts or ".." in parts or name != "/".join(parts) or name.startswith("/"):
-                raise ValueError(f"{name!r} is no file of the workdir")
+                raise ValueError(f"{name!r} is not a file of the workdir")
         return files
     except OSError as error:
         raise _unreadable(path, error) from None
     except UserError:
         raise
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}): put back a copy, or delete it to go on unchecked") from None
+        raise UserError(
+            f"{path} is damaged ({error}): restore a copy, or delete it to continue without verification"
+        ) from None
 
 
 def _add(folder: epath.Path, name: str) -> None:
+    """Adds the checksums of a file, or of the files in a folder, to the list."""
     path = folder / name
-    found = [f"{name}/{file.name}" for file in path.iterdir() if file.is_file()] if path.is_dir() else [name]
-    files = _read_manifest(folder) | {file: _checksum(folder / file) for file in found if not file.endswith(".partial")}
+    names = [f"{name}/{file.name}" for file in path.iterdir() if file.is_file()] if path.is_dir() else [name]
+    files = _read_manifest(folder) | {file: _checksum(folder / file) for file in names if not file.endswith(".partial")}
     write_sealed(folder / _MANIFEST, {"files": dict(sorted(files.items()))})
 
 
@@ -171,23 +174,23 @@ def _unreadable(path: epath.Path, error: OSError) -> UserError:
 
 
 def write_sealed(path: epath.Path, values: dict[str, Any]) -> None:
-    """Writes a JSON object that holds its own checksum, on its first line: without this line it still is JSON."""
+    """Writes a JSON object with its own checksum on the first line."""
     write_file(path, (json.dumps({_SEAL: _seal(values)} | values, indent=2) + "\n").encode())
 
 
 def read_sealed(path: epath.Path) -> dict[str, Any]:
-    """Reads what `write_sealed` wrote; an object without a checksum is taken as it is.
+    """Reads an object that `write_sealed` wrote; an object without a checksum is accepted.
 
     Raises:
       OSError: if it cannot be read.
-      UserError: if it is a pipe, a device or the like.
-      ValueError: if it is no JSON object, or not the one that was written.
+      UserError: if it is a pipe, device or socket.
+      ValueError: if it is not a JSON object, or differs from its checksum.
     """
     values = parse_json(read_small_file(path))
     if not isinstance(values, dict):
         raise ValueError(f"it is a {type(values).__name__}, not an object")
     if values.pop(_SEAL, None) not in (None, _seal(values)):
-        raise ValueError(f'its values are not those that were saved; after an intended edit, delete its line "{_SEAL}"')
+        raise ValueError(f'its values do not match its checksum; after an intended edit, delete its line "{_SEAL}"')
     return values
 
 

@@ -1,13 +1,13 @@
-"""Checkpoints of a run: saving, restoring, averaging, and verifying with checksums. The one file that imports Orbax.
+"""Checkpoints of a run: saving, restoring, averaging and verifying. The only module that imports Orbax.
 
-A checkpoint stores the parameters apart from the rest of the state, so that inference reads no optimizer state, and a
-few JSON values: the position of the data iterator and the evaluations.
+A checkpoint stores the parameters apart from the rest of the state, so that inference reads no optimizer state. It also
+stores a few JSON values: the position of the data iterator and the evaluations.
 
-Checksums do not depend on the sharding. Orbax does not notice when a byte of a large array changes on disk, and a CRC
-would need all of an array in order in one place. So every element is hashed with its position and the hashes are
-summed: each process sums over its own shards, and the total is the same for any mesh and any number of processes. The
-hash is a bijection of the element's bits: a change of one element is always noticed, changes of several but for a
-chance of 2^-64.
+Checksums do not depend on the sharding. They are needed because Orbax does not notice a changed byte of a large array
+on disk. A CRC would need the whole array in order on one process. Instead, every element is hashed with its position,
+and the hashes are summed: each process sums over its own shards, and the total is the same for any mesh and any number
+of processes. The hash is a bijection of the element's bits: a change of one element is always noticed, and changes of
+several elements are missed with probability 2^-64.
 """
 
 import copy
@@ -33,34 +33,34 @@ from tfx_jax.training.step import Params, TrainState, average_trees, merge_trees
 # Odd, so that multiplying by them is a bijection; from splitmix64 (Steele, Lea and Flood, 2014).
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
-_BLOCK = 1 << 18  # elements hashed at once: a few MB
+_BLOCK = 1 << 18  # elements hashed at once (a few MB)
 
 
 def checksums(parts: dict[str, Any]) -> dict[str, str]:
-    """The checksum of each tree of arrays; where several processes train, all of them call it.
+    """Computes a checksum of each tree of arrays; all processes of a run must call it.
 
     >>> checksums({"params": {"a": np.arange(3.0)}, "rest": np.int32(7)})
     {'params': 'b27b9e32861ba857', 'rest': 'a3349cb258289b04'}
     """
-    mine = np.array([_sum_of_own(part) for part in parts.values()], np.uint64)
-    total = gather_arrays(mine.view(np.uint32)).view(np.uint64).sum(axis=0)
+    local = np.array([_sum_of_local_hashes(part) for part in parts.values()], np.uint64)
+    total = gather_arrays(local.view(np.uint32)).view(np.uint64).sum(axis=0)
     return {name: f"{checksum:016x}" for name, checksum in zip(parts, total, strict=True)}
 
 
 def all_checksums(parts: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arrays, and "metadata" of the JSON values beside them, which say where the data goes on."""
+    """Returns the checksums of the arrays and, as "metadata", that of the JSON values `extra`."""
     text = json.dumps(extra, sort_keys=True)
     return checksums(parts) | {"metadata": f"{zlib.crc32(text.encode()):08x}"}
 
 
-def _sum_of_own(tree: Any) -> np.uint64:
-    """Sum, modulo 2^64, of the hashes of the elements that this process answers for."""
+def _sum_of_local_hashes(tree: Any) -> np.uint64:
+    """Returns the sum, modulo 2^64, of the hashes of the elements in this process's shards."""
     total, offset = np.uint64(0), 0
     for leaf in jax.tree.leaves(tree):
         for starts, values in _own_shards(leaf):
-            for block, places in _blocks(values, starts, np.shape(leaf), offset):
+            for block, positions in _blocks(values, starts, np.shape(leaf), offset):
                 bits = block.view(f"u{block.itemsize}").astype(np.uint64)
-                hashes = (bits ^ (places * _GOLDEN)) * _MIX
+                hashes = (bits ^ (positions * _GOLDEN)) * _MIX
                 hashes = (hashes ^ (hashes >> np.uint64(32))) * _GOLDEN
                 total = np.add(total, hashes.sum(), dtype=np.uint64)
         offset += np.size(leaf)
@@ -68,7 +68,7 @@ def _sum_of_own(tree: Any) -> np.uint64:
 
 
 def _own_shards(leaf: Any) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Where each shard begins and its values: of shards that several devices hold, only the first."""
+    """Yields the start indices and the values of this process's shards; of replicated shards only the first replica."""
     if not isinstance(leaf, jax.Array):
         yield [0] * np.ndim(leaf), np.asarray(leaf)
         return
@@ -80,49 +80,49 @@ def _own_shards(leaf: Any) -> Iterator[tuple[list[int], np.ndarray]]:
 def _blocks(
     values: np.ndarray, starts: list[int], shape: tuple[int, ...], offset: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Cuts a shard into blocks of whole rows, each [n], with the places of the elements, [n] uint64."""
+    """Splits a shard into blocks along its first axis: pairs of values [n] and their flat positions [n], uint64."""
     strides = [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
     if not shape:
         values, starts, strides = values[None], [0], [1]
     rows = max(1, _BLOCK // max(1, int(np.prod(values.shape[1:], dtype=np.int64))))
     for first in range(0, values.shape[0], rows):
         block = np.ascontiguousarray(values[first : first + rows])
-        places = np.full((1,) * block.ndim, offset, np.uint64)
+        positions = np.full((1,) * block.ndim, offset, np.uint64)
         for axis, (start, stride) in enumerate(zip(starts, strides, strict=True)):
             start += first if axis == 0 else 0
             along = np.arange(start, start + block.shape[axis], dtype=np.uint64) * np.uint64(stride)
-            places = places + along.reshape([-1 if other == axis else 1 for other in range(block.ndim)])
-        yield block.ravel(), places.ravel()
+            positions = positions + along.reshape([-1 if other == axis else 1 for other in range(block.ndim)])
+        yield block.ravel(), positions.ravel()
 
 
 def check_metrics(directory: epath.Path) -> None:
-    """Checks that the scores of all checkpoints can be read: Orbax reads them when it opens the folder.
+    """Checks that the scores of all checkpoints are readable, because Orbax reads them when it opens the folder.
 
     Raises:
-      UserError: names the file that cannot be read.
+      UserError: if one cannot be read; the message names the file.
     """
     for path in sorted(directory.glob("*/metrics/metrics")):
         try:
             if not isinstance(parse_json(read_small_file(path)), dict):
-                raise ValueError("no object")
+                raise ValueError("not a JSON object")
         except UserError:
             raise
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from None
         except ValueError as error:
             raise UserError(
-                f"{path} is damaged ({error}): delete the folder it is in, and choose checkpoints by number with --step"
+                f"{path} is damaged ({error}): delete its folder, and choose checkpoints by number with --step"
             ) from None
 
 
 def complete_steps(checkpointer: Any) -> list[int]:
-    """Steps of the checkpoints, oldest first; an empty folder, which Orbax counts, is none."""
+    """Returns the steps of the complete checkpoints, oldest first; empty folders, which Orbax counts, are left out."""
     steps = sorted(checkpoint.step for checkpoint in checkpointer.checkpoints)
     return [step for step in steps if any((checkpointer.directory / str(step)).iterdir())]
 
 
 def clear_empty(directory: epath.Path) -> None:
-    """Deletes empty folders that have the name of a checkpoint: they would take the place of one that is kept."""
+    """Deletes empty folders named like checkpoints: Orbax would count them among the checkpoints to keep."""
     folders = [path for path in directory.iterdir() if path.name.isdigit()] if directory.is_dir() else []
     for folder in folders:
         if folder.is_dir() and not any(folder.iterdir()):
@@ -130,27 +130,27 @@ def clear_empty(directory: epath.Path) -> None:
 
 
 class ReadableSteps:
-    """Orbax's names of the checkpoints in a folder, but that none is asked what it cannot say."""
+    """Wraps Orbax's step-name format so that a checkpoint without a readable date does not raise."""
 
     def __init__(self, names: Any):
-        """Takes the names that Orbax would use."""
+        """Stores the format that Orbax would use."""
         self._names = names
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._names, name)
 
     def find_all(self, base_path: epath.PathLike) -> Iterator[Any]:
-        """All complete checkpoints."""
-        for found in self._names.find_all(base_path):
+        """Yields all complete checkpoints."""
+        for step in self._names.find_all(base_path):
             try:
-                found.commit_timestamp  # noqa: B018  which is what Orbax is going to ask for
+                step.commit_timestamp  # noqa: B018  Orbax will read this property
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                found = _Undated(found.step, found.path)
-            yield found
+                step = _Undated(step.step, step.path)
+            yield step
 
 
 class _Undated(NamedTuple):
-    """A checkpoint without a date; loading it reports that it is damaged."""
+    """A checkpoint without a date; loading it reports the damage."""
 
     step: int
     path: epath.Path
@@ -159,30 +159,30 @@ class _Undated(NamedTuple):
     commit_timestamp: datetime.datetime = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 
-# What Orbax and its storage raise for files that are damaged, missing or cannot be written.
+# Errors that Orbax and its storage raise for files that are damaged, missing or not writable.
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
 _FORBIDDEN = ("Read-only file system", "Permission denied", "not permitted")
-_NO_ROOM = ("No space left", "quota", "File too large")
-_DATA = "d"  # Orbax's folders of array data
+_DISK_FULL = ("No space left", "quota", "File too large")
+_DATA = "d"  # name of Orbax's folders of array data
 
 _policies = ocp.training.preservation_policies
 
 
 class Checkpoints:
-    """The checkpoints of one training, in `workdir/checkpoints`.
+    """The checkpoints of one run, in `workdir/checkpoints`.
 
-    Where several processes train, all of them call everything here.
+    In a run of several processes, all of them must call each method.
     """
 
     def __init__(self, workdir: epath.PathLike, *, keep_last: int = 5, keep_best: int = 1, keep_every: int = 0):
-        """Opens the folder, which is made if missing, and clears what an interrupted save left behind.
+        """Opens the folder, creating it if necessary, and deletes the remains of an interrupted save.
 
         Args:
           workdir: local or `gs://`.
-          keep_last: the newest checkpoints stay.
-          keep_best: of those saved with a score, the highest stay besides.
-          keep_every: those of steps that are a multiple of it stay for ever; 0 for none.
+          keep_last: number of newest checkpoints to keep.
+          keep_best: number of checkpoints with the highest scores to keep in addition.
+          keep_every: checkpoints at multiples of this step are never deleted; 0 for none.
         """
         self.directory = epath.Path(workdir) / "checkpoints"
         if is_primary():
@@ -202,9 +202,9 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        """Waits for the last save. That it failed does not hide an error that was there before."""
+        """Waits for the last save. Its failure does not hide an exception that ended the block."""
         if kind is not None and jax.process_count() > 1:
-            return  # nothing may wait for the other processes any more: see `distributed.abort_together`
+            return  # must not wait for the other processes: see `distributed.abort_together`
         try:
             self.wait()
         except UserError as error:
@@ -220,19 +220,19 @@ class Checkpoints:
         return complete_steps(self._checkpointer)
 
     def save(self, state: TrainState, extra: dict[str, Any], *, score: float | None = None) -> None:
-        """Copies the state and writes it in the background; a save still under way is waited for.
+        """Copies the state and writes it in the background, after waiting for a save that is still running.
 
         Args:
-          state: saved under its step; a checkpoint of that step that is there already is replaced.
-          extra: JSON values by name; "checksums" and "score" are taken.
-          score: ranks this checkpoint, higher is better; None leaves it out of the ranking.
+          state: saved under its step; an existing checkpoint of that step is replaced.
+          extra: JSON values by name; the names "checksums" and "score" are reserved.
+          score: ranks this checkpoint, higher is better; None excludes it from the ranking.
 
         Raises:
-          UserError: if the save before this one failed, or this one cannot start.
+          UserError: if the previous save failed, or this one cannot start.
         """
         self.wait()
         step, parts = int(state.step), _parts(state)
-        # A copy: it is written in the background, when the caller's lists may have grown.
+        # A copy, because it is written in the background while the caller's lists may grow.
         extra = copy.deepcopy(extra) | ({} if score is None else {"score": score})
         metadata = extra | {"checksums": all_checksums(parts, extra)}
         self._guard(
@@ -249,7 +249,7 @@ class Checkpoints:
         self._saving = step
 
     def wait(self) -> None:
-        """Returns when nothing is being written any more.
+        """Waits until no save is running.
 
         Raises:
           UserError: if the save failed.
@@ -259,22 +259,22 @@ class Checkpoints:
             self._guard(step, self._checkpointer.wait)
 
     def restore_latest(self, abstract_state: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
-        """Reads the newest checkpoint that can be read, with a warning for each that cannot.
+        """Reads the newest readable checkpoint; logs a warning for each unreadable one.
 
         Args:
-          abstract_state: the shapes, dtypes and shardings to restore into; the latter need not be those saved.
+          abstract_state: shapes, dtypes and shardings to restore into; the shardings may differ from the saved ones.
 
         Returns:
           The state and the JSON values saved with it; None if there is no checkpoint.
 
         Raises:
-          UserError: if there are checkpoints but none can be read.
+          UserError: if there are checkpoints, but none can be read.
         """
-        wanted = _parts(abstract_state)
+        targets = _parts(abstract_state)
         steps, problem = self.steps, ""
         for step in reversed(steps):
             try:
-                found, extra = _load(self._checkpointer, step, wanted)
+                parts, extra = _load(self._checkpointer, step, targets)
             except _STORAGE_ERRORS as error:
                 line = _line(error)
                 if is_primary():
@@ -282,11 +282,12 @@ class Checkpoints:
                     logging.warning("checkpoint %s cannot be read (%s); trying the one before", path, line)
                 problem = problem or line
                 continue
-            return TrainState(params=found["params"], model_state=found.get("model_state", {}), **found["rest"]), extra
+            return TrainState(params=parts["params"], model_state=parts.get("model_state", {}), **parts["rest"]), extra
         if steps:
             raise UserError(
-                f"none of the checkpoints in {self.directory} can be read, not the newest either ({problem}): "
-                "put back a copy of it, or take another --workdir to start again"
+                f"no checkpoint in {self.directory} can be read (newest: {problem}): restore a copy of one, or use "
+                "another "
+                "--workdir to start again"
             )
         return None
 
@@ -295,24 +296,24 @@ class Checkpoints:
             save()
         except _STORAGE_ERRORS as error:
             good = [saved for saved in self.steps if saved != step]
-            last = f"the last good checkpoint is step {good[-1]}" if good else "there is no earlier checkpoint"
+            last = f"the last good checkpoint is step {good[-1]}" if good else "no earlier checkpoint exists"
             raise UserError(
                 f"cannot save step {step} in {self.directory} ({_line(error)}); {last}; "
-                f"{_remedy(error)} and run the same command again"
+                f"{_remedy(error)} and rerun the same command"
             ) from None
 
 
 def load_params(workdir: epath.PathLike, step: int | str | None = None, *, allow_nonfinite: bool = False) -> Params:
-    """Gives back the parameters of a training, and the model state beside them.
+    """Returns the parameters and the model state of a checkpoint.
 
     Args:
       workdir: the folder given to `tfx-jax train`.
-      step: of a checkpoint; "best" for that of the best validation score, "average" for what `tfx-jax average` wrote,
-        None for the newest.
-      allow_nonfinite: whether a parameter may be NaN or infinite.
+      step: number of the checkpoint; "best" for the best validation score, "average" for the result of
+        `tfx-jax average`, None for the newest.
+      allow_nonfinite: whether parameters may be NaN or infinite.
 
     Returns:
-      Nested dictionary of NumPy arrays, as `flax.nnx.merge` takes it beside the model's graph definition.
+      Nested dictionary of NumPy arrays, which `flax.nnx.merge` combines with the model's graph definition.
 
     Raises:
       UserError: if there is no such checkpoint, it cannot be read, or a parameter is NaN or infinite.
@@ -330,14 +331,14 @@ def load_params(workdir: epath.PathLike, step: int | str | None = None, *, allow
 
 
 def load_best_params(workdir: epath.PathLike, *, allow_nonfinite: bool = False) -> Params:
-    """The parameters of the best validation score or, where nothing has been evaluated, the newest."""
+    """Returns the parameters with the best validation score or, if nothing has been evaluated, the newest."""
     with _open(workdir) as checkpointer:
         step = "best" if _scores(checkpointer) else None
     return load_params(workdir, step, allow_nonfinite=allow_nonfinite)
 
 
 def saved_checksums(workdir: epath.PathLike, step: int) -> dict[str, str]:
-    """What the values of a checkpoint summed up to when it was saved: equal for equal states, however sharded."""
+    """Returns the checksums stored with a checkpoint. They are equal for equal states, however sharded."""
     with _open(workdir) as checkpointer:
         return cast(dict[str, Any], checkpointer.metadata(step).custom_metadata)["checksums"]
 
@@ -351,23 +352,23 @@ def average_checkpoints(
     check: Callable[[Params], object] | None = None,
     on_checkpoint: Callable[[int, int], object] | None = None,
 ) -> list[int]:
-    """Averages the parameters of the newest checkpoints (Vaswani et al., 2017, section 6.1) into `workdir/average`.
+    """Writes the mean of the newest checkpoints (Vaswani et al., 2017, section 6.1) to `workdir/average`.
 
-    Sums are float64, one checkpoint in memory at a time.
+    Sums are float64; one checkpoint is in memory at a time.
 
     Args:
       workdir: the folder given to `tfx-jax train`.
-      last: how many checkpoints.
-      or_fewer: whether a young training, which has not saved so many, gives all it has.
-      allow_nonfinite: whether a parameter may be NaN or infinite.
-      check: raises for parameters that are not those of the model, such as `Run.check_params`.
-      on_checkpoint: is told, after each, how many of how many are read.
+      last: number of checkpoints.
+      or_fewer: whether to average all checkpoints if there are fewer than `last`; otherwise that is an error.
+      allow_nonfinite: whether parameters may be NaN or infinite.
+      check: raises for parameters that do not fit the model, such as `Run.check_params`.
+      on_checkpoint: called after each checkpoint with the number read and the total.
 
     Returns:
-      Their steps.
+      Steps of the averaged checkpoints.
 
     Raises:
-      UserError: if there are not so many, or one cannot be read, or their average not be written.
+      UserError: if there are too few checkpoints, one cannot be read, or the mean cannot be written.
     """
     with _open(workdir) as checkpointer:
         steps = complete_steps(checkpointer)
@@ -375,7 +376,9 @@ def average_checkpoints(
             last = min(last, len(steps))
         if not 1 <= last <= len(steps):
             raise UserError(
-                f"cannot average the last {last} checkpoints: {workdir} has {len(steps)}; see config.keep_last"
+                f"cannot average the last {last} checkpoints: {workdir} has {len(steps)}; --last must be 1 to "
+                f"{len(steps)} "
+                "(config.keep_last limits how many are kept)"
             )
         steps = steps[-last:]
 
@@ -390,36 +393,38 @@ def average_checkpoints(
         mean = average_trees(load, steps)
     path = absolute(workdir) / "average"
     check_no_links(workdir, [path.name])
-    if path.exists() and not path.is_dir():  # Orbax would open it to delete its contents, and wait at a pipe forever
-        raise UserError(f"{path} is not the folder of an average: delete it and run the same command again")
+    if path.exists() and not path.is_dir():  # Orbax would open it, and wait forever if it is a pipe
+        raise UserError(f"{path} must be a folder, but is a file: delete it and rerun the same command")
     try:
         metadata: dict[str, Any] = {"checksums": all_checksums({"params": mean}, {})}
         ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
     except _STORAGE_ERRORS as error:
-        raise UserError(
-            f"cannot write {path} ({_line(error)}): {_remedy(error)} and run the same command again"
-        ) from None
+        raise UserError(f"cannot write {path} ({_line(error)}): {_remedy(error)} and rerun the same command") from None
     return steps
 
 
 def _checkpointer(directory: epath.Path, **options: Any) -> ocp.training.Checkpointer:
+    """Opens Orbax's checkpointer, after checking everything in the folder that it would read."""
     check_tree(directory, data_folder=_DATA)
     for path in sorted(directory.iterdir()) if is_local(directory) and directory.is_dir() else ():
-        if path.name.isdigit() and not path.is_dir():  # Orbax skips it silently
-            raise UserError(f"{path} is not a folder, as a checkpoint is: delete it, or restore the checkpoint")
+        if path.name.isdigit() and not path.is_dir():  # Orbax would skip it silently
+            raise UserError(
+                f"{path} must be a checkpoint's folder, but is a file: delete it, or restore the checkpoint"
+            )
     check_metrics(directory)
     steps: Any = ReadableSteps(orbax_path.step.standard_name_format())
     return ocp.training.Checkpointer(absolute(directory), step_name_format=steps, **options)
 
 
 def _open(workdir: epath.PathLike) -> ocp.training.Checkpointer:
+    """Opens the checkpoints of a workdir for reading; raises UserError if there are none."""
     directory = reach(workdir) / "checkpoints"
     if not directory.is_dir():
-        raise UserError(f"{workdir} has no checkpoints: train there first")
+        raise UserError(f"{workdir} has no checkpoints: run tfx-jax train with this --workdir first")
     checkpointer = _checkpointer(directory)
     if not complete_steps(checkpointer):
         checkpointer.close()
-        raise UserError(f"{workdir} has no complete checkpoint yet")
+        raise UserError(f"{workdir} has no complete checkpoint yet: wait for the run to save one, or resume it")
     return checkpointer
 
 
@@ -431,55 +436,58 @@ def _best_step(checkpointer: ocp.training.Checkpointer) -> int:
 
 
 def _scores(checkpointer: ocp.training.Checkpointer) -> dict[int, float]:
-    """Of the checkpoints that have any; UserError if one cannot be read, or is not what was saved."""
+    """Returns the scores of the checkpoints that have one; raises UserError if one is unreadable or was changed."""
     scores: dict[int, float] = {}
     metrics: dict[int, Any] = {checkpoint.step: checkpoint.metrics or {} for checkpoint in checkpointer.checkpoints}
     for step in complete_steps(checkpointer):
-        found = metrics[step].get("score")
+        score = metrics[step].get("score")
         try:
             metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata) or {}
-            # Older versions did not keep it there; as texts, NaN is NaN.
-            if "checksums" not in metadata or str(metadata.get("score", found)) != str(found):
-                raise ValueError("its score is not the one that was saved")
+            # Older versions did not store it in the metadata. Compared as text, because NaN != NaN.
+            if "checksums" not in metadata or str(metadata.get("score", score)) != str(score):
+                raise ValueError("its score differs from the saved one")
         except _STORAGE_ERRORS as error:
             name = f"checkpoint {checkpointer.directory / str(step)}"
             raise UserError(
-                f"{name} cannot be read ({_line(error)}), so which is best? choose one with --step"
+                f"{name} cannot be read ({_line(error)}), so the best one is unknown: choose one with --step"
             ) from None
-        if found is not None:
-            scores[step] = found
+        if score is not None:
+            scores[step] = score
     return scores
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """What Orbax keeps apart; it keeps no empty tree."""
+    """Returns the trees that Orbax stores separately; it stores no empty tree."""
     rest = state._asdict()
     parts = {name: rest.pop(name) for name in ("params", "model_state")}
     return {name: part for name, part in parts.items() if part} | {"rest": rest}
 
 
 def _load(
-    checkpointer: ocp.training.Checkpointer, step: int, wanted: dict[str, Any]
+    checkpointer: ocp.training.Checkpointer, step: int, targets: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads parts of a checkpoint and its JSON values; ValueError if they are not what was saved."""
+    """Reads parts of a checkpoint and its JSON values; raises ValueError if they do not match their checksums."""
     parts, metadata, problem = {}, {}, None
     try:
-        # One after the other: of two parts at once, Orbax would abandon the second when the first cannot be read.
-        parts = {name: checkpointer.load_checkpointables(step, {name: target})[name] for name, target in wanted.items()}
+        # One after the other: reading two parts at once, Orbax would abandon the second if the first is unreadable.
+        parts = {
+            name: checkpointer.load_checkpointables(step, {name: target})[name] for name, target in targets.items()
+        }
         metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata)
-        # Not needed here, but by `load_params`: a training must not go on from what no one can load later.
+        # `load_params` needs this description: a run must not resume from a checkpoint that cannot be loaded later.
         described = checkpointer.checkpointables_metadata(step).metadata
-        if any(described.get(name) is None for name in wanted):
-            raise ValueError("it does not say what it holds")
+        if any(described.get(name) is None for name in targets):
+            raise ValueError("its description of its arrays is missing")
     except _STORAGE_ERRORS as error:
         problem = error
-    if gather_arrays(np.array([problem is not None])).any():  # what one process cannot read, none may use
+    if gather_arrays(np.array([problem is not None])).any():  # if one process cannot read it, none may use it
         raise problem or ValueError("another process cannot read it")
     _verify(parts, metadata)
     return parts, {name: value for name, value in metadata.items() if name not in ("checksums", "score")}
 
 
 def _verify(parts: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """Raises ValueError if the arrays or the metadata do not match the stored checksums."""
     if not metadata:
         raise ValueError("its metadata is damaged")
     saved = metadata["checksums"]
@@ -490,17 +498,18 @@ def _verify(parts: dict[str, Any], metadata: dict[str, Any]) -> None:
 
 
 def _load_step(checkpointer: ocp.training.Checkpointer, step: int, allow_nonfinite: bool) -> Params:
+    """Reads the parameters and the model state of a checkpoint as one tree; raises UserError if it is unreadable."""
     name = f"checkpoint {checkpointer.directory / str(step)}"
     try:
         described = checkpointer.checkpointables_metadata(step).metadata
         if described.get("params") is None:
-            raise ValueError("it does not say what it holds")
-        wanted = {name: _as_numpy(described[name]) for name in ("params", "model_state") if name in described}
-        found = _load(checkpointer, step, wanted)[0]
-        params = merge_trees(found["params"], found.get("model_state", {}))
+            raise ValueError("its description of its arrays is missing")
+        targets = {name: _as_numpy(described[name]) for name in ("params", "model_state") if name in described}
+        parts = _load(checkpointer, step, targets)[0]
+        params = merge_trees(parts["params"], parts.get("model_state", {}))
     except _STORAGE_ERRORS as error:
         raise UserError(f"{name} cannot be read ({_line(error)}); choose another with --step") from None
-    return params if allow_nonfinite else _finite(params, name)
+    return params if allow_nonfinite else _check_finite(params, name)
 
 
 def _load_average(workdir: epath.Path, allow_nonfinite: bool) -> Params:
@@ -514,25 +523,25 @@ def _load_average(workdir: epath.Path, allow_nonfinite: bool) -> Params:
         _verify({"params": params}, cast(Any, described.custom_metadata))
     except _STORAGE_ERRORS as error:
         raise UserError(f"{path} cannot be read ({_line(error)}): run tfx-jax average again") from None
-    return params if allow_nonfinite else _finite(params, path)
+    return params if allow_nonfinite else _check_finite(params, path)
 
 
-def _finite(params: Params, place: Any) -> Params:
-    """The same parameters; UserError if one is NaN or infinite."""
+def _check_finite(params: Params, place: Any) -> Params:
+    """Returns the parameters; raises UserError if one is NaN or infinite."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    spoilt = [path for path, leaf in leaves if not is_finite(leaf)]
-    if spoilt:
-        raise nonfinite([jax.tree_util.keystr(path, simple=True, separator="/") for path in spoilt], place)
+    bad_paths = [path for path, leaf in leaves if not is_finite(leaf)]
+    if bad_paths:
+        raise nonfinite([jax.tree_util.keystr(path, simple=True, separator="/") for path in bad_paths], place)
     return params
 
 
 def _as_numpy(metadata: Any) -> Any:
-    """The target that makes Orbax restore NumPy arrays, wherever the checkpoint was written."""
+    """Returns the target that makes Orbax restore NumPy arrays, whatever devices the checkpoint was written from."""
     return jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), metadata)
 
 
 def _line(error: BaseException) -> str:
-    """The first line of what caused an error in the end, or its kind where that says nothing."""
+    """Returns the first line of the root cause of an error, or its class name if that line is empty."""
     return printable(_cause(error), 200) or type(error).__name__
 
 
@@ -543,7 +552,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _remedy(error: BaseException) -> str:
-    """What a user can do about an error of writing; tensorstore's are texts, without a number."""
-    line, remedies = _cause(error), {"make the folder writable": _FORBIDDEN, "make room": _NO_ROOM}
-    found = (remedy for remedy, reasons in remedies.items() if any(reason in line for reason in reasons))
-    return next(found, "fix this")
+    """Returns what the user can do about a write error; tensorstore's errors are texts without an error number."""
+    line, remedies = _cause(error), {"make the folder writable": _FORBIDDEN, "free disk space": _DISK_FULL}
+    matching = (remedy for remedy, reasons in remedies.items() if any(reason in line for reason in reasons))
+    return next(matching, "fix this")

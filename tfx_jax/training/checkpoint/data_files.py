@@ -1,10 +1,10 @@
-"""Record of the files a run trains on, so that a resumed run cannot go on with other ones.
+"""Record of the data files of a run, so that a resumed run cannot continue with different files.
 
-For each file or folder that the configuration names for training and validation, `data.json` in the workdir has the
+`data.json` in the workdir lists each file or folder that the configuration names for training and validation, with the
 size and a BLAKE2b checksum of names, sizes and contents. Contents are read once: a later start that finds the same
-names, sizes and modification times takes the checksum from `data.json`. Of more than 1 GiB, 1,024 blocks of 1 MiB are
-read, evenly spaced. In a store (gs://, s3://) only sizes are compared. A table of images or sounds is recorded, not the
-files that it names.
+names, sizes and modification times takes the checksum from `data.json`. Of files larger than 1 GiB, 1,024 evenly spaced
+blocks of 1 MiB are read. In a store (gs://, s3://) only sizes are compared. For a table of images or sounds, the table
+is recorded, but not the files that it names.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from tfx_jax.training.checkpoint.artifacts import has_checkpoints, read_sealed, 
 from tfx_jax.training.sharding.distributed import is_primary, process0_first
 
 _RECORD = "data.json"
-_FROM_FILES = ("files", "folder", "fsdd")  # data sets whose files the configuration names
+_FROM_FILES = ("files", "folder", "fsdd")  # values of `dataset` for which the configuration names files
 _FIELDS = [f"{split}_{kind}" for split in ("train", "validation") for kind in ("file", "folder", "source", "target")]
 _BLOCK, _NUM_BLOCKS = 1 << 20, 1 << 10
 
@@ -31,14 +31,14 @@ _Record = dict[str, Any]
 
 
 def check_data_files(data: Any, workdir: epath.Path) -> None:
-    """Records the data files of a run; where it has checkpoints, they must be those that were recorded before.
+    """Records the data files of a run; if the run has checkpoints, checks that the files match the record.
 
     Args:
       data: `config.task.data`.
-      workdir: of the run. Process 0 does the work.
+      workdir: folder of the run. Process 0 does the work.
 
     Raises:
-      UserError: if a file is another one, is new, or is missing.
+      UserError: if a file was changed, added or removed.
     """
     with process0_first(_RECORD):
         if is_primary():
@@ -49,28 +49,28 @@ def _check(data: Any, workdir: epath.Path) -> None:
     path = workdir / _RECORD
     try:
         known: dict[str, _Record] = read_sealed(path)["files"] if path.exists() else {}
-        found = {name: _record(file, known.get(name, {})) for name, file in _named(data).items()}
+        current = {name: _record(file, known.get(name, {})) for name, file in _named(data).items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path} cannot be used ({error}): delete it to resume with the data as they are") from None
+        raise UserError(f"{path} cannot be used ({error}): delete it to resume with the current data") from None
     if known and has_checkpoints(workdir):
-        remedy = f"bring the old data back, or train in a new workdir: the checkpoints in {workdir} belong to them"
-        for name in sorted(known.keys() | found.keys()):
-            old, new = known.get(name), found.get(name)
+        remedy = f"restore the old data, or use a new --workdir: the checkpoints in {workdir} belong to the old data"
+        for name in sorted(known.keys() | current.keys()):
+            old, new = known.get(name), current.get(name)
             if old is None and name.partition(":")[0] in {other.partition(":")[0] for other in known}:
                 raise UserError(f"config.task.data.{name} is new: {remedy}")
             if new is None:
-                raise UserError(f"config.task.data.{name} is gone: {remedy}")
+                raise UserError(f"config.task.data.{name} is missing: {remedy}")
             if old is not None and any(old.get(part) != new[part] for part in ("size", "checksum")):
                 part = "size" if old.get("size") != new["size"] else "content"
-                raise UserError(f"config.task.data.{name} was changed, its {part} is another one: {remedy}")
-    if found != known:
-        write_sealed(path, {"files": found})
+                raise UserError(f"config.task.data.{name} was changed (its {part} differs): {remedy}")
+    if current != known:
+        write_sealed(path, {"files": current})
 
 
 def _named(data: Any) -> dict[str, epath.Path]:
-    """What the configuration names, by field and name."""
+    """Returns the existing files and folders that the configuration names, by "field: path"."""
     if getattr(data, "dataset", "") not in _FROM_FILES:
         return {}
     fields = {field: getattr(data, field, "") for field in _FIELDS}
@@ -84,6 +84,7 @@ def _named(data: Any) -> dict[str, epath.Path]:
 
 
 def _record(path: epath.Path, known: _Record) -> _Record:
+    """Returns size, checksum and stamp of a file or folder; reuses `known` if its stamp matches."""
     if not is_local(path):
         return {"size": path.stat().length, "checksum": "", "stamp": ""}
     files = list(_files(pathlib.Path(path)))
@@ -99,7 +100,7 @@ def _record(path: epath.Path, known: _Record) -> _Record:
 
 
 def _files(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path, os.stat_result]]:
-    """The name, path and status of a file, or of all files of a folder."""
+    """Yields relative name, path and status of a file, or of all files of a folder."""
     if not path.is_dir():
         yield "", path, path.stat()
         return
@@ -112,9 +113,9 @@ def _files(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path, os.stat_resu
 
 
 def _blocks(files: list[pathlib.Path], sizes: list[int]) -> Iterator[bytes]:
-    """All bytes of files, or of many, blocks that are evenly spaced in what they are one behind the other."""
+    """Yields the bytes of the concatenated files or, if they are large, evenly spaced blocks of them."""
     total, begin = sum(sizes), 0
-    # Each block begins at a multiple of `step`; without gaps it is the block's own size.
+    # Each block begins at a multiple of `step`; for small files, `step` is the block size, so there are no gaps.
     step = max(_BLOCK, total // _NUM_BLOCKS)
     for path, size in zip(files, sizes, strict=True):
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Leaving a training cleanly on SIGTERM, SIGHUP and Ctrl-C."""
+"""Clean exit of a training run on SIGTERM, SIGHUP and Ctrl-C."""
 
 import contextlib
 import signal
@@ -10,19 +10,19 @@ from jax.experimental import multihost_utils
 
 
 class StopRequest:
-    """Whether somebody asked the training to stop.
+    """A request to stop the training run.
 
     Attributes:
-      signum: the signal that asked, or None.
+      signum: signal that requested the stop, or None.
     """
 
     signum: int | None = None
 
     def is_due(self, step: int) -> bool:
-        """Whether to stop before this step; call it before each one.
+        """Returns whether to stop before this step; must be called before every step.
 
-        A signal may reach one process of several, or each at another step, yet all have to stop before the same step:
-        JAX's preemption service finds one that none of them has begun.
+        A signal may reach only one of several processes, or each at another step, but all must stop before the same
+        step. JAX's preemption service finds a step that none of them has begun.
         """
         if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
             self.signum = self.signum or signal.SIGTERM
@@ -34,26 +34,26 @@ class StopRequest:
 def stop_on_signals() -> Iterator[StopRequest]:
     """Turns SIGTERM, SIGINT and SIGHUP into a request that the training loop reads between two steps.
 
-    SIGHUP, which a closed terminal or ssh session sends, stays ignored under `nohup`.
-    A second Ctrl-C interrupts at once. Outside the main thread, where Python delivers no signals, nothing is
-    installed. In several processes SIGTERM stays with JAX, which listens to it and tells the other processes.
+    SIGHUP, which a closed terminal or ssh session sends, stays ignored under `nohup`. A second Ctrl-C interrupts at
+    once. Outside the main thread, where Python delivers no signals, no handler is installed. With several processes,
+    JAX keeps its handler of SIGTERM, which notifies the other processes.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
 
-    def ask(signum: int, _: object) -> None:
+    def request_stop(signum: int, _: object) -> None:
         if request.signum is not None and signum == signal.SIGINT:
             raise KeyboardInterrupt
         request.signum = signum
         if jax.process_count() > 1:
             signal.raise_signal(signal.SIGTERM)
 
-    ours = [signal.SIGINT] if jax.process_count() > 1 else [signal.SIGTERM, signal.SIGINT]
+    handled = [signal.SIGINT] if jax.process_count() > 1 else [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        ours.append(signal.SIGHUP)
-    before = {signum: signal.signal(signum, ask) for signum in ours}
+        handled.append(signal.SIGHUP)
+    before = {signum: signal.signal(signum, request_stop) for signum in handled}
     try:
         yield request
     finally:

@@ -1,4 +1,4 @@
-"""What a training takes of a device's memory: told before the first step, and refused where it cannot fit."""
+"""Estimates of device memory: logged before the first step; a run that cannot fit is rejected."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ _SMALLER_STEP = (
 
 
 class StateMemory(NamedTuple):
-    """Bytes on each device, and how many parameters there are on all of them together."""
+    """Bytes of the training state per device, and the total number of parameters."""
 
     num_params: int
     params: int
@@ -31,12 +31,12 @@ class StateMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """What is there at once in every step, whatever the batch."""
+        """Bytes that every step needs at the same time, whatever the batch."""
         return self.params + self.optimizer + self.gradients
 
 
 def state_memory(state: TrainState) -> StateMemory:
-    """Counts the bytes of a training's state; its shapes, dtypes and shardings are enough."""
+    """Computes the bytes of a training state per device; shapes, dtypes and shardings suffice."""
 
     def on_each_device(tree: Any) -> int:
         shards = ((leaf, leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(tree))
@@ -52,7 +52,7 @@ def state_memory(state: TrainState) -> StateMemory:
 
 
 def device_memory(mesh: Mesh) -> int:
-    """Bytes that XLA may take of each device of this process; those of a CPU share the memory of the machine."""
+    """Returns the bytes that XLA may use on each device of this process; CPU devices share the machine's memory."""
     devices = mesh.local_devices
     stats = devices[0].memory_stats() or {}  # a CPU has none
     if "bytes_limit" in stats:
@@ -61,29 +61,29 @@ def device_memory(mesh: Mesh) -> int:
 
 
 def check_state(memory: StateMemory, available: int) -> None:
-    """Raises UserError if the state alone cannot fit, before anything of it is made."""
+    """Raises UserError if the state cannot fit; called before it is allocated."""
     if memory.total > available:
         raise UserError(
-            f"a device has {_size(available)}, but parameters, optimizer and gradients take {_size(memory.total)} of "
-            f"each: try {_SMALLER_STATE}"
+            f"a device has {_size(available)} of memory, but needs {_size(memory.total)} for parameters, optimizer and "
+            f"gradients: try {_SMALLER_STATE}"
         )
 
 
 def step_memory(step_fn: Callable[..., Any], *arguments: Any) -> int | None:
-    """Bytes on each device besides the state, in a step with these arguments; None where XLA does not say.
+    """Returns the bytes per device that a step needs in addition to the state; None if XLA does not report them.
 
-    The program is compiled, but not twice: JAX keeps it for the call with the same arguments.
+    This compiles the program, and JAX reuses it for the first call with the same arguments.
     """
-    program: Any = step_fn  # of jax.jit
+    program: Any = step_fn  # a function of jax.jit
     analysis = program.lower(*arguments).compile().memory_analysis()
     return None if analysis is None else analysis.temp_size_in_bytes
 
 
 def report(memory: StateMemory, temporary: int | None, available: int) -> str:
-    """One line about what a step takes.
+    """Returns one line about the memory of a step.
 
     Raises:
-      UserError: if it cannot fit.
+      UserError: if the step cannot fit.
 
     >>> mib = 2**20
     >>> line = report(StateMemory(63_000_000, 240 * mib, 480 * mib, 240 * mib), 1500 * mib, 16_000 * mib)
@@ -97,8 +97,8 @@ def report(memory: StateMemory, temporary: int | None, available: int) -> str:
         needed = memory.params + memory.optimizer + temporary
         if needed > available:
             raise UserError(
-                f"a device has {_size(available)}, but the step takes {_size(temporary)} and parameters and optimizer "
-                f"{_size(needed - temporary)}: try {_SMALLER_STEP}"
+                f"a device has {_size(available)} of memory, but needs {_size(temporary)} for the step and "
+                f"{_size(needed - temporary)} for parameters and optimizer: try {_SMALLER_STEP}"
             )
     return (
         f"{memory.num_params / 1e6:,.1f} M parameters; of the {_size(available)} of each device: "
@@ -108,7 +108,7 @@ def report(memory: StateMemory, temporary: int | None, available: int) -> str:
 
 @contextlib.contextmanager
 def out_of_memory_as_user_error(remedy: str = f"try {_SMALLER_STEP}") -> Iterator[None]:
-    """Turns XLA's pages about a device that ran out of memory into one line that ends in what to do."""
+    """Turns XLA's long report of a device that ran out of memory into one line that ends with the remedy."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -119,7 +119,7 @@ def out_of_memory_as_user_error(remedy: str = f"try {_SMALLER_STEP}") -> Iterato
 
 
 def _size(count: int) -> str:
-    """Bytes, for people.
+    """Formats a number of bytes.
 
     >>> _size(3 * 2**19), _size(482 * 2**20), _size(40 * 2**30)
     ('1.5 MiB', '482 MiB', '40.0 GiB')

@@ -1,1 +1,1 @@
-"""What a run reports: progress, TensorBoard, profiles, attention plots, and the report."""
+"""Outputs of a run: progress, TensorBoard, profiles, attention plots and the report."""

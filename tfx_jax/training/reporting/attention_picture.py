@@ -1,4 +1,4 @@
-"""What a model in training looks at, for TensorBoard: one example, at each evaluation, so that one sees it learn."""
+"""Attention plots in TensorBoard: the same example at each evaluation shows how attention develops."""
 
 import io
 import math
@@ -12,20 +12,20 @@ from tfx_jax.training.sharding.distributed import is_primary
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_PIXELS = 1e6  # some 100 kB, which every later report reads over
+_MOST_PIXELS = 1e6  # about 100 kB per image, which every later report must skip
 
 
 def write_attention(task: Any, model: TrainedModel, progress: Progress, step: int) -> None:
-    """Adds the picture "validation/attention" to what TensorBoard shows, if the task and its model can give it.
+    """Writes the image "validation/attention" to TensorBoard, if the task and its model support it.
 
-    It costs one program in a training, and at each evaluation that program on one example and about a second of
-    drawing. What goes wrong with it does not stop a training. All processes call this; the first draws.
+    It costs one compilation per run, and at each evaluation one example and about a second of drawing. Errors do not
+    stop the run. All processes must call this; only the first draws.
 
     Args:
       task: a task, see `tfx_jax.tasks.task.Task`.
-      model: as the evaluation had it.
-      progress: of the training.
-      step: where it is.
+      model: model of the evaluation.
+      progress: writer of the run.
+      step: current step.
     """
     if not hasattr(task, "attention_example"):
         return
@@ -33,14 +33,14 @@ def write_attention(task: Any, model: TrainedModel, progress: Progress, step: in
         example = task.attention_example(model)
         if example is not None and is_primary():
             progress.image(step, "validation/attention", _png(_draw(example)))
-    except (ImportError, UserError):  # there is no Matplotlib, or the model has no attention
+    except (ImportError, UserError):  # Matplotlib is not installed, or the model has no attention
         return
-    except Exception as error:  # whatever Matplotlib raises
+    except Exception as error:  # Matplotlib raises errors of many classes
         progress.message(f"no picture of attention: {' '.join(str(error).split())}")
 
 
 def _draw(example: PairAttention | ImageAttention) -> "Figure":
-    """Draws an image with its maps, or of a pair the heads of the last layer in which one side looks at the other."""
+    """Draws an image with its maps or, for a pair, the cross-attention heads of the last layer that has them."""
     from tfx_jax.training.reporting.attention_plot import plot_attention  # Matplotlib is slow to import
     from tfx_jax.training.reporting.image_plot import plot_maps
 

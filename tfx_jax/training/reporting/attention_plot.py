@@ -1,10 +1,10 @@
 """Draws attention maps: one large panel that shows the alignment, and below it every head of every layer.
 
 Rows are queries and columns are keys, with the source along the top and the target down the side as in Figure 3 of
-Bahdanau et al. (2015, https://arxiv.org/abs/1409.0473). Nothing here knows a model: arrays and tokens in, figure out.
+Bahdanau et al. (2015, https://arxiv.org/abs/1409.0473). This module depends on no model: it takes arrays and tokens.
 
-The layout is worked out in inches before anything is drawn, so that every label gets the room that it takes in its own
-font, and the figure grows with the sentence instead of the labels shrinking into each other.
+The layout is computed in inches before anything is drawn, so that every label gets the space it needs, and the figure
+grows with the sentence instead of the labels overlapping.
 """
 
 import functools
@@ -27,18 +27,18 @@ from matplotlib.font_manager import FontProperties
 
 from tfx_jax.errors import UserError
 
-_FONTS = ["DejaVu Sans", "IPAexGothic"]  # matplotlib's own, then one with Japanese for what the first lacks
-# Perceptually uniform, but from white, so that a weight of zero is bare paper.
+_FONTS = ["DejaVu Sans", "IPAexGothic"]  # Matplotlib's default, then a Japanese font for missing characters
+# Perceptually uniform, but starting at white, so that a weight of zero is blank.
 _COLORS = LinearSegmentedColormap.from_list("attention", ["white", *colormaps["magma_r"](np.linspace(1 / 8, 1, 8))])
 _LONGEST_LABEL = 18  # characters; a longer token is cut
-_SMALLEST_TYPE = 3.5  # points; where tokens leave less room, only every second, third, ... is labeled
-_MARGIN, _GAP, _PAD = 0.3, 0.3, 0.06  # inches: around the figure, between panels, between a label and what it labels
-_POINTS = 72  # to the inch
-_SCALE_ROOM = 0.6  # inches beside a panel for the bar that explains the colors
-_MOST_PIXELS = 30e6  # a larger picture gets a lower resolution
+_SMALLEST_TYPE = 3.5  # points; if tokens leave less space, only every second, third, ... token is labeled
+_MARGIN, _GAP, _PAD = 0.3, 0.3, 0.06  # inches: around the figure, between panels, between label and panel
+_POINTS = 72  # per inch
+_SCALE_ROOM = 0.6  # inches beside a panel for the color bar
+_MOST_PIXELS = 30e6  # larger images get a lower resolution
 _SUFFIXES = (".png", ".pdf", ".svg")
 
-# What the rows and the columns of each kind of map stand for, in the order of drawing.
+# Token sequences of the rows and columns of each kind of map, in drawing order.
 AXES = {
     ("encoder", "self"): ("source", "source"),
     ("encoder", "cross"): ("source", "target"),
@@ -48,7 +48,7 @@ AXES = {
 
 
 class _Style(NamedTuple):
-    """How large panels are drawn at most: lengths in inches, type in points."""
+    """Maximum sizes of panels: lengths in inches, type in points."""
 
     cell: float  # side of one weight
     side: float  # longest side of a panel
@@ -71,23 +71,23 @@ class _Panel(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """The room that a panel takes, in inches, and how its labels are set."""
+    """Space that a panel needs, in inches, and the layout of its labels."""
 
     width: float  # of the map itself, and so its height
     height: float
     left: float  # row labels
-    above: float  # column labels; the title stands on top of them
-    right: float  # how far a tilted column label leans out
+    above: float  # column labels; the title is above them
+    right: float  # overhang of tilted column labels
     title_width: float
     title_height: float
     title_size: float  # points
     label_size: float  # points
-    every: int  # one label every so many tokens
+    every: int  # one label per this many tokens
     tilt: float  # degrees
 
 
 class _Placed(NamedTuple):
-    """A panel and where the top left corner of its map goes, in inches from that of the figure."""
+    """A panel and the top left corner of its map, in inches from that of the figure."""
 
     panel: _Panel
     frame: _Frame
@@ -96,7 +96,7 @@ class _Placed(NamedTuple):
 
 
 def clean_piece(piece: str) -> str:
-    """Makes a SentencePiece readable: drops its mark for a space, or shows ␣ where that is all there is.
+    """Makes a SentencePiece token readable: removes the space mark, or shows ␣ if it is the whole token.
 
     >>> clean_piece("▁attention"), clean_piece("ion"), clean_piece("▁")
     ('attention', 'ion', '␣')
@@ -112,24 +112,24 @@ def plot_attention(
     target_inputs: Sequence[str] | None = None,
     lead_layer: int | None = None,
 ) -> Figure:
-    """Draws every head's weights of one sentence pair, under the mean of its cross-attention.
+    """Draws the attention weights of every head for one sentence pair, below the mean of the cross-attention.
 
     Args:
       maps: weights in [0, 1] by "encoder/LAYER/self", "decoder/LAYER/self" or "decoder/LAYER/cross", each [N, T, S]
-        with queries down and keys across, or by "encoder/LAYER/cross" of models of pairs, whose first sentence attends
-        to the second too. Any subset will do; without a decoder's cross-attention there is no large panel.
-      source_tokens: what the encoder read, pieces or words; the marks of pieces are taken off.
-      target_tokens: what the decoder wrote at each step: the rows of both its kinds of map.
-      target_inputs: what the decoder read at each step, the columns of its self-attention: the target one step late.
-        None labels them with `target_tokens`.
-      lead_layer: the layer in the large panel; None means the mean over all of them.
+        (queries in rows, keys in columns), or by "encoder/LAYER/cross" for models of pairs, whose first sentence
+        attends to the second one as well. Any subset is allowed; the large panel needs cross-attention of the decoder.
+      source_tokens: tokens that the encoder read, pieces or words; marks of pieces are removed.
+      target_tokens: tokens that the decoder predicted at each step: the rows of its maps.
+      target_inputs: tokens that the decoder read at each step, the columns of its self-attention: the target delayed by
+        one step. None uses `target_tokens`.
+      lead_layer: layer of the large panel; None means the mean over all layers.
 
     Returns:
-      A figure that pyplot does not know, so that nothing needs closing.
+      A figure that is not registered with pyplot, so it need not be closed.
 
     Raises:
-      ValueError: if there is no map, or a map has another name, rank or size than the tokens make it.
-      UserError: if there is no cross-attention of layer `lead_layer`.
+      ValueError: if there is no map, or the name, rank or size of a map does not match the tokens.
+      UserError: if layer `lead_layer` has no cross-attention.
     """
     tokens = {
         "source": [_label(token) for token in source_tokens],
@@ -161,27 +161,27 @@ def save_attention(
     target_inputs: Sequence[str] | None = None,
     lead_layer: int | None = None,
 ) -> None:
-    """Writes what `plot_attention` draws to a PNG, PDF or SVG file, by the suffix of `path`.
+    """Writes the figure of `plot_attention` to a PNG, PDF or SVG file, by the suffix of `path`.
 
     Raises:
       ValueError: as `plot_attention`.
-      UserError: if the suffix is another, the folder is missing or the file cannot be written.
+      UserError: if the suffix is unknown, the folder is missing or the file cannot be written.
     """
     options: dict[str, Any] = {"target_inputs": target_inputs, "lead_layer": lead_layer}
     save_figure(path, lambda: plot_attention(maps, source_tokens, target_tokens, **options))
 
 
 def save_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> None:
-    """Writes a figure to a PNG, PDF or SVG file, by the suffix of `path`, which is looked at before anything is drawn.
+    """Writes a figure to a PNG, PDF or SVG file by the suffix of `path`, which is checked before drawing.
 
     Raises:
-      UserError: if the suffix is another, the folder is missing or the file cannot be written.
+      UserError: if the suffix is unknown, the folder is missing or the file cannot be written.
     """
     path = pathlib.Path(path)
     if path.suffix.lower() not in _SUFFIXES:
-        raise UserError(f"cannot draw {path}: its name should end in {', '.join(_SUFFIXES)}")
+        raise UserError(f"cannot draw {path}: its name must end in {', '.join(_SUFFIXES)}")
     if not path.parent.is_dir():
-        raise UserError(f"cannot write {path}: there is no folder {path.parent}")
+        raise UserError(f"cannot write {path}: there is no folder {path.parent}: create it first")
     figure = draw()
     width, height = figure.get_size_inches()
     try:
@@ -193,14 +193,14 @@ def save_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> Non
 def group_maps(
     maps: Mapping[str, Float[np.ndarray, "N T S"]], tokens: Mapping[str, Sequence[str]]
 ) -> dict[tuple[str, str], dict[int, Float[np.ndarray, "N T S"]]]:
-    """Sorts maps by kind, in the order of `AXES`, and each kind by layer number.
+    """Groups maps by kind, in the order of `AXES`, and within a kind by layer.
 
     Args:
       maps: weights by name, as `plot_attention` takes them.
-      tokens: of each side that `AXES` names.
+      tokens: tokens of each side that `AXES` names.
 
     Raises:
-      ValueError: if there is no map, or a map has another name, rank or size than the tokens make it.
+      ValueError: if there is no map, or the name, rank or size of a map does not match the tokens.
     """
     if not maps:
         raise ValueError("no attention maps to draw")
@@ -228,7 +228,7 @@ def _check_shape(name: str, weights: np.ndarray, rows: tuple[str, int], columns:
 def _head_panels(
     stack: str, layer: int, kind: str, weights: np.ndarray, tokens: Mapping[str, list[str]]
 ) -> list[_Panel]:
-    """Makes one row of small panels, whose queries are labeled at the first head alone."""
+    """Returns one row of small panels; only the first head has query labels."""
     rows, columns = (tokens[side] for side in AXES[stack, kind])
     return [
         _Panel(f"{stack} {layer} · {kind} · head {head}", weights[head], [] if head else rows, columns)
@@ -237,9 +237,9 @@ def _head_panels(
 
 
 def _lead_panel(crosses: Mapping[int, np.ndarray], tokens: Mapping[str, list[str]], layer: int | None) -> _Panel | None:
-    """Averages the cross-attention of one layer or of all, or gives None where there is none to average."""
+    """Returns a panel of the mean cross-attention of one layer or all layers; None without cross-attention."""
     if layer is not None and layer not in crosses:
-        raise UserError(f"no cross-attention of layer {layer} to draw: choose from {sorted(crosses)}")
+        raise UserError(f"layer {layer} has no cross-attention: choose one of {sorted(crosses)}")
     if not crosses:
         return None
     chosen, where = (list(crosses.values()), "all layers") if layer is None else ([crosses[layer]], f"layer {layer}")
@@ -248,7 +248,7 @@ def _lead_panel(crosses: Mapping[int, np.ndarray], tokens: Mapping[str, list[str
 
 
 def _frame(panel: _Panel, style: _Style) -> _Frame:
-    """Measures what a panel needs."""
+    """Computes the space that a panel needs."""
     num_rows, num_columns = panel.weights.shape
     cell = min(style.cell, style.side / max(num_rows, num_columns))
     wanted = min(style.label_size, 0.8 * _POINTS * cell * math.sin(math.radians(style.tilt)))  # lines must not touch
@@ -273,7 +273,7 @@ def _frame(panel: _Panel, style: _Style) -> _Frame:
 
 
 def _arrange(lead: _Panel | None, rows: Sequence[Sequence[_Panel]]) -> tuple[list[_Placed], tuple[float, float]]:
-    """Places the large panel at the top and the small ones in a grid under it, and gives the size of the figure."""
+    """Places the large panel at the top and the small ones in a grid below; also returns the size of the figure."""
     framed = [[(panel, _frame(panel, _SMALL)) for panel in row] for row in rows]
     frames = [frame for row in framed for _, frame in row]
     indent = max(frame.left for frame in frames)
@@ -306,12 +306,12 @@ def _draw_panel(figure: Figure, item: _Placed) -> None:
     axes.vlines(np.arange(0.5, num_columns - 1), -0.5, num_rows - 0.5, **ruling)
     axes.tick_params(length=0, pad=_PAD * _POINTS / 2, labeltop=True, labelbottom=False)
     axes.spines[:].set(color="0.7", linewidth=0.5)
-    # Labels are tokens, never formulas: a lone "$" must not start one.
+    # Labels are tokens, not formulas: a lone "$" must not start one.
     text = {"fontproperties": FontProperties(family=_FONTS, size=frame.label_size), "parse_math": False}
     turned = {}
     if frame.tilt:
         turned = {"rotation": frame.tilt, "rotation_mode": "anchor", "ha": "left", "va": "center"}
-        dip = 0.5 * frame.label_size * math.cos(math.radians(frame.tilt))  # of the lower corner of a turned label
+        dip = 0.5 * frame.label_size * math.cos(math.radians(frame.tilt))  # of the lower corner of a rotated label
         axes.tick_params(axis="x", pad=_PAD * _POINTS / 2 + dip)
     columns = range(0, len(panel.columns), frame.every)
     axes.set_xticks(columns, [panel.columns[column] for column in columns], **text, **turned)
@@ -323,7 +323,7 @@ def _draw_panel(figure: Figure, item: _Placed) -> None:
 
 
 def _draw_scale(figure: Figure, item: _Placed) -> None:
-    """Draws the meaning of the colors to the right of a panel."""
+    """Draws a color bar to the right of a panel."""
     frame = item.frame
     axes = _add_axes(figure, item.left + frame.width + 0.15, item.top, 0.12, min(frame.height, 2.0))
     bar = figure.colorbar(ScalarMappable(Normalize(0, 1), _COLORS), cax=axes, ticks=[0, 0.5, 1])
@@ -332,13 +332,13 @@ def _draw_scale(figure: Figure, item: _Placed) -> None:
 
 
 def _add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Adds axes at a place in inches from the top left corner."""
+    """Adds axes at a position in inches from the top left corner."""
     across, down = figure.get_size_inches()
     return figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
 
 
 def _label(token: str) -> str:
-    """Shortens a token to what a label can hold and replaces what neither font can draw."""
+    """Shortens a token to the maximum label length, and replaces characters that neither font has."""
     text = clean_piece(token)
     if len(text) > _LONGEST_LABEL:
         text = text[: _LONGEST_LABEL - 1] + "…"
@@ -347,7 +347,7 @@ def _label(token: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _text_width(text: str, size: float) -> float:
-    """Measures a line of text of `size` points, in inches."""
+    """Returns the width of a line of text of `size` points, in inches."""
     renderer = RendererAgg(1, 1, dpi=_POINTS)
     width, _, _ = renderer.get_text_width_height_descent(text, FontProperties(family=_FONTS, size=size), ismath=False)
     return width / _POINTS
@@ -355,9 +355,9 @@ def _text_width(text: str, size: float) -> float:
 
 @functools.cache
 def _drawable() -> frozenset[int]:
-    """Makes the Japanese font known to matplotlib and gives the code points that one of the two fonts can draw.
+    """Registers the Japanese font with Matplotlib, and returns the code points that one of the two fonts has.
 
-    The package that carries the font would make it the font of everything at import, so it is never imported.
+    The package of the font is not imported, because its import changes the default font.
     """
     package = importlib.metadata.distribution("matplotlib-fontja")
     japanese = str(package.locate_file("matplotlib_fontja/fonts/ipaexg.ttf"))

@@ -1,4 +1,4 @@
-"""Draws what a model looked at in an image: once for each map, as in Figure 3 of Xu et al. (2015)."""
+"""Draws attention maps over an image, once for each map, as in Figure 3 of Xu et al. (2015)."""
 
 import math
 from collections.abc import Sequence
@@ -9,28 +9,28 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 _COLUMNS = 6
-_SIDE, _TITLE = 1.6, 0.35  # inches: of an image, and of the word above it
-_DARKEST = 0.25  # how much of the image is seen where nothing is looked at
+_SIDE, _TITLE = 1.6, 0.35  # inches: side of an image, and height of the title above it
+_DARKEST = 0.25  # brightness of the image where the weight is 0
 
 
 def plot_maps(image: UInt8[np.ndarray, "Y X C"], titles: Sequence[str], weights: Float[np.ndarray, "T G G"]) -> Figure:
-    """Draws an image, then again for each map, bright where the model looked.
+    """Draws an image, then a copy for each map that is bright where the attention weight is high.
 
     Args:
-      image: red, green and blue, or gray.
-      titles: of the maps: the words of a caption, its end included, or the layers of a classifier.
-      weights: of the places of a grid over the image. The largest of a map is fully bright, whatever its value.
+      image: RGB or gray image.
+      titles: titles of the maps: the words of a caption, including EOS, or the layers of a classifier.
+      weights: weights on a grid over the image. The largest weight of each map has full brightness.
 
     Returns:
-      A figure that pyplot does not know, so that nothing needs closing.
+      A figure that is not registered with pyplot, so it need not be closed.
 
     Raises:
-      ValueError: if there is not one map for each title.
+      ValueError: if the numbers of maps and titles differ.
     """
     if len(titles) != len(weights):
-        raise ValueError(f"{len(titles)} titles, but {len(weights)} maps")
+        raise ValueError(f"got {len(titles)} titles for {len(weights)} maps: each map needs one title")
     image = np.broadcast_to(image, (*image.shape[:2], 3))
-    pictures = [("", image), *((title, _lit(image, map)) for title, map in zip(titles, weights, strict=True))]
+    pictures = [("", image), *((title, _illuminated(image, map)) for title, map in zip(titles, weights, strict=True))]
     columns = min(_COLUMNS, len(pictures))
     rows = math.ceil(len(pictures) / columns)
     figure = Figure(figsize=(columns * _SIDE, rows * (_SIDE + _TITLE)), layout="constrained")
@@ -44,8 +44,8 @@ def plot_maps(image: UInt8[np.ndarray, "Y X C"], titles: Sequence[str], weights:
     return figure
 
 
-def _lit(image: UInt8[np.ndarray, "Y X 3"], weights: Float[np.ndarray, "G G"]) -> UInt8[np.ndarray, "Y X 3"]:
-    """The image under a light of the shape of the weights, each place of which is a square of pixels."""
+def _illuminated(image: UInt8[np.ndarray, "Y X 3"], weights: Float[np.ndarray, "G G"]) -> UInt8[np.ndarray, "Y X 3"]:
+    """Scales the brightness of an image by the weights, each of which covers a rectangle of pixels."""
     rows, columns = (np.arange(side) * size // side for side, size in zip(image.shape[:2], weights.shape, strict=True))
     light = weights[np.ix_(rows, columns)] / max(float(weights.max()), 1e-9)
     return (image * (_DARKEST + (1 - _DARKEST) * light[..., None])).astype(np.uint8)

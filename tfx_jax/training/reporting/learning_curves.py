@@ -1,4 +1,4 @@
-"""The picture of a training: its loss, and the first metric of its evaluations, over steps."""
+"""Learning curves of a run: its loss and the first metric of its evaluations, by step."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,15 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from tfx_jax.tasks.task import MetricInfo
 from tfx_jax.training.reporting.progress import Evaluation, History
 
-_BLUE, _ORANGE, _GRAY = "#0072b2", "#d55e00", "#b0b0b0"  # Okabe and Ito's, told apart by everyone
-_LOG_FROM = 3.0  # a loss that falls by more than this factor is drawn on a logarithmic axis
+_BLUE, _ORANGE, _GRAY = "#0072b2", "#d55e00", "#b0b0b0"  # Okabe and Ito's colors, distinguishable by the color-blind
+_LOG_FROM = 3.0  # losses that fall by more than this factor get a logarithmic axis
 _MOST_MARKERS = 60
 
 
 def draw_learning_curves(
     history: History, evaluations: Sequence[Evaluation], metric: MetricInfo, *, unit: str = "token"
 ) -> Figure | None:
-    """Draws the loss, and below it a metric if there is an evaluation; None if there is nothing to draw."""
+    """Draws the loss and, if there are evaluations, a metric below it; returns None if there is nothing to draw."""
     steps, losses = history.curve("train/loss")
     if not steps.size and not evaluations:
         return None
@@ -44,7 +44,7 @@ def draw_learning_curves(
 def _draw_loss(
     panel: Axes, steps: np.ndarray, losses: np.ndarray, nll_steps: np.ndarray, nlls: np.ndarray, *, unit: str
 ) -> None:
-    """The trained loss, and the cross entropy without label smoothing where that is another."""
+    """Draws the training loss and, if it differs, the cross entropy without label smoothing."""
     panel.set_title(f"training loss, nats for each {unit}", loc="left", fontsize=11)
     curves = [(steps, losses, _BLUE, "with label smoothing")]
     if nlls.size and not (losses.shape == nlls.shape and np.allclose(losses, nlls)):
@@ -70,7 +70,7 @@ def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricI
     panel.set_title(f"validation {metric.title}{metric.unit and ','}{metric.unit}", loc="left", fontsize=11)
     steps = [evaluation["step"] for evaluation in evaluations]
     values = np.array([evaluation[metric.name] for evaluation in evaluations], dtype=float)
-    values[~np.isfinite(values)] = np.nan  # which is not drawn, and the best of nothing
+    values[~np.isfinite(values)] = np.nan  # not drawn, and never the best
     marker = "o" if len(steps) <= _MOST_MARKERS else None
     panel.plot(steps, values, color=_BLUE, linewidth=1.8, marker=marker, markersize=4.5, clip_on=False, zorder=3)
     if np.isnan(values).all():
@@ -78,13 +78,13 @@ def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricI
     best = int(np.nanargmin(values) if metric.is_loss else np.nanargmax(values))
     panel.axhline(values[best], color=_GRAY, linewidth=0.8, linestyle="--")
     said = f"best {metric.format(values[best])} at step {steps[best]:,}"
-    panel.set_title(said, loc="right", color="#606060", fontsize=9)  # where no curve can run through it
+    panel.set_title(said, loc="right", color="#606060", fontsize=9)  # outside the axes, where no curve crosses it
     if not metric.is_loss:
         panel.set_ylim(0, max(values[best] * 1.15, 1.0))
 
 
 def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
-    """The mean of the `width` values around each, of fewer at the ends; the values themselves for widths below 2.
+    """Returns the mean of the `width` values around each value (fewer at the ends); unchanged for widths below 2.
 
     >>> _running_mean(np.array([0.0, 3.0, 6.0, 9.0]), 3).tolist()
     [1.5, 3.0, 6.0, 7.5]

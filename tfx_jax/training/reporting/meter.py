@@ -14,10 +14,10 @@ import numpy as np
 
 from tfx_jax.training.step import Batch, Metrics
 
-# Peak dense bfloat16 FLOP/s of one JAX device, by `device_kind`. Sparsity, which doubles what datasheets print, is left
-# out. A kind that is not listed has no known peak: better no utilization than a wrong one.
-# TPUs: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm and its pages on each version, per chip. The chips
-# of v2, v3 and 7x are two JAX devices each.
+# Peak dense bfloat16 FLOP/s of one JAX device, by `device_kind`, without the factor 2 for sparsity that datasheets
+# print. Kinds that are not listed have no known peak, and no utilization is reported.
+# TPUs: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm and its pages on each version, per chip. Chips of
+# v2, v3 and 7x are two JAX devices each.
 # GPUs: NVIDIA's datasheets of the A100, H100, H200, L4, L40S, A10, T4 and V100 products.
 _PEAK_FLOPS = {
     "TPU v2": 45e12 / 2,
@@ -40,14 +40,14 @@ _PEAK_FLOPS = {
     "NVIDIA L4": 121e12,
     "NVIDIA L40S": 362e12,
     "NVIDIA A10": 125e12,
-    # These two know no bfloat16: their float16 peak.
+    # These two do not support bfloat16: their float16 peak.
     "Tesla T4": 65e12,
     "Tesla V100-SXM2-16GB": 125e12,
 }
 
 
 def peak_flops(device_kinds: Sequence[str]) -> float | None:
-    """Sums the published peak dense bfloat16 FLOP/s of devices; None if that of one is not known, as of a CPU.
+    """Returns the sum of the published peak dense bfloat16 FLOP/s of devices; None if one is unknown, such as a CPU's.
 
     >>> peak_flops(["TPU v4", "TPU v4"]), peak_flops(["cpu"])
     (550000000000000.0, None)
@@ -58,24 +58,23 @@ def peak_flops(device_kinds: Sequence[str]) -> float | None:
 
 
 PARTS = ("data", "compile", "step", "save", "evaluate")
-"""Where time goes; every second of the loop belongs to exactly one."""
+"""Parts of the loop's time; every second belongs to exactly one part."""
 
 
 class MetricAccumulator:
-    """Sums the metrics of many steps without making the device wait: a step's are fetched while the next one runs.
+    """Accumulates metrics of many steps without stalling the device: they are fetched while the next step runs.
 
-    The seconds are the host's: what it does not spend in a part that is timed is "step", starting steps and waiting for
-    them. The device works on while the host waits for data, which therefore costs training time only where the step's
-    share falls to almost nothing.
+    Seconds are measured on the host: time outside the timed parts is "step", which starts steps and waits for them. The
+    device keeps running while the host waits for data, so "data" costs training time only if "step" takes almost none.
     """
 
     def __init__(self, flops_fn: Callable[[Batch], int], device_kinds: Sequence[str]):
         """Starts the clock.
 
         Args:
-          flops_fn: returns the model FLOPs of a step from its batch; called once for batches of the same shapes, and
-            not at all where the devices' peak is unknown.
-          device_kinds: of each device that trains it, its `device_kind`.
+          flops_fn: returns the model FLOPs of a step from its batch; called once per batch shape, and never if the peak
+            of the devices is unknown.
+          device_kinds: `device_kind` of each device in the mesh.
         """
         self._flops_fn = flops_fn
         self._peak = peak_flops(device_kinds)
@@ -87,22 +86,22 @@ class MetricAccumulator:
 
     def _restart(self) -> None:
         self._sums: Metrics | None = None
-        self._steps = 0  # that were not skipped
+        self._steps = 0  # without skipped steps
         self._seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self._flops = 0
 
     def add(self, step: int, metrics: Metrics) -> list[tuple[int, Metrics]]:
-        """Takes the metrics of a step that was just started; returns those of the steps that are done."""
+        """Adds the metrics of a step that has just been started; returns those of the steps that have finished."""
         done = self.drain()
         self._waiting.append((step, metrics))
         return done
 
     def drain(self) -> list[tuple[int, Metrics]]:
-        """Waits for everything; returns (step, metrics) of what came in."""
+        """Waits for all steps; returns (step, metrics) of those that have finished since the last call."""
         done = []
         for step, metrics in self._waiting:
             fetched = counted = jax.tree.map(lambda value: float(np.asarray(value)), metrics)
-            if fetched.numbers.get("bad"):  # what a skipped step saw does not belong into the curves
+            if fetched.numbers.get("bad"):  # metrics of skipped steps are not part of the curves
                 counted = jax.tree.map(lambda _: 0.0, fetched)
                 counted.numbers["bad"] = 1.0
             else:
@@ -114,7 +113,7 @@ class MetricAccumulator:
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Counts the seconds inside for `part`, one of PARTS, and not for the part around it."""
+        """Counts the seconds of the block for `part`, one of PARTS, and not for an enclosing part."""
         outer = self._switch(part)
         try:
             yield
@@ -123,10 +122,10 @@ class MetricAccumulator:
 
     @contextlib.contextmanager
     def starting(self, batch: Batch) -> Iterator[None]:
-        """Times the start of a step, which compiles the program if a batch has a shape not seen before."""
+        """Times the start of a step, which compiles if its batch has a new shape."""
         shapes = tuple(array.shape for array in jax.tree.leaves(batch))
         is_new = shapes not in self._flops_of
-        if is_new:  # or what the device does meanwhile would seem to take no time
+        if is_new:  # waits first; otherwise the device's work would count as compilation
             jax.block_until_ready(self._waiting)
         with self.timed("compile" if is_new else "step"):
             if is_new:
@@ -135,13 +134,13 @@ class MetricAccumulator:
         self._flops += self._flops_of[shapes]
 
     def take(self) -> dict[str, float]:
-        """Returns TensorBoard's scalars for what came since the last call, and starts again.
+        """Returns TensorBoard scalars for the time since the last call, and resets the sums.
 
         Returns:
-          The seconds of each part, "time/step" and so on, and "train/loss" and the other metrics' means. Rates are
-          over the seconds of "data" and "step": compiling, saving and evaluating show for themselves. "train/mfu" is
-          there if the devices' peak is known. If no step is done, there are only the seconds of saving and evaluating;
-          if all of them were skipped, no means.
+          Seconds of each part ("time/step" and so on), "train/loss" and the means of other metrics. Rates are relative
+          to the seconds of "data" and "step", without compiling, saving and evaluating. "train/mfu" is included if the
+          peak of the devices is known. If no step has finished, only the seconds of saving and evaluating are returned;
+          if all steps were skipped, there are no means.
         """
         self._switch(self._part)
         found = self._means(self._sums) if self._sums else {}
@@ -165,7 +164,7 @@ class MetricAccumulator:
         return means | bad
 
     def _switch(self, part: str) -> str:
-        """Ends the current part and begins another; returns the one that ended."""
+        """Ends the current part and begins another; returns the ended one."""
         now, before = time.monotonic(), self._part
         self._seconds[before] += now - self._since
         self._since, self._part = now, part

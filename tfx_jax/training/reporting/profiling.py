@@ -1,4 +1,4 @@
-"""A trace of a few steps for `tfx-jax train --profile=START:STOP`: all that the host and the devices did."""
+"""Traces a few steps for `tfx-jax train --profile=START:STOP`, on the host and the devices."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -12,26 +12,26 @@ from tfx_jax.training.reporting.meter import MetricAccumulator
 
 
 def parse_steps(text: str, num_steps: int) -> range:
-    """Reads START:STOP, the steps START to STOP - 1 of 1 to `num_steps`.
+    """Parses START:STOP, which means the steps START to STOP - 1, each from 1 to `num_steps`.
 
     Raises:
-      UserError: if it says anything else.
+      UserError: if the text has another form, or the steps are out of range.
 
     >>> parse_steps("10:13", 100)
     range(10, 13)
     """
     start, colon, stop = text.partition(":")
     if not (colon and start.isdecimal() and stop.isdecimal() and 1 <= int(start) < int(stop)):
-        raise UserError(f"--profile={text} is not START:STOP with 1 <= START < STOP, for example --profile=10:15")
+        raise UserError(f"--profile={text} must be START:STOP with 1 <= START < STOP, for example --profile=10:15")
     if int(start) > num_steps:
-        raise UserError(f"--profile={text} starts after the last step, {num_steps}")
+        raise UserError(f"--profile={text} must start at or before the last step, {num_steps}")
     return range(int(start), int(stop))
 
 
 class Profile:
-    """Traces some steps of a training into `workdir/profile`, where TensorBoard's profile plug-in and Perfetto read it.
+    """Traces some steps of a run into `workdir/profile`, for TensorBoard's profile plug-in and Perfetto.
 
-    A trace that cannot be made is reported in one line and stops nothing.
+    A failing trace is reported in one line and does not stop the run.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class Profile:
         meter: MetricAccumulator,
         message: Callable[[str], None],
     ):
-        """Says in one line if some of the steps are done already.
+        """Prepares the trace, and prints a line if some of the steps are already done.
 
         Args:
-          workdir: the trace goes to its folder `profile`.
-          steps: what to trace; None for nothing.
-          first_step: where the run starts; steps up to it are done.
-          meter: counts the writing of a trace as saving.
-          message: shows a line.
+          workdir: workdir; the trace is written to its folder `profile`.
+          steps: steps to trace; None for none.
+          first_step: last step that was done before this run.
+          meter: counts the writing of the trace as saving.
+          message: function that prints a line.
         """
         self._directory = epath.Path(workdir) / "profile"
         self._steps = steps or range(0)
@@ -67,7 +67,7 @@ class Profile:
 
     @contextlib.contextmanager
     def step(self, step: int, state: Any) -> Iterator[None]:
-        """Goes around a whole step; `state`, which the step starts from, is waited for where a trace begins or ends."""
+        """Traces a whole step in the block; waits for its initial `state` if a trace begins or ends there."""
         if self._is_tracing and step not in self._steps:
             jax.block_until_ready(state)
             self.close()
@@ -82,7 +82,7 @@ class Profile:
             yield
 
     def close(self) -> None:
-        """Writes the trace, if one is being made."""
+        """Writes a trace that is still being recorded."""
         if not self._is_tracing:
             return
         self._is_tracing = False
@@ -90,7 +90,7 @@ class Profile:
             with self._meter.timed("save"):
                 jax.profiler.stop_trace()
             self._message(f"profile: traced {_name(range(self._steps.start, self._last + 1))} into {self._directory}")
-        except Exception as error:  # whatever the profiler's own code raises
+        except Exception as error:  # the profiler raises errors of many classes
             self._message(f"profile: no trace: {error}")
 
     def _start(self) -> None:
@@ -99,12 +99,12 @@ class Profile:
             with self._meter.timed("save"):
                 jax.profiler.start_trace(self._directory)
             self._is_tracing, self._last = True, self._steps.start
-        except Exception as error:  # such as that of another trace under way
+        except Exception as error:  # such as that another trace is running
             self._message(f"profile: no trace: {error}")
 
 
 def _name(steps: range) -> str:
-    """Names some steps.
+    """Returns a range of steps in words.
 
     >>> _name(range(10, 13)), _name(range(4, 5))
     ('steps 10 to 12', 'step 4')

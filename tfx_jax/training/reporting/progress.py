@@ -1,4 +1,4 @@
-"""Progress of a run: a live line, and TensorBoard scalars, which can be read back."""
+"""Progress of a run: a live line on stderr, and TensorBoard scalars that can be read back."""
 
 import contextlib
 import itertools
@@ -22,16 +22,14 @@ from tensorboardX.summary import text as text_summary
 from tfx_jax.errors import printable
 from tfx_jax.files import open_regular
 
-_KEPT_LINES = 20  # of a training that stay on a terminal
+_KEPT_LINES = 20  # lines of a run that stay on a terminal
 
 
 class Progress:
-    """Shows step, loss, throughput and the time left, and writes scalars for TensorBoard.
+    """Shows step, loss, throughput and remaining time, and writes TensorBoard scalars; only in process 0.
 
-    Of several processes, only the first does so.
-    On a terminal it is one line that moves, and some that stay; elsewhere a line each time something is logged. All of
-    it goes to stderr.
-    Scalars that cannot be written, on a full disk for example, are reported once and do not stop a training.
+    On a terminal, one line is updated and some lines stay; elsewhere each logged step is a line. All output goes to
+    stderr. Scalars that cannot be written, as on a full disk, are reported once and do not stop the run.
     """
 
     def __init__(
@@ -46,24 +44,24 @@ class Progress:
         """Starts the clock.
 
         Args:
-          workdir: TensorBoard files go to its folder `tensorboard`; None shows and writes nothing, as in all processes
-            of a training but the first.
-          first_step: where this run starts; steps before it took no time.
-          num_steps: where it ends.
-          unit: what is counted in a second.
-          stream: what is written to; None means stderr.
+          workdir: workdir; TensorBoard files are written to its folder `tensorboard`. None disables all output, as in
+            all processes but the first.
+          first_step: last step before this run.
+          num_steps: last step of the run.
+          unit: unit of the throughput, such as "token".
+          stream: stream to write to; None means stderr.
         """
         self._num_steps, self._unit = num_steps, unit
         self._first_step = first_step
         self._started = time.monotonic()
-        self._compiling = 0.0  # seconds since, which say nothing of the steps to come
+        self._compiling = 0.0  # seconds of compilation, excluded from the estimate
         self._num_kept = 0
         self._console = rich.console.Console(
             file=stream or sys.stderr, highlight=False, emoji=False, soft_wrap=True, quiet=workdir is None
         )
         self._records = None if workdir is None else self._open_records(epath.Path(workdir) / "tensorboard")
         self._write_event(file_version="brain.Event:2")
-        # TensorBoard, like `read_history`, drops what a run that was killed had written from this step on.
+        # TensorBoard, like `read_history`, discards what a killed run had written from this step on.
         self._write_event(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
         self._bar: rich.progress.Progress | None = None
         if self._console.is_terminal and workdir is not None:
@@ -75,10 +73,10 @@ class Progress:
     def log(
         self, step: int, scalars: dict[str, float], *, loss: float, tokens_per_second: float, mfu: float | None = None
     ) -> None:
-        """Reports on the steps up to `step`; each of `scalars` becomes a point in TensorBoard.
+        """Reports the steps up to `step`; each of `scalars` becomes a point in TensorBoard.
 
-        The model FLOP utilization, of the devices' 16-bit peak, is shown where it is known. The time left leaves out
-        what "time/compile" says. On a terminal a line stays for each twentieth of the training.
+        The model FLOPs utilization, relative to the devices' 16-bit peak, is shown if it is known. The remaining time
+        excludes "time/compile". On a terminal, one line stays per twentieth of the run.
         """
         self.scalars(step, scalars)
         self._compiling += scalars.get("time/compile", 0.0)
@@ -95,27 +93,27 @@ class Progress:
             self.message(line)
 
     def scalars(self, step: int, scalars: dict[str, float]) -> None:
-        """Adds a point to each of the named TensorBoard curves."""
+        """Adds a point to each named TensorBoard curve."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._write_event(step=step, summary=Summary(value=values))
 
     def text(self, name: str, markdown: str) -> None:
-        """Adds a text to what TensorBoard shows."""
+        """Adds a text to TensorBoard."""
         self._write_event(step=self._first_step, summary=text_summary(name, markdown))
 
     def image(self, step: int, name: str, png: bytes) -> None:
-        """Adds a picture to those of this name that TensorBoard shows, one for each step."""
-        width, height = struct.unpack_from(">II", png, 16)  # behind the signature and the name of the first chunk
+        """Adds an image of this name and step to TensorBoard."""
+        width, height = struct.unpack_from(">II", png, 16)  # after the signature and the header of the first chunk
         image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=png)
         self._write_event(step=step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 
     def stage(self, text: str) -> None:
-        """Shows on a terminal what is being done between two steps."""
+        """Shows the current activity between two steps on a terminal."""
         if self._bar is not None:
             self._bar.update(self._task, description=printable(text))
 
     def message(self, text: str) -> None:
-        """Prints a line that stays."""
+        """Prints a line that is not overwritten."""
         self._console.print(printable(text), markup=False)
 
     def close(self) -> None:
@@ -125,8 +123,8 @@ class Progress:
         if self._records is not None:
             self._records.close()
 
-    # Not tensorboardX's SummaryWriter: a failed write ends its thread, and when its queue is full the training waits
-    # for ever.
+    # Not tensorboardX's SummaryWriter: a failed write ends its thread, and when its queue is full, the run would block
+    # forever.
 
     def _open_records(self, directory: epath.Path) -> RecordWriter | None:
         try:
@@ -150,35 +148,35 @@ class Progress:
 
 
 Evaluation = Mapping[str, float]
-"""Of a validation: "step", "bleu" and "exact_match"."""
+"""Metrics of a validation: "step" and those of the task, such as "bleu" and "exact_match"."""
 
 
 class Point(NamedTuple):
-    """What was written to TensorBoard at once."""
+    """Scalars written to TensorBoard at one step."""
 
     step: int
     scalars: dict[str, float]
 
 
 class History(NamedTuple):
-    """What all runs of a workdir wrote."""
+    """TensorBoard scalars of all runs of a workdir."""
 
     points: list[Point]
-    """Those of the steps that led to the present state, oldest first."""
+    """Points of the steps that led to the current state, oldest first."""
     superseded: list[Point]
-    """Those of steps that were lost when a run was killed, and taken again."""
+    """Points of steps that were lost when a run was killed, and were repeated."""
     starts: list[int]
-    """The step that each run started from."""
+    """Step from which each run started."""
 
     def curve(self, tag: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps, increasing, and finite values of a scalar; of two at one step the later."""
+        """Returns the steps, increasing, and finite values of a scalar; of two values at one step the later."""
         values = {point.step: point.scalars[tag] for point in self.points if tag in point.scalars}
         steps = np.array([step for step in sorted(values) if np.isfinite(values[step])], np.int64)
         return steps, np.array([values[step] for step in steps], np.float64)
 
 
 def read_history(workdir: epath.PathLike) -> History:
-    """Reads the TensorBoard files of a workdir; whatever a kill or a full disk has cut off is left out."""
+    """Reads the TensorBoard files of a workdir; truncated records of a killed run or a full disk are left out."""
     points: list[Point] = []
     superseded: list[Point] = []
     starts: list[int] = []
@@ -195,7 +193,7 @@ def read_history(workdir: epath.PathLike) -> History:
 
 
 def _read_events(path: epath.Path) -> Iterator[Event]:
-    """Reads TensorFlow's record format, length, its checksum, event, its checksum, up to the first that is damaged."""
+    """Reads TensorFlow's record format (length, checksum, event, checksum) up to the first damaged record."""
     left = path.stat().length
     with open_regular(path) as file:
         while len(header := file.read(12)) == 12:
@@ -210,7 +208,7 @@ def _read_events(path: epath.Path) -> Iterator[Event]:
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds.
+    """Formats seconds as hours, minutes and seconds.
 
     >>> clock(75), clock(3_605)
     ('1:15', '1:00:05')

@@ -36,20 +36,20 @@ def write_report(
     evaluations: Sequence[Evaluation],
     message: Callable[[str], None],
 ) -> None:
-    """Writes report and picture from what all runs of a workdir left in its TensorBoard files.
+    """Writes the report and the learning curves from the TensorBoard files of all runs of a workdir.
 
-    Each file is replaced at once or not at all. What cannot be written is reported in one line: the training, which is
-    saved by then, must not fail for it. The seconds since the last logged step of a run that was killed are not known.
+    Each file is replaced atomically. A failure is reported in one line: it must not fail the run, which has been saved.
+    The seconds since the last logged step of a killed run are unknown.
 
     Args:
-      workdir: of the training.
-      run: what was trained.
-      step: where it ended.
-      signum: the signal that interrupted it, or None.
-      num_params: parameters of the model.
-      device_kinds: of each device that it ran on last, its `device_kind`.
-      evaluations: all so far.
-      message: shows a line: where the report is, or why there is none.
+      workdir: folder of the run.
+      run: the run.
+      step: last step.
+      signum: signal that interrupted the run, or None.
+      num_params: number of parameters of the model.
+      device_kinds: `device_kind` of each device of the last run.
+      evaluations: all evaluations so far.
+      message: function that prints a line: the path of the report, or why there is none.
     """
     try:
         from tfx_jax.training.reporting.learning_curves import draw_learning_curves  # Matplotlib is slow to import
@@ -70,7 +70,7 @@ def write_report(
         ]
         write_file(folder / "report.md", ("\n\n".join(part for part in parts if part) + "\n").encode())
         message(f"report in {folder / 'report.md'}")
-    except Exception as error:  # whatever storage and Matplotlib raise
+    except Exception as error:  # storage and Matplotlib raise errors of many classes
         message(f"no report: {' '.join(str(error).split())}")
 
 
@@ -86,7 +86,7 @@ def _ending(run: Run[Any], step: int, signum: int | None) -> str:
 def _facts(
     history: History, run: Run[Any], step: int, num_params: int, device_kinds: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Rows of the first table: name and value."""
+    """Returns the rows of the first table: name and value."""
     config, what = run.config, f"{run.task.unit}s".capitalize()
     facts = [
         ("Parameters", f"{num_params:,}"),
@@ -98,7 +98,7 @@ def _facts(
         facts.append(("Runs", f"{len(starts)}, the last from step {starts[-1]:,}"))
     steps, tokens = history.curve("train/tokens_per_step")
     if steps.size:
-        # What a killed run did not log is taken to have been like the steps logged after it.
+        # Steps that a killed run did not log are assumed to be like the steps logged after it.
         seen = float((tokens * np.diff(steps, prepend=0)).sum())
         facts.append((f"{what} seen", f"{seen:,.0f}, {seen / steps[-1]:,.0f} a step"))
     rate = _mean_rate(history, "train/tokens_per_second")
@@ -122,7 +122,7 @@ def _mfu_fact(history: History, config: ExperimentConfig, device_kinds: Sequence
 
 
 def _time_table(history: History) -> str:
-    """Of all runs, steps that were lost and taken again included."""
+    """Returns the table of times of all runs, including steps that were lost and repeated."""
     points = [*history.points, *history.superseded]
     seconds = {part: sum(point.scalars.get(f"time/{part}", 0.0) for point in points) for part in PARTS}
     total = sum(seconds.values())
@@ -143,7 +143,7 @@ def _evaluation_table(evaluations: Sequence[Evaluation], metrics: Sequence[Metri
     best = (min if metrics[0].is_loss else max)(values, default=None)
     rows = []
     for evaluation in evaluations:
-        # Evaluations of before a metric was added lack it.
+        # Evaluations from before a metric was added lack it.
         cells = (metric.format(evaluation[metric.name]) if metric.name in evaluation else "" for metric in metrics)
         first, *others = cells
         is_best = evaluation[metrics[0].name] == best
@@ -153,7 +153,7 @@ def _evaluation_table(evaluations: Sequence[Evaluation], metrics: Sequence[Metri
 
 
 def config_table(config: ExperimentConfig) -> str:
-    """Returns what differs from the defaults, as a Markdown table."""
+    """Returns the fields that differ from their defaults, as a Markdown table."""
     task = type(config.task)()
     task.data = type(config.task.data)()
     default = flat(ExperimentConfig(model=type(config.model)(), task=task))
@@ -169,13 +169,13 @@ def config_table(config: ExperimentConfig) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Returns a Markdown table."""
     cells = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def _mean_rate(history: History, tag: str) -> float | None:
-    """The mean over the time in which the rate was measured."""
+    """Returns the mean rate over the time in which it was measured."""
     rates = [
         (point.scalars[tag], point.scalars["time/data"] + point.scalars["time/step"])
         for point in history.points

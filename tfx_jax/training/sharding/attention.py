@@ -1,4 +1,4 @@
-"""Attention on a mesh: how what it takes and gives lies there, and what each device computes by itself."""
+"""Attention on a mesh: the shardings of its inputs and outputs, and the computation on each device."""
 
 import dataclasses
 import functools
@@ -23,30 +23,29 @@ _WEIGHTS = P(BATCH_AXES, "tensor", "sequence")
 
 
 def shard_attention(mesh: Mesh) -> Callable[..., Any]:
-    """Makes the function that calls an attention function on a mesh: `Distribution.attend`.
+    """Returns the function that calls an attention function on a mesh: `Distribution.attend`.
 
-    Attention is where a layer's activations say how they lie: rows over the axes of a batch, heads over "tensor".
-    Without that, the compiler would rather divide activations as FSDP divides the matrices, and exchange them. Where
-    a fast kernel may compute it, each device calls its own; where "sequence" divides positions, dense attention becomes
-    `ring_attention`.
+    It pins the sharding of a layer's activations: batch over the batch axes, heads over "tensor". Without it, the
+    compiler would shard activations as FSDP shards the matrices, and exchange them. If a fast kernel can be used, each
+    device calls it on its own shard; if "sequence" shards positions, dense attention becomes `ring_attention`.
     """
     return functools.partial(_attend_in_a_ring if mesh.shape["sequence"] > 1 else _attend, mesh)
 
 
 def check_kernels(attention: AttentionConfig, mesh: Mesh) -> None:
-    """Raises UserError if a model names a kernel that the devices of a mesh do not have."""
+    """Raises UserError if the configuration names an attention kernel that the mesh's devices do not support."""
     platform = mesh.devices.flat[0].platform
     for name in attention.names:
         needed = SPECS[name].platform
         if needed is not None and platform != needed:
             raise UserError(
-                f'config.model.attention.name="{name}" needs a {needed.upper()}, and this is a {platform}: '
-                '"chunked" runs anywhere'
+                f'config.model.attention.name="{name}" needs a {needed.upper()}, but the devices are {platform}: use '
+                '"chunked", which runs anywhere'
             )
 
 
-def computable(attention: AttentionConfig, platform: str) -> AttentionConfig:
-    """The same values on any platform: instead of a kernel that it has not, the formula that the kernel computes."""
+def with_supported_kernels(attention: AttentionConfig, platform: str) -> AttentionConfig:
+    """Replaces kernels that a platform lacks with "dense" attention, which computes the same values."""
     names = [name if SPECS[name].platform in (None, platform) else "dense" for name in attention.names]
     return dataclasses.replace(attention, name=",".join(names))
 
@@ -56,13 +55,13 @@ def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Arra
     if kernel := _kernel(core):
         if not is_even:
             raise UserError(
-                f'config.model.attention.name="{kernel}" needs rows and key heads that the mesh divides evenly, got '
-                f"{query.shape[0]} rows over {num_batch_shards(mesh)} devices and {key.shape[2]} key heads over "
+                f'config.model.attention.name="{kernel}" needs a batch and key heads that the mesh divides evenly, got '
+                f"{query.shape[0]} examples over {num_batch_shards(mesh)} devices and {key.shape[2]} key heads over "
                 f"{mesh.shape['tensor']}"
             )
         try:
             return _attend_on_each_device(mesh, core, query, key, value, *args, **options)
-        except ValueError as error:  # of sizes that the kernel does not have
+        except ValueError as error:  # for sizes that the kernel does not support
             raise UserError(f'config.model.attention.name="{kernel}": {one_line(error)}') from None
     if core is dot_product_attention and is_even:
         names = _fastest(mesh, query, key, value, *args, **options)
@@ -79,7 +78,7 @@ def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Arra
 def _fastest(
     mesh: Mesh, *arrays: Any, return_weights: bool = False, query_lengths: Array | None = None, **options: Any
 ) -> tuple[str, ...]:
-    """Implementations of dense attention to be tried in order on each device, whatever `query_lengths` are."""
+    """Returns the implementations of dense attention to try, in order, on each device; ignores `query_lengths`."""
     platform = mesh.devices.flat[0].platform
     return default_implementations(make_request(*arrays, **options), return_weights=return_weights, platform=platform)
 
@@ -98,7 +97,7 @@ def _attend_on_each_device(
     return_weights: bool = False,
     **options: Any,
 ) -> Any:
-    """Calls a function of its rows and heads on each device, for what no compiler divides: kernels."""
+    """Calls an attention function on each device's batch and heads, for kernels, which the compiler cannot shard."""
     arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
     arrays |= {"segment_ids": segment_ids, "dropout_rng": dropout_rng}
     arrays |= {name: options.pop(name) for name in ("sinks", "query_lengths", "key_lengths") if name in options}
@@ -107,12 +106,12 @@ def _attend_on_each_device(
     def spec(name: str, x: Any) -> Any:
         if name in ("bias", "mask"):
             return P(BATCH_AXES if x.shape[0] > 1 else None, "tensor" if x.shape[1] > 1 else None)
-        by_row = dict.fromkeys(("segment_ids", "query_lengths", "key_lengths"), P(BATCH_AXES))
-        return (by_row | {"sinks": P("tensor"), "dropout_rng": P()}).get(name, _HEADS)
+        batch_specs = dict.fromkeys(("segment_ids", "query_lengths", "key_lengths"), P(BATCH_AXES))
+        return (batch_specs | {"sinks": P("tensor"), "dropout_rng": P()}).get(name, _HEADS)
 
     def on_a_device(arrays: dict[str, Any]) -> Any:
-        if dropout_rng is not None:  # each device counts the places of its own weights
-            arrays = arrays | {"dropout_rng": _own_rng(arrays["dropout_rng"])}
+        if dropout_rng is not None:  # dropout positions are counted per device
+            arrays = arrays | {"dropout_rng": _device_rng(arrays["dropout_rng"])}
         return core(**arrays, return_weights=return_weights, **options)
 
     return jax.shard_map(
@@ -120,7 +119,7 @@ def _attend_on_each_device(
         mesh=mesh,
         in_specs=({name: spec(name, x) for name, x in arrays.items()},),
         out_specs=(_HEADS, _WEIGHTS) if return_weights else _HEADS,
-        check_vma=False,  # kernels do not say over which axes their results differ
+        check_vma=False,  # kernels do not declare over which axes their results vary
     )(arrays)
 
 
@@ -137,23 +136,23 @@ def _attend_in_a_ring(
     return_weights: bool = False,
     **options: Any,
 ) -> Any:
-    """Calls `ring_attention` of whole arrays; `bias` and `mask` are alike for all heads and queries."""
+    """Calls `ring_attention` on sharded arrays; `bias` and `mask` must be the same for all heads and queries."""
     if core is not dot_product_attention:
-        raise UserError("config.mesh.sequence divides positions, which is for dense attention only: leave it at 1")
+        raise UserError("config.mesh.sequence shards positions, which only dense attention supports: leave it at 1")
     arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask, "dropout_rng": dropout_rng}
     arrays = {name: x for name, x in arrays.items() if x is not None}
-    of_keys = {
+    key_specs = {
         name: P(BATCH_AXES if x.shape[0] > 1 else None, None, None, "sequence")
         for name, x in arrays.items()
         if name in ("bias", "mask")
     }
     if options.get("sinks") is not None:
         arrays["sinks"] = options.pop("sinks")
-    specs = dict.fromkeys(arrays, _HEADS) | of_keys | {"dropout_rng": P(), "sinks": P("tensor")}
+    specs = dict.fromkeys(arrays, _HEADS) | key_specs | {"dropout_rng": P(), "sinks": P("tensor")}
 
     def on_a_device(arrays: dict[str, Array]) -> Any:
-        if dropout_rng is not None:  # the devices of one ring draw alike, those of other rows and heads do not
-            arrays = arrays | {"dropout_rng": _own_rng(arrays["dropout_rng"])}
+        if dropout_rng is not None:  # the same key for the devices of one ring; others have other examples and heads
+            arrays = arrays | {"dropout_rng": _device_rng(arrays["dropout_rng"])}
         return ring_attention(**arrays, axis_name="sequence", return_weights=return_weights, **options)
 
     return jax.shard_map(
@@ -165,11 +164,11 @@ def _attend_in_a_ring(
 
 
 def _kernel(core: AttentionFn) -> str | None:
-    """Returns the name of the kernel that computes an attention; None for XLA's own code."""
+    """Returns the name of the kernel that computes an attention; None if XLA's own code does."""
     name = core.keywords.get("implementation") if isinstance(core, functools.partial) else None
     return name if name in SPECS and SPECS[name].platform else None
 
 
-def _own_rng(rng: Array) -> Array:
-    """The key of the rows and heads of a device, within `jax.shard_map`."""
+def _device_rng(rng: Array) -> Array:
+    """Folds a device's batch and head shard into the key; call it inside `jax.shard_map`."""
     return jax.random.fold_in(rng, jax.lax.axis_index((*BATCH_AXES, "tensor")))

@@ -1,4 +1,4 @@
-"""Mixtures of experts on a mesh: each device routes its own tokens, and sends them to the devices of their experts."""
+"""Mixtures of experts on a mesh: each device routes its own tokens and sends them to the devices of their experts."""
 
 from collections.abc import Callable
 
@@ -15,10 +15,10 @@ _BY_EXPERT = P(tuple(axis for axis in BATCH_AXES if axis != "expert"), "expert")
 
 
 def expert_exchange(mesh: Mesh, num_groups: int, num_experts: int) -> Exchange | None:
-    """Returns how tokens travel to the devices of their experts and back (Lepikhin et al., 2020, section 3.2).
+    """Returns functions that send tokens to the devices of their experts and back (Lepikhin et al., 2020, section 3.2).
 
-    None where every device has all experts, or the mesh does not divide groups and experts evenly: the compiler then
-    moves tokens as it likes.
+    Returns None if every device has all experts, or the mesh does not divide groups and experts evenly; the compiler
+    then chooses how to move tokens.
     """
     if mesh.shape["expert"] == 1 or num_groups % num_batch_shards(mesh) or num_experts % mesh.shape["expert"]:
         return None

@@ -1,13 +1,13 @@
-"""The mesh axes that divide the rows of a batch."""
+"""The mesh axes that shard the examples of a batch."""
 
 import math
 
 from jax.sharding import Mesh
 
 BATCH_AXES = ("data", "fsdp", "expert")
-"""Their names, the slowest first."""
+"""Names of these axes, the slowest-varying first."""
 
 
 def num_batch_shards(mesh: Mesh) -> int:
-    """How many shards the rows of a batch are divided into."""
+    """Returns the number of shards that the examples of a batch are divided into."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
