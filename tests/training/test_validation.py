@@ -65,7 +65,7 @@ def test_defaults_are_the_base_model_and_valid():
         ("task.label_smoothing", 1.5, r"task.label_smoothing must be in \[0, 1\), got 1.5"),
         ("optimizer.b2", 1.0, r"optimizer.b2 must be in \[0, 1\), got 1.0"),
         ("model.d_model", 511, "model.d_model must be even for sinusoidal positions, got 511"),
-        ("model.num_heads", 7, "model.d_model=512 is not divisible by num_heads=7: give d_k and d_v"),
+        ("model.num_heads", 7, "model.d_model=512 is not divisible by num_heads=7: set d_k and d_v"),
         ("model.dtype", "float61", 'model.dtype must be "float32" or "bfloat16", got \'float61\''),
         ("model.remat", "some", 'model.remat must be "none" or "full" or "dots", got \'some\''),
         (

@@ -1,4 +1,4 @@
-"""`EncoderDecoder`, the base class of Transformer and T5, its decoder, and functions that encoder-decoders share."""
+"""`EncoderDecoder`, the base class of the Transformer and T5, and its decoder."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol

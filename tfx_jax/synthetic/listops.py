@@ -78,7 +78,9 @@ def evaluate(tokens: Sequence[int] | np.ndarray) -> int:
         elif token in _DIGITS:
             open_lists[-1].append(token - 1)
         else:
-            raise ValueError(f"{VOCABULARY[token]!r} must be a digit, an operator or the end of a list with arguments")
+            raise ValueError(
+                f"unexpected {VOCABULARY[token]!r}: an expression is a digit, or an operator with arguments and ']'"
+            )
     if len(open_lists) != 1 or len(open_lists[0]) != 1:
         raise ValueError(f"{len(tokens)} tokens are not exactly one expression")
     return open_lists[0][0]

@@ -56,7 +56,7 @@ def test_goes_on_where_the_connection_broke(server, tmp_path, capfd, checksum):
     assert get(server, tmp_path, checksum).read_bytes() == BODY
     assert server.sent("/file.tgz") == [300_001, 0, 500_000, 199_999]  # each byte once
     assert ranges(server) == [None, "bytes=300001-", "bytes=300001-", "bytes=800001-"]
-    assert "the connection broke after 300,001 of 1,000,000 bytes; going on in 0.01 s" in capfd.readouterr().err
+    assert "the connection broke after 300,001 of 1,000,000 bytes; retrying in 0.01 s" in capfd.readouterr().err
 
 
 def test_goes_on_behind_a_redirection(server, tmp_path):

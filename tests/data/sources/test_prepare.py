@@ -237,7 +237,7 @@ def test_a_full_disk_costs_one_line(server, tmp_path, undisturbed, largest_file,
     assert process.returncode == 1
     assert "Traceback" not in stderr
     assert stderr.splitlines()[-1].endswith(
-        "File too large; fix this and run the same command again: it goes on from here"
+        "File too large; fix this and run the same command again: it continues from here"
     )
     build(server, tmp_path)
     assert digest(tmp_path / "wmt14_translate") == undisturbed

@@ -1,9 +1,10 @@
-"""Fetches large files and unpacks archives so that an interruption at any moment costs little and damages nothing.
+"""Resumable downloads of large files and safe unpacking of archives.
 
-A file is fetched under the name `NAME.partial`, goes on where it stopped, and takes its own name only when its size and
-SHA-256 are right. An archive is unpacked in a folder of such a name. What has its own name is therefore complete.
+A file is downloaded as `NAME.partial`, resumed after an interruption, and renamed only when its size and SHA-256 are
+right. An archive is unpacked into a folder `NAME.partial` and then renamed. A file or folder with its final name is
+therefore complete.
 
-Nothing a server says is believed: no more is written than is registered, and its words are made safe to print.
+Servers are not trusted: no more bytes are written than registered, and their messages are made safe to print.
 """
 
 import bz2
@@ -33,50 +34,51 @@ from typing import Any, NamedTuple
 from tfx_jax.errors import UserError, printable
 
 _BLOCK = 1 << 18  # bytes read at a time
-_PATIENCE = 60.0  # seconds without a byte after which a connection counts as lost
-_ATTEMPTS = 6  # in a row that bring nothing
-_PASSING = (408, 429, 500, 502, 503, 504)  # HTTP errors that may be gone in a moment
-# What the modules that unpack raise for bytes that are no such archive. An OSError of the disk has a number, which is
-# EINVAL only where zipfile seeks to a place before the file.
+_TIMEOUT = 60.0  # seconds without a byte after which a connection counts as lost
+_ATTEMPTS = 6  # consecutive attempts without progress before giving up
+_TRANSIENT = (408, 429, 500, 502, 503, 504)  # HTTP errors that are retried
+# Exceptions of the unpacking modules for damaged archives. An OSError of the disk has an errno other than EINVAL, which
+# comes from zipfile's seeking to a negative position.
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, struct.error)
 _DAMAGE += (OSError, EOFError, ValueError, LookupError, ArithmeticError)
 RUN_AGAIN = "run the same command again"
-# What may stand in If-Range: a strong ETag, or the date of Last-Modified (RFC 9110, sections 8.8.3 and 5.6.7).
+# Values allowed in If-Range: a strong ETag, or the date of Last-Modified (RFC 9110, sections 8.8.3 and 5.6.7).
 _VALIDATOR = re.compile(
     r'"[\x21\x23-\x7e]{0,200}"|[A-Z][a-z]{2}, [0-9]{2} [A-Z][a-z]{2} [0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT'
 )
 
 
 class Checksum(NamedTuple):
-    """What a file must be."""
+    """Expected size and hash of a file."""
 
     size: int  # bytes
     sha256: str  # hexadecimal
 
 
 class _ConnectionLostError(Exception):
-    """An attempt failed in a way that the next one may not."""
+    """An attempt failed with an error that is worth a retry."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), 200)
 
 
 def fetch(url: str, path: pathlib.Path, checksum: Checksum | None = None, *, first_pause: float = 1.0) -> None:
-    """Downloads a file, or what is missing of it, unless it is there and right.
+    """Downloads a file, or the missing rest of it; an existing file is only verified.
 
-    A lost connection is taken up again where it broke, if the server can (HTTP Range, guarded by If-Range); pauses
-    between attempts double. Progress goes to stderr.
+    Lost connections are resumed if the server supports it (HTTP Range, guarded by If-Range). Pauses between attempts
+    double. Progress is printed to stderr.
 
     Args:
       url: http or https.
-      path: where the file goes; folders are made. Beside it stand `NAME.partial` and `NAME.validator` meanwhile.
-      checksum: what it must be; None takes what comes, however much, and the log names it.
+      path: path of the file; missing folders are created. During the download there are also `NAME.partial` and
+        `NAME.validator`.
+      checksum: expected size and hash. None accepts any file of any size, and prints its hash.
       first_pause: seconds before the second attempt.
 
     Raises:
-      UserError: if the server cannot be reached or has not the file, or the file is not what it must be: then it is
-        deleted, so that the next call fetches it again.
-      OSError: if the disk does not allow it.
+      UserError: if the server cannot be reached or does not have the file, or the file is wrong. A wrong file is
+        deleted, so that the next call downloads it again.
+      OSError: if the file cannot be written.
     """
     partial = path.with_name(path.name + ".partial")
     for file in (path, partial, _validator_of(partial)):
@@ -93,7 +95,7 @@ def fetch(url: str, path: pathlib.Path, checksum: Checksum | None = None, *, fir
 
 
 def _complete(url: str, partial: pathlib.Path, checksum: Checksum | None, pause: float, meter: "_Meter") -> None:
-    """Fetches until the file is whole; failures are counted from the last attempt that came further than all others."""
+    """Retries until the file is complete; gives up after `_ATTEMPTS` attempts without progress."""
     failures, most = 0, _size(partial)
     while checksum is None or _size(partial) < checksum.size:
         try:
@@ -104,21 +106,21 @@ def _complete(url: str, partial: pathlib.Path, checksum: Checksum | None, pause:
             if failures >= _ATTEMPTS:
                 raise UserError(
                     f"cannot fetch {url} ({error}): check the network, or name a mirror with --base-url, "
-                    f"then {RUN_AGAIN}; it goes on from here"
+                    f"then {RUN_AGAIN}; it continues from here"
                 ) from None
             wait = pause * 2 ** (failures - 1)
-            meter.note(f"{partial.stem}: {error}; going on in {wait:g} s")
+            meter.note(f"{partial.stem}: {error}; retrying in {wait:g} s")
             time.sleep(wait)
 
 
 def _append(url: str, partial: pathlib.Path, checksum: Checksum | None, meter: "_Meter") -> None:
-    """One attempt: asks for what is missing and writes what comes."""
+    """Makes one attempt: requests the missing bytes and appends them to the file."""
     headers, start = _range(partial, checksum)
     with _open(urllib.request.Request(url, headers=headers), url) as response:
         resumed = response.status == 206 and (response.headers["Content-Range"] or "").startswith(f"bytes {start}-")
         if not resumed:
             start = 0
-            _begin_anew(partial, response)
+            _restart(partial, response)
         total, done = _total(url, response, start, checksum), start
         with partial.open("ab") as file:
             for block in _blocks(response):
@@ -139,7 +141,7 @@ def _append(url: str, partial: pathlib.Path, checksum: Checksum | None, meter: "
 
 
 def _total(url: str, response: http.client.HTTPResponse, start: int, checksum: Checksum | None) -> int | None:
-    """The size of the file: as the server says, which must be the registered one, or as registered; None if unknown."""
+    """Returns the size of the file from the server, which must equal the registered one if any; None if unknown."""
     length = response.headers["Content-Length"]
     if length is None:
         return None if checksum is None else checksum.size
@@ -152,13 +154,13 @@ def _total(url: str, response: http.client.HTTPResponse, start: int, checksum: C
     if checksum is not None and total != checksum.size:
         raise UserError(
             f"{url} has {total:,} bytes where TFDS registered {checksum.size:,}: "
-            "it is another file now; name a mirror with --base-url"
+            "the file has changed; name a mirror with --base-url"
         )
     return total
 
 
 def _range(partial: pathlib.Path, checksum: Checksum | None) -> tuple[dict[str, str], int]:
-    """The headers that ask for the rest, and where it starts. A validator or a checksum must vouch for what is here."""
+    """Returns (headers that request the rest, its start); a partial file without validator or checksum is not used."""
     start, identity = _size(partial), None
     with contextlib.suppress(OSError, UnicodeDecodeError):
         identity = _VALIDATOR.fullmatch(_validator_of(partial).read_text("ascii"))
@@ -167,12 +169,12 @@ def _range(partial: pathlib.Path, checksum: Checksum | None) -> tuple[dict[str, 
     return {"Range": f"bytes={start}-"} | ({"If-Range": identity.group()} if identity else {}), start
 
 
-def _begin_anew(partial: pathlib.Path, response: http.client.HTTPResponse) -> None:
-    """Forgets what is there, then notes what identifies the file that comes: never the one beside the other."""
+def _restart(partial: pathlib.Path, response: http.client.HTTPResponse) -> None:
+    """Deletes the partial file and then stores the validator of the new one, so that the two never mismatch."""
     partial.unlink(missing_ok=True)
-    # A weak ETag promises no equal bytes, and If-Range may not hold one.
-    said = (response.headers[name] or "" for name in ("ETag", "Last-Modified"))
-    identity = next(filter(_VALIDATOR.fullmatch, said), None)
+    # A weak ETag does not guarantee equal bytes, and is not allowed in If-Range.
+    candidates = (response.headers[name] or "" for name in ("ETag", "Last-Modified"))
+    identity = next(filter(_VALIDATOR.fullmatch, candidates), None)
     validator = _validator_of(partial)
     validator.unlink(missing_ok=True)
     if identity:
@@ -183,17 +185,17 @@ def _begin_anew(partial: pathlib.Path, response: http.client.HTTPResponse) -> No
 
 def _open(request: urllib.request.Request, url: str) -> http.client.HTTPResponse:
     try:
-        return urllib.request.urlopen(request, timeout=_PATIENCE)
+        return urllib.request.urlopen(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        # What lies here is as long as the file or longer, so it is another one.
+        # The partial file is not shorter than the server's file, so it belongs to another one: start again.
         if error.code == 416 and request.has_header("Range"):
             return _open(urllib.request.Request(url), url)
         answer = f"the server answers {error.code} {printable(str(error.reason), 200)}"
-        if error.code in _PASSING:
+        if error.code in _TRANSIENT:
             raise _ConnectionLostError(answer) from None
         raise UserError(f"{url}: {answer}; name a mirror with --base-url") from None
-    except UnicodeError as error:  # of a host's name, here or where the server sends us
+    except UnicodeError as error:  # in the name of the host or of a host in a redirect
         raise UserError(f"{url} leads to no host ({error}); name a mirror with --base-url") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
@@ -201,10 +203,10 @@ def _open(request: urllib.request.Request, url: str) -> http.client.HTTPResponse
 
 
 def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Reads to the end. Only errors of the connection are turned into a loss: the disk has its own."""
+    """Yields the response's bytes; turns errors of the connection, but not of the disk, into _ConnectionLostError."""
     while True:
         try:
-            block = response.read1(_BLOCK)  # what has come, so that no more than that is lost
+            block = response.read1(_BLOCK)  # returns available bytes, so that an interruption loses few
         except (OSError, http.client.HTTPException) as error:
             raise _ConnectionLostError(str(error) or type(error).__name__) from None
         if not block:
@@ -214,15 +216,19 @@ def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 def _verify(url: str, path: pathlib.Path, checksum: Checksum | None) -> None:
     with path.open("rb") as file:
-        found = Checksum(_size(path), hashlib.file_digest(file, "sha256").hexdigest())
+        actual = Checksum(_size(path), hashlib.file_digest(file, "sha256").hexdigest())
     if checksum is None:
-        print(f"no checksum is registered for {printable(url)}; this file's SHA-256 is {found.sha256}", file=sys.stderr)
-    elif found != checksum:
+        print(
+            f"no checksum is registered for {printable(url)}; this file's SHA-256 is {actual.sha256}", file=sys.stderr
+        )
+    elif actual != checksum:
         path.unlink()
         _validator_of(path).unlink(missing_ok=True)
-        what = f"{found.size:,} bytes" if found.size != checksum.size else f"the SHA-256 {found.sha256}"
-        right = f"{checksum.size:,}" if found.size != checksum.size else checksum.sha256
-        raise UserError(f"{path}, from {url}, had {what}, not {right}, and was deleted: {RUN_AGAIN} to fetch it again")
+        had = f"{actual.size:,} bytes" if actual.size != checksum.size else f"the SHA-256 {actual.sha256}"
+        expected = f"{checksum.size:,}" if actual.size != checksum.size else checksum.sha256
+        raise UserError(
+            f"{path}, from {url}, had {had}, not {expected}, and was deleted: {RUN_AGAIN} to fetch it again"
+        )
 
 
 def _size(path: pathlib.Path) -> int:
@@ -234,7 +240,7 @@ def _validator_of(partial: pathlib.Path) -> pathlib.Path:
 
 
 class _Meter:
-    """How far a download is: one line that moves on a terminal, elsewhere a line each half minute."""
+    """Progress of a download: one updated line on a terminal, elsewhere a new line every half minute."""
 
     def __init__(self, name: str):
         self._name = printable(name)
@@ -262,7 +268,7 @@ class _Meter:
 
 
 def unpacked_name(name: str) -> str:
-    """What an archive or a compressed file is called when unpacked: an archive's folder keeps the whole name.
+    """Returns the name of an unpacked file; the folder of an unpacked archive keeps the archive's name.
 
     >>> unpacked_name("news.de-en.tsv.gz"), unpacked_name("dev.tgz"), unpacked_name("plain.txt")
     ('news.de-en.tsv', 'dev.tgz', 'plain.txt')
@@ -274,9 +280,9 @@ def unpack(archive: pathlib.Path, target: pathlib.Path) -> None:
     """Unpacks a tar or zip archive into the folder `target`, or a .gz or .bz2 file into the file `target`.
 
     Raises:
-      UserError: if a member would be written outside of `target`; if Python cannot unpack it; or if it is damaged, and
-        deleted then.
-      OSError: if the disk does not allow it.
+      UserError: if a member would be written outside `target`, Python cannot unpack the archive, or it is damaged; a
+        damaged archive is deleted.
+      OSError: if the files cannot be written.
     """
     if target.exists():
         return
@@ -289,14 +295,14 @@ def unpack(archive: pathlib.Path, target: pathlib.Path) -> None:
         _remove(partial)
         if isinstance(error, tarfile.FilterError):
             raise UserError(
-                f"{archive} is not safe to unpack ({error}): it is not the file it should be; delete it"
+                f"{archive} is not safe to unpack ({error}): it cannot be the right file; delete it"
             ) from None
-        if isinstance(error, RuntimeError):  # a password, a method that Python does not know
+        if isinstance(error, RuntimeError):  # a password, or an unknown compression method
             raise UserError(f"{archive} cannot be unpacked ({error}): unpack it to {target} by other means") from None
         if not isinstance(error, _DAMAGE) or getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
         archive.unlink()
-        why = str(error).partition(":\n")[0]  # tarfile adds what each of its methods thinks
+        why = str(error).partition(":\n")[0]  # without the details of each of tarfile's methods
         raise UserError(f"{archive} is damaged ({why}) and was deleted: {RUN_AGAIN} to fetch it again") from None
     os.replace(partial, target)
 
@@ -315,11 +321,11 @@ def _unpack(archive: pathlib.Path, target: pathlib.Path) -> None:
         with tarfile.open(archive) as tar:
             tar.extractall(target, filter="data")
             file: Any = tar.fileobj
-            while file.read(_BLOCK):  # to the end, behind the last member, where gzip has its checksum
+            while file.read(_BLOCK):  # to the end of the stream, so that gzip verifies its checksum
                 pass
     elif name.endswith(".zip"):
         with zipfile.ZipFile(archive) as packed:
-            packed.extractall(target)  # drops .. and leading slashes itself
+            packed.extractall(target)  # removes ".." and leading slashes itself
     else:
         opener = {".gz": gzip.open, ".bz2": bz2.open}.get(archive.suffix, open)
         with opener(archive, "rb") as source, target.open("wb") as plain:

@@ -1,11 +1,11 @@
 """Builds a TFDS translation data set as array records, without TensorFlow.
 
-TFDS's own builder decides what the data set is: files, languages, splits, order. Three things it leaves to TensorFlow
-are done here instead: downloads, which it cannot resume either; archives; and the files in which it shuffles what is
-larger than a gigabyte. A step that is done stays done, so a command that was killed is simply run again.
+TFDS's own builder determines the data set: files, languages, splits and order. Three parts that it leaves to TensorFlow
+are replaced here: downloads (which TFDS cannot resume), unpacking, and the files for shuffling more than a gigabyte.
+Completed steps are not repeated, so after an interruption the same command is run again.
 
-TFDS reads one pair of text files at a time, whole, and shuffles the first gigabyte of records in memory. For texts of
-the size of WMT14 de-en, 4.5 million pairs, that took 2.8 GB of memory and 10 minutes of one core.
+TFDS reads whole text files, one pair at a time, and shuffles the first gigabyte of records in memory. For data of the
+size of WMT14 de-en, 4.5 million pairs, that took 2.8 GB of memory and 10 minutes of one core.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ _OPEN_FILES = 1_000 + 256  # TFDS shuffles in 1,000 files, open at once
 
 
 class Prepared(NamedTuple):
-    """A data set on disk."""
+    """A prepared data set on disk."""
 
     name: str  # "wmt14_translate/de-en"
-    data_dir: pathlib.Path  # what `tfds_pairs` and config.task.data.data_dir take
-    sizes: dict[str, int]  # pairs of "train", "validation", "test"
+    data_dir: pathlib.Path  # value for `tfds_pairs` and config.task.data.data_dir
+    sizes: dict[str, int]  # number of pairs by split
 
 
 def prepare(
@@ -46,19 +46,19 @@ def prepare(
     checksums: Mapping[str, Checksum] | None = None,
     first_pause: float = 1.0,
 ) -> Prepared:
-    """Downloads and builds a data set, or what is missing of it; one that is there is only described.
+    """Downloads and builds a data set, continuing an interrupted run; a complete data set is only described.
 
     Args:
-      name: data set and configuration, "wmt14_translate/de-en".
-      data_dir: a local folder; by default TFDS_DATA_DIR or ~/tensorflow_datasets. Downloads go to its folder
-        `downloads`, as HOST/PATH: a file put there by hand is not fetched, and all of it may go once records are made.
-      base_url: takes the place of `http://HOST` in every address, for a mirror.
-      checksums: what each address must hold; None takes those that TFDS has registered for any of its data sets.
-      first_pause: seconds before a lost connection is taken up; they double each time.
+      name: data set and configuration such as "wmt14_translate/de-en".
+      data_dir: a local folder; by default TFDS_DATA_DIR or ~/tensorflow_datasets. Downloads are stored in its folder
+        `downloads` as HOST/PATH. Files put there by hand are not downloaded. The folder may be deleted afterwards.
+      base_url: URL of a mirror that replaces `http://HOST` in every address.
+      checksums: size and SHA-256 by address; None uses those that TFDS has registered.
+      first_pause: seconds before the first retry of a lost connection; doubled at each further retry.
 
     Raises:
-      UserError: if there is no such data set, it needs files that only a person may fetch, a download fails or is not
-        what it should be, another process is preparing here, or the disk is full.
+      UserError: if the data set does not exist or needs files to be downloaded by hand, a download fails or has a wrong
+        checksum, another process is preparing data in this folder, or the disk is full.
     """
     root = os.fspath(default_data_dir(data_dir))
     if not is_local(root):
@@ -80,14 +80,14 @@ def prepare(
         splits = import_tfds().builder_from_directory(builder.data_dir).info.splits
     except OSError as error:
         where, why = error.filename or folder, error.strerror or error
-        raise UserError(f"{where}: {why}; fix this and {RUN_AGAIN}: it goes on from here") from None
+        raise UserError(f"{where}: {why}; fix this and {RUN_AGAIN}: it continues from here") from None
     return Prepared(name, folder, {split: info.num_examples for split, info in splits.items()})
 
 
 def _stock_builder(name: str, folder: pathlib.Path) -> Any:
-    """TFDS's builder of a translation data set."""
+    """Returns TFDS's builder of a translation data set; raises UserError if there is none of this name."""
     tfds = import_tfds()
-    import tensorflow_datasets.translate  # noqa: F401  by name TFDS finds these builders only where h5py is installed
+    import tensorflow_datasets.translate  # noqa: F401  registers these builders; TFDS itself does so only with h5py
 
     data_set, _, configuration = name.partition("/")
     try:
@@ -110,10 +110,10 @@ def _stock_builder(name: str, folder: pathlib.Path) -> Any:
 def _build(builder: Any, archives: "Archives") -> None:
     tfds = import_tfds()
     builder._make_download_manager = lambda **_: archives
-    # Another try would look at a bucket of Google's first.
+    # Otherwise TFDS would first look for the data set in a Google Cloud bucket.
     config = tfds.download.DownloadConfig(try_download_gcs=False)
     try:
-        # TFDS prints to stdout what sizes it does not know.
+        # Discard TFDS's messages about unknown sizes on stdout.
         with contextlib.redirect_stdout(io.StringIO()), _shuffling_without_tensorflow():
             builder.download_and_prepare(download_config=config)
     except AssertionError as error:  # a file that must be fetched by hand, or texts of unequal length
@@ -125,7 +125,7 @@ def _build(builder: Any, archives: "Archives") -> None:
 
 
 class Archives:
-    """Takes the place of TFDS's download manager: the same calls, but downloads resume and TensorFlow is not needed."""
+    """Replaces TFDS's download manager: the same methods, with resumable downloads and without TensorFlow."""
 
     def __init__(
         self, folder: pathlib.Path, base_url: str | None, checksums: Mapping[str, Checksum] | None, first_pause: float
@@ -134,30 +134,30 @@ class Archives:
         self._base_url = base_url
         self._checksums = registered_checksums() if checksums is None else checksums
         self._first_pause = first_pause
-        self.downloaded_size = 0  # bytes, which TFDS notes in the data set's description
+        self.downloaded_size = 0  # bytes; TFDS stores it in the data set's description
 
     @property
     def manual_dir(self) -> pathlib.Path:
-        """Where files wait that only a person may fetch."""
+        """Folder of files that must be downloaded by hand."""
         return self._folder / "manual"
 
     def download(self, urls: Any) -> Any:
-        """Fetches every address of a nested structure; returns the paths in the same structure."""
+        """Downloads every address of a nested structure; returns the paths in the same structure."""
         return _map(self._fetch, urls)
 
     def extract(self, paths: Any) -> Any:
-        """Unpacks every path of a nested structure."""
+        """Unpacks every path of a nested structure; returns the unpacked paths in the same structure."""
         return _map(self._unpack, paths)
 
     def download_and_extract(self, urls: Any) -> Any:
-        """Does both."""
+        """Downloads and unpacks every address of a nested structure."""
         return _map(lambda url: self._unpack(self._fetch(url)), urls)
 
     def _fetch(self, url: str) -> pathlib.Path:
         path, checksum = self._folder / local_name(url), self._checksums.get(url)
         if not self._unpacked(path).exists():
             fetch(moved(url, self._base_url), path, checksum, first_pause=self._first_pause)
-        if checksum is not None:  # otherwise unknown where the archive was deleted after it had been unpacked
+        if checksum is not None:  # otherwise the size is unknown if the archive was deleted after unpacking
             self.downloaded_size += checksum.size
         return path
 
@@ -174,7 +174,7 @@ class Archives:
 
 
 def local_name(url: str) -> str:
-    """Where a download lies under `downloads`, which is where `wget -x` would put it.
+    """Returns the path of a download below `downloads`, the same as with `wget -x`.
 
     >>> local_name("http://www.statmt.org/wmt14/training-parallel-nc-v9.tgz")
     'www.statmt.org/wmt14/training-parallel-nc-v9.tgz'
@@ -187,7 +187,7 @@ def local_name(url: str) -> str:
 
 
 def moved(url: str, base_url: str | None) -> str:
-    """The address on a mirror.
+    """Returns the address on a mirror, or `url` without one.
 
     >>> moved("http://www.statmt.org/wmt14/training-parallel-nc-v9.tgz", "https://mirror.org/statmt/")
     'https://mirror.org/statmt/wmt14/training-parallel-nc-v9.tgz'
@@ -199,7 +199,7 @@ def moved(url: str, base_url: str | None) -> str:
 
 
 def registered_checksums() -> dict[str, Checksum]:
-    """Those of all data sets: wmt14_translate lacks what it shares with wmt13_translate."""
+    """Returns the checksums of all of TFDS's data sets, because wmt14_translate's own lack files of wmt13_translate."""
     infos = import_tfds().core.download.checksums.get_all_url_infos()
     return {url: Checksum(int(info.size), info.checksum) for url, info in infos.items()}
 
@@ -214,16 +214,16 @@ def _map(function: Callable[[Any], Any], structure: Any) -> Any:
 
 @contextlib.contextmanager
 def _shuffling_without_tensorflow() -> Iterator[None]:
-    """Gives TFDS's shuffler plain files for the three functions of TensorFlow that it calls on them."""
+    """Replaces the three TensorFlow functions that TFDS's shuffler calls by those of plain Python files."""
     from tensorflow_datasets.core import shuffle
 
     files = types.SimpleNamespace(GFile=open, exists=os.path.exists, remove=os.remove)
-    # A class that nothing raises: what a full disk raises is left to us.
+    # An exception class that is never raised, so that the error of a full disk reaches `prepare`.
     errors = types.SimpleNamespace(ResourceExhaustedError=type("ResourceExhaustedError", (Exception,), {}))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
-        wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     stand_in = types.SimpleNamespace(io=types.SimpleNamespace(gfile=files), errors=errors)
     tensorflow, shuffle.tf = shuffle.tf, stand_in
     try:
@@ -234,7 +234,7 @@ def _shuffling_without_tensorflow() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(folder: pathlib.Path) -> Iterator[None]:
-    """Keeps a second process out; the system forgets the lock when the first one ends, however it ends."""
+    """Raises UserError if another process is preparing data here; the lock ends with the process."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
@@ -245,6 +245,6 @@ def _alone(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _remove_leftovers(folder: pathlib.Path) -> None:
-    """Deletes the records of a run that was killed: TFDS writes them in a folder with a random name each time."""
+    """Deletes incomplete records of interrupted runs, which TFDS writes to folders with random names."""
     for leftover in folder.parent.glob(f"incomplete.*_{folder.name}"):
         shutil.rmtree(leftover)

@@ -1,4 +1,4 @@
-"""A sentence in the making: chance decides what it says and how."""
+"""Random derivation of a sentence: samples its facts and their expression. Docstrings show examples."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -48,9 +48,9 @@ _TENSES: dict[str, tuple[Tense, ...]] = {  # of a verb by its aspect, each as of
 
 
 class Dice:
-    """Small random integers: a pure function of a name, the same on every machine and in every Python.
+    """Small random integers, a pure function of a name that is the same on every machine and Python version.
 
-    They are the digits of a hash, read in whatever base is asked for: cheaper by far than to seed `random.Random`.
+    They are the digits of a hash in the requested bases, which is much cheaper than seeding `random.Random`.
     """
 
     def __init__(self, name: str):
@@ -59,7 +59,7 @@ class Dice:
         self._digits = 0
 
     def below(self, sides: int) -> int:
-        """An integer from 0 to sides - 1, where `sides` is well below 2**32."""
+        """Returns an integer from 0 to sides - 1; `sides` must be well below 2**32."""
         if self._digits < 1 << 64:
             digest = hashlib.blake2b(f"{self._name}/{self._refills}".encode()).digest()
             self._digits = int.from_bytes(digest, "little")
@@ -68,11 +68,11 @@ class Dice:
         return face
 
     def choose(self, options: Sequence[Item]) -> Item:
-        """One of the options, all equally likely."""
+        """Returns one of the options, all equally likely."""
         return options[self.below(len(options))]
 
     def chance(self, percent: int) -> bool:
-        """True so many times in a hundred."""
+        """Returns True with a probability of `percent` %."""
         return self.below(100) < percent
 
 
@@ -86,7 +86,7 @@ def _is_shared(action: Action) -> bool:
 
 
 class Derivation:
-    """Draws what a sentence says and puts it into phrases; `facts` is what it has told so far."""
+    """Samples facts and their phrases for one sentence; `facts` lists those told so far."""
 
     def __init__(self, dice: Dice, world: World):
         self.dice = dice
@@ -94,14 +94,14 @@ class Derivation:
         self.facts: list[tuple[Any, ...]] = []
 
     def fact(self, groups: Mapping[object, Sequence[Fact]], *, without: Sequence[object] = ()) -> Fact:
-        """A fact of some group, without some words; the groups are equally likely, whatever their sizes."""
+        """Samples a fact that contains none of the words `without`; groups are equally likely whatever their size."""
         while True:
             fact = self.dice.choose(self.dice.choose(tuple(groups.values())))
             if not any(word in fact for word in without):
                 return self.tell(fact)
 
     def tell(self, fact: Fact) -> Fact:
-        """Notes that the sentence tells a fact."""
+        """Records that the sentence tells a fact, and returns it."""
         self.facts.append(fact)
         return fact
 
@@ -114,9 +114,9 @@ class Derivation:
 
         Args:
           noun: the noun.
-          is_object: whether English wants the object form of a pronoun.
-          is_new: whether it may be one that was not spoken of before: "a dog", "three dogs".
-          is_plain: whether to spend no adjective on it.
+          is_object: whether a pronoun has the English object form.
+          is_new: whether the phrase may be indefinite: "a dog", "three dogs".
+          is_plain: whether to use no adjective.
         """
         if noun.form == "pronoun":
             objective, _, agreement = PRONOUNS[noun.english]
@@ -124,7 +124,7 @@ class Derivation:
         return self.mention(noun, self._phrase(noun, is_new=is_new, is_plain=is_plain))
 
     def mention(self, noun: Noun, phrase: Named) -> Named:
-        """The phrase, as the sentence will have it. A derivation of another kind may mark here what is meant by it."""
+        """Returns the phrase unchanged; subclasses override it to mark phrases, such as entities."""
         del noun
         return phrase
 
@@ -141,7 +141,7 @@ class Derivation:
         return self._new(noun, adjective) if is_new and self.dice.chance(60) else self._known(noun, adjective)
 
     def new(self, noun: Noun) -> NounPhrase:
-        """A thing not spoken of before."""
+        """Returns an indefinite phrase."""
         return self.mention(noun, self._new(noun, self._adjective(noun)))
 
     def _adjective(self, noun: Noun) -> Pair:
@@ -205,11 +205,11 @@ class Derivation:
         """The noun with a relative clause: the girl who saw a dog, the dog that the girl saw.
 
         Args:
-          noun: what the clause is about.
-          without: what has no part in it.
+          noun: the noun that the clause describes.
+          without: a noun that must not be in the clause.
 
         Returns:
-          None if there is nothing to tell about the noun.
+          The phrase, or None if there is no such fact about the noun.
         """
         is_agent = bool(noun.tags & {"people", "animal"}) and self.dice.chance(60)
         actions = (self.world.done_by if is_agent else self.world.done_to).get(noun)
@@ -259,7 +259,7 @@ class Derivation:
         negative: bool = False,
         rule: Rule = CLAUSE,
     ) -> Pair:
-        """Somebody does something; the object is drawn unless `more` has it."""
+        """Returns a clause with the slots of `more`; the object is sampled unless `more` has it."""
         predicate = self.predicate(action, tense, subject.agreement, negative=negative)
         slots = {"SUBJECT": subject.topic(), **predicate, **(more or {})}
         if "OBJECT" not in slots:
@@ -269,7 +269,7 @@ class Derivation:
     # What goes around the verb
 
     def tense(self, action: Action, *, negative: bool = False, is_question: bool = False) -> Tense:
-        """A tense in which people say such things, told from any other by its English."""
+        """Samples a tense that is natural for the action, and whose English form is unambiguous."""
         tense = self.dice.choose(_TENSES[action.verb.aspect])
         verb, subject = action.verb, action.subject
         is_animal = "animal" in subject.tags
@@ -290,7 +290,7 @@ class Derivation:
         style: Style = "polite",
         inverted: bool = False,
     ) -> Slots:
-        """The slots of the verb: VERB, AUXILIARY if a subject comes between, and RECIPIENT."""
+        """Returns the slots of the verb: VERB, AUXILIARY (if `inverted`, before the subject) and RECIPIENT."""
         verb = action.verb
         auxiliary, rest = verb_group(verb.english, verb.past, tense, agreement, negative=negative, inverted=inverted)
         speaks_for_others = tense == "want" and action.subject.english not in ("i", "we", "you")
@@ -318,7 +318,7 @@ class Derivation:
         return self.noun_phrase(action.object, is_object=True, is_new=is_new).marked(action.verb.particle)
 
     def circumstances(self, action: Action, tense: Tense) -> Slots:
-        """When, where, how and with whom: each slot filled now and then."""
+        """Returns random slots for time, frequency, place, means and companion; each may be missing."""
         dice, verb, slots = self.dice, action.verb, {}
         if verb.aspect == "state":
             return slots

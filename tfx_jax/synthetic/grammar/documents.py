@@ -1,4 +1,4 @@
-"""Documents in the built-in grammar: sentences about one noun."""
+"""Documents of the built-in grammar: several sentences about one noun."""
 
 import functools
 from collections import defaultdict
@@ -12,21 +12,21 @@ from tfx_jax.synthetic.grammar.lexicon import Adjective, Noun, Pair
 from tfx_jax.synthetic.grammar.phrases import definite
 from tfx_jax.synthetic.grammar.rules import STATEMENT
 
-_SHORTEST, _LONGEST = 4, 10  # documents, in sentences
+_SHORTEST, _LONGEST = 4, 10  # number of sentences of a document
 _EXCLUSIVE = ("big small", "new old", "long short", "expensive cheap", "hot cold", "red white black")
 
 # What is known of a noun ---------------------------------------------------------------------------------------------
 
 
 def exclude_each_other(one: Adjective, other: Adjective) -> bool:
-    """Whether nothing is both, as far as these sentences go: big and small, red and white."""
+    """Returns whether two adjectives exclude each other, such as big and small, red and white."""
     pair = {one.english, other.english}
     return len(pair) == 2 and any(pair <= set(group.split()) for group in _EXCLUSIVE)
 
 
 @functools.cache
 def _topics(world: World) -> dict[Noun, dict[str, list[Any]]]:
-    """All that documents may tell of each noun, by kind; only nouns of which there is enough to tell."""
+    """Returns the facts of each noun by kind, for nouns with enough facts for a document."""
     topics: dict[Noun, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for noun, facts in world.done_by.items():
         topics[noun]["done by"] = [fact for fact in facts if fact.verb.aspect != "state"]
@@ -56,25 +56,25 @@ def _topics(world: World) -> dict[Noun, dict[str, list[Any]]]:
 
 
 def document(draw: Derivation) -> list[str] | None:
-    """The girl saw a dog. My mother met the girl. The girl is taller than taro."""
+    """Returns a document such as: The girl saw a dog. My mother met the girl. None if too few facts fit together."""
     topics = _topics(draw.world)
     topic = draw.dice.choose(tuple(topics))
-    wanted = _SHORTEST + draw.dice.below(_LONGEST - _SHORTEST + 1)
+    num_sentences = _SHORTEST + draw.dice.below(_LONGEST - _SHORTEST + 1)
     told: list[tuple[Any, ...]] = []
     sentences = []
-    for _ in range(3 * wanted):
+    for _ in range(3 * num_sentences):
         kind = draw.dice.choose(tuple(topics[topic]))
         fact = draw.dice.choose(topics[topic][kind])
         if all(_go_together(fact, other) for other in told):
             told.append(draw.tell(fact))
             sentences.append(_sentence(draw, topic, fact).english)
-        if len(sentences) == wanted:
+        if len(sentences) == num_sentences:
             break
     return sentences if len(sentences) >= _SHORTEST else None
 
 
 def _go_together(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether a document may tell both facts of its noun: neither twice the same, nor one against the other."""
+    """Returns whether two facts may be in one document: they must neither be equal nor contradict each other."""
     if type(one) is not type(other):
         return True
     if isinstance(one, Position | Profession):
@@ -87,7 +87,7 @@ def _go_together(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 
 def _sentence(draw: Derivation, topic: Noun, fact: tuple[Any, ...]) -> Pair:
-    """Tells a fact about the topic."""
+    """Returns a sentence that tells a fact about the topic."""
     known = definite(topic)
     if isinstance(fact, Action):
         tense = "past"

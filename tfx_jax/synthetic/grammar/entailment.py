@@ -1,4 +1,4 @@
-"""Pairs of sentences in the built-in grammar: the first entails the second, contradicts it, or leaves it open."""
+"""Sentence pairs of the built-in grammar whose first sentence entails, contradicts or is neutral to the second."""
 
 import functools
 from collections import defaultdict
@@ -14,14 +14,14 @@ from tfx_jax.synthetic.grammar.phrases import NounPhrase, definite, kind_of
 from tfx_jax.synthetic.grammar.rules import CLAUSE, NOTHING, RELATIVE, STATEMENT, Rule, Slots
 
 ENTAILMENT, NEUTRAL, CONTRADICTION = LABELS = ("ENTAILMENT", "NEUTRAL", "CONTRADICTION")
-_NEGATIVE_PERCENT = 30  # of second sentences, whatever their labels, and of clauses that decide nothing
+_NEGATIVE_PERCENT = 30  # percentage of negated second sentences, for each label, and of negated irrelevant clauses
 _ALSO = Rule("CLAUSE CONJUNCTION OTHER .", "CLAUSE CONJUNCTION OTHER 。")
-_ASIDE = Rule("NOUN , PRONOUN CLAUSE ,", "CLAUSE NOUN")  # about somebody who needs no telling apart
+_ASIDE = Rule("NOUN , PRONOUN CLAUSE ,", "CLAUSE NOUN")  # non-restrictive relative clause
 
 
 @functools.cache
 def _deeds_of(world: World) -> dict[Noun, list[Action]]:
-    """What each noun does, other than the pronouns."""
+    """Returns the deeds of each noun, without pronouns: actions that are no state and have no recipient."""
     return {
         noun: deeds
         for noun, facts in world.done_by.items()
@@ -36,7 +36,7 @@ def _is_deed(fact: Action) -> bool:
 
 @functools.cache
 def _deeds_to(world: World) -> dict[Noun, list[Action]]:
-    """What is done to each noun."""
+    """Returns the deeds whose object is each noun."""
     deeds = defaultdict(list)
     for facts in _deeds_of(world).values():
         for fact in facts:
@@ -56,9 +56,10 @@ def _qualities_of(world: World) -> dict[Noun, list[Quality]]:
 
 
 def entailment(draw: Derivation) -> LabeledPair | None:
-    """The girl who saw a dog did not sleep. The girl slept. None where there is not enough to tell.
+    """Returns a labeled pair such as "The girl who saw a dog did not sleep", "The girl slept"; None on failure.
 
-    Whether there is depends on the second sentence alone, so that the labels stay equally likely for each of them.
+    Failure (too few facts for a first sentence) depends only on the second sentence, so that the labels remain equally
+    likely for each second sentence.
     """
     negative = draw.dice.chance(_NEGATIVE_PERCENT)
     label = draw.dice.choose(LABELS)
@@ -78,7 +79,7 @@ def entailment(draw: Derivation) -> LabeledPair | None:
 
 
 def _is_independent(deed: Action, other: Action) -> bool:
-    """Whether each is possible without the other: meeting the girl means seeing her, knowing the boy does not."""
+    """Returns whether neither deed implies the other: meeting the girl implies seeing her, knowing the boy does not."""
     return (other.verb.english != deed.verb.english and other.object is not deed.object) or (
         other.verb is deed.verb and deed.object is not None and other.object is not deed.object
     )
@@ -88,17 +89,18 @@ def _is_independent(deed: Action, other: Action) -> bool:
 
 
 def _about_deed(draw: Derivation, deed: Action, label: str, negative: bool) -> Pair:
-    """What entails, contradicts or leaves open that somebody did, or did not do, something."""
+    """Returns a first sentence with the given label for the deed, negated if `negative`."""
     others = [other for other in _deeds_of(draw.world)[deed.subject] if _is_independent(deed, other)]
     other = draw.tell(draw.dice.choose(others))
     is_denied = draw.dice.chance(_NEGATIVE_PERCENT)
     if label != NEUTRAL:
-        told = deed, negative == (label == ENTAILMENT)
-        clause = _doing(draw, *told, without=deed)
-        is_longer = clause != _doing(draw, *told)  # or else it would be the second sentence, or just that denied
+        deed_and_negation = deed, negative == (label == ENTAILMENT)
+        clause = _doing(draw, *deed_and_negation, without=deed)
+        # Otherwise the clause equals the second sentence or its negation.
+        is_longer = clause != _doing(draw, *deed_and_negation)
         if draw.dice.chance(50) and (is_longer or (label == CONTRADICTION and draw.dice.chance(20))):
             return STATEMENT(CLAUSE=clause)
-        return _both(draw, told, (other, is_denied), without=deed)
+        return _both(draw, deed_and_negation, (other, is_denied), without=deed)
     lookalike = _lookalike(draw, deed)
     if lookalike and draw.dice.chance(50):
         return lookalike
@@ -114,7 +116,7 @@ def _about_deed(draw: Derivation, deed: Action, label: str, negative: bool) -> P
 
 
 def _lookalike(draw: Derivation, deed: Action) -> Pair | None:
-    """Almost the words of a deed, but somebody else does it: the boy who met the girl saw the dog."""
+    """Returns a neutral sentence with the words of a deed but another subject: the boy who met the girl saw the dog."""
     rivals = (
         [
             rival
@@ -138,7 +140,7 @@ def _lookalike(draw: Derivation, deed: Action) -> Pair | None:
 
 
 def _both(draw: Derivation, one: tuple[Action, bool], other: tuple[Action, bool], *, without: Action) -> Pair:
-    """Two things that one subject did or did not do, in either order: the girl who slept did not see the dog."""
+    """Returns a sentence about two (deed, is negated) of one subject: the girl who slept did not see the dog."""
     first, second = (one, other) if draw.dice.chance(50) else (other, one)
     subject = definite(one[0].subject)
     if one[0].subject.form == "count" and draw.dice.chance(60):
@@ -162,9 +164,10 @@ def _doing(
     thing: NounPhrase | None = None,
     without: Action | None = None,
 ) -> Pair:
-    """The girl saw the dog; with circumstances if those may be told that are `without` the nouns of another deed.
+    """Returns a clause such as "the girl saw the dog", with circumstances if `without` is given.
 
-    Never with any when negative: who did not swim yesterday may have swum.
+    Circumstances must not contain the nouns of the deed `without`. Negative clauses have none: who did not swim
+    yesterday may have swum on another day.
     """
     slots: Slots = {}
     if without is not None and not negative:
@@ -184,7 +187,7 @@ def _doing(
 
 
 def _about_quality(draw: Derivation, quality: Quality, label: str, negative: bool) -> Pair:
-    """What entails, contradicts or leaves open that something is, or is not, so."""
+    """Returns a first sentence with the given label for the quality, negated if `negative`."""
     noun, adjective = quality
     deed = draw.tell(draw.dice.choose(_deeds_to(draw.world)[noun]))
     others = [other for other in _qualities_of(draw.world)[noun] if other.adjective is not adjective]
@@ -204,7 +207,7 @@ def _about_quality(draw: Derivation, quality: Quality, label: str, negative: boo
 
 
 def _told_quality(draw: Derivation, quality: Quality, negative: bool, deed: Action | None) -> Pair:
-    """The dog that ken saw is big; ken saw the big dog; the dog is very big."""
+    """Returns a sentence such as "the dog that ken saw is big", "ken saw the big dog" or "the dog is very big"."""
     noun, adjective = quality
     if deed is None:
         return STATEMENT(CLAUSE=_being(quality, negative))

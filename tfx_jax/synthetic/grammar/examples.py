@@ -1,8 +1,8 @@
-"""English examples for BERT, GPT and T5, made from the built-in grammar: no task needs a download to be tried.
+"""English examples of the built-in grammar for the tasks of BERT, GPT and T5, so that they need no download.
 
-They tell facts as the sentence pairs do, and under the same rule: facts that one split tells are told in no other. A
-question tells nothing but what its context does. In training examples may repeat; in the other splits they are
-distinct. All is a function of split, seed and size, and the first examples stay when there are to be more.
+Examples tell facts as the sentence pairs do, with the same rule: no fact is told in two splits. A question tells only
+facts of its context. Training examples may repeat; in the other splits they are distinct. Examples are a function of
+split, seed and size; a larger size keeps the first examples.
 
 >>> for pair in grammar_labeled_pairs("test", 2):
 ...     print(*pair, sep=" | ")
@@ -32,24 +32,24 @@ Drawn = TypeVar("Drawn", bound=Derivation)
 
 
 def grammar_documents(split: Split, size: int, *, seed: int = 0) -> list[list[str]]:
-    """Documents of four to ten sentences that all are about one noun, named in each, for pretraining.
+    """Returns documents for pretraining: four to ten sentences that all mention the same noun.
 
     Args:
       split: "train", "validation" or "test".
-      size: how many.
-      seed: chooses others about the same facts.
+      size: number of examples.
+      seed: sampling seed; other seeds give other examples about the same facts.
 
     Raises:
-      UserError: if there is no such split, or `size` is not positive.
+      UserError: if the split is unknown, or `size` is below 1.
     """
     return _examples(document, Derivation, "document", split, size, seed)
 
 
 def grammar_labeled(split: Split, size: int, *, seed: int = 0) -> list[LabeledText]:
-    """Sentences and what they do: `labeled_texts.KINDS` lists the labels, all equally likely.
+    """Returns sentences labeled by their kind; the labels of `labeled_texts.KINDS` are equally likely.
 
-    For some labels there is a word that gives them away ("than" for a comparison); others take a look at the whole:
-    "who", "that" and "not" may stand in a relative clause, "when" may ask for the time or tell it.
+    Some labels are determined by one word ("than" for a comparison). Others need the whole sentence: "who", "that" and
+    "not" may be in a relative clause, and "when" may be a question word or a conjunction.
 
     Args and Raises: those of `grammar_documents`.
     """
@@ -57,9 +57,10 @@ def grammar_labeled(split: Split, size: int, *, seed: int = 0) -> list[LabeledTe
 
 
 def grammar_labeled_pairs(split: Split, size: int, *, seed: int = 0) -> list[LabeledPair]:
-    """Pairs of which the first entails, contradicts or leaves open the second: ENTAILMENT, CONTRADICTION, NEUTRAL.
+    """Returns pairs whose first sentence entails, contradicts or is neutral to the second.
 
-    The labels are equally likely, whatever the second sentence is: it is drawn first, and nothing in it tells.
+    The labels ENTAILMENT, CONTRADICTION and NEUTRAL are equally likely for every second sentence, which is sampled
+    before the label, so that the second sentence alone does not reveal it.
 
     Args and Raises: those of `grammar_documents`.
     """
@@ -67,11 +68,11 @@ def grammar_labeled_pairs(split: Split, size: int, *, seed: int = 0) -> list[Lab
 
 
 def grammar_tagged(split: Split, size: int, *, seed: int = 0) -> list[TaggedSentence]:
-    """Sentences with a BIO tag for each word; an entity is a person, an animal, a place, a thing or a time.
+    """Returns sentences with a BIO tag for each word; entities are persons, animals, places, things and times.
 
-    It is a noun with all words that belong to it ("my mother 's red bag" is one thing), but for relative clauses,
-    which have entities of their own. No entities are pronouns, what is studied or played, how one goes ("by bus") and
-    what somebody is ("a nurse").
+    An entity is a noun with all words that belong to it ("my mother 's red bag" is one thing), without relative
+    clauses, which have their own entities. Not entities: pronouns, subjects studied, sports and games, means of
+    transport ("by bus") and professions as predicates ("a nurse").
 
     Args and Raises: those of `grammar_documents`.
     """
@@ -79,9 +80,9 @@ def grammar_tagged(split: Split, size: int, *, seed: int = 0) -> list[TaggedSent
 
 
 def grammar_trees(split: Split, size: int, *, seed: int = 0) -> list[Tree]:
-    """Sentences with their noun phrases, but for pronouns, and their places and times as constituents.
+    """Returns sentences as trees whose constituents are noun phrases (without pronouns), places and times.
 
-    A relative clause belongs to the phrase of its noun. Punctuation marks have their tags, other words XX.
+    A relative clause belongs to the phrase of its noun. Punctuation marks have their tags, other words have XX.
 
     Args and Raises: those of `grammar_documents`.
     """
@@ -107,7 +108,7 @@ def _examples(
     size: int,
     seed: int,
 ) -> list[Example]:
-    """The first examples that could be made, and outside training did not repeat an earlier one."""
+    """Returns the first `size` examples that `make` succeeds in making; outside training without repetitions."""
     check_request(split, size, what)
     examples: list[Example] = []
     seen: set[str] = set()

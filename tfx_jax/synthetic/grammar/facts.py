@@ -1,7 +1,7 @@
-"""What the sentences of the built-in grammar are about: facts, each owned by one split.
+"""Facts, the content of the sentences of the built-in grammar; each fact belongs to one split.
 
-A fact is a tuple of words, and what it says is all it is: that a dog is big is one fact, whether a sentence spends its
-verb on it ("the dog is big") or an adjective ("the big dog slept").
+A fact is a tuple of words, independent of how it is expressed: "the dog is big" and "the big dog slept" tell the same
+fact about dog and big. The docstring of a class of facts shows an example.
 """
 
 import functools
@@ -29,8 +29,8 @@ from tfx_jax.synthetic.grammar.lexicon import (
 
 Fact = TypeVar("Fact", bound=tuple[Any, ...])
 
-_SHARES: tuple[Split, ...] = ("validation", "test") + ("train",) * 18  # of twenty
-_COMPARABLE = {  # things of the same kind
+_SHARES: tuple[Split, ...] = ("validation", "test") + ("train",) * 18  # splits of twenty hash values
+_COMPARABLE = {  # tags of nouns that may be compared with each other
     *("people", "animal", "food", "drink", "text", "machine", "garment", "instrument", "container"),
     *("furniture", "vehicle", "building", "city", "event", "subject"),
 }
@@ -75,7 +75,7 @@ class Profession(NamedTuple):
 
 
 def spell(fact: Iterable[Any]) -> str:
-    """The content words of a fact, in English.
+    """Returns the English content words of a fact.
 
     >>> spell(Quality(NOUNS["dog"], ADJECTIVES[0]))
     'dog big'
@@ -84,13 +84,13 @@ def spell(fact: Iterable[Any]) -> str:
 
 
 def owner(fact: Iterable[Any]) -> Split:
-    """The one split that may tell this fact: training has nine tenths of all, validation and test share the rest."""
+    """Returns the split to which a fact belongs: nine tenths of all to training, the rest to validation and test."""
     digest = hashlib.blake2b(spell(fact).encode(), digest_size=4).digest()
     return _SHARES[int.from_bytes(digest, "little") % len(_SHARES)]
 
 
 def _is_reflexive(subject: Noun, other: Noun | None) -> bool:
-    """Whether somebody would do it to himself, which both languages say in another way."""
+    """Returns whether subject and object are the same, which would need a reflexive pronoun."""
     return subject is other or (other is not None and {subject.english, other.english} == {"i", "we"})
 
 
@@ -139,18 +139,18 @@ def _professions() -> Iterator[Profession]:
 
 
 def _has_motive(action: Action) -> bool:
-    """Whether the lexicon knows why somebody would do this, and a pronoun for this somebody."""
+    """Returns whether the lexicon has a reason for the action and a pronoun for its subject."""
     known = action.subject.form in ("pronoun", "name") or action.subject.tags & {"male", "female", "animal"}
     return bool(known) and action.verb.english in (REASONS | EXCUSES)
 
 
 def _is_handling(action: Action) -> bool:
-    """Whether the object is some thing of which more may be said."""
+    """Returns whether the object is an individual thing about which more can be said."""
     return action.object is not None and not (action.verb.is_generic or action.verb.takes_recipient)
 
 
 def _is_countable(action: Action) -> bool:
-    """Whether one may ask how many."""
+    """Returns whether "how many" can be asked about the object."""
     return _is_handling(action) and bool(action.object and action.object.counter) and action.verb.particle == "を"
 
 
@@ -170,7 +170,7 @@ def _grouped(facts: Iterable[Fact], attribute: str) -> dict[Any, list[Fact]]:
 
 
 class World:
-    """The facts that one split owns, in groups to choose from: a group for each verb, adjective or preposition."""
+    """The facts of one split, grouped by verb, adjective, preposition or noun for sampling."""
 
     def __init__(self, split: Split):
         self._split = split
@@ -192,20 +192,20 @@ class World:
         self.comparisons = _grouped(filter(self.owns, _comparisons()), "adjective")
         self.positions = _grouped(filter(self.owns, _positions()), "preposition")
         self.professions = _grouped(filter(self.owns, _professions()), "job")
-        # What is known of one noun, to be told beside what the sentence is about.
+        # Facts by noun, for additional phrases about the nouns of a sentence.
         self.done_by = _grouped(actions, "subject")
         self.done_to = _grouped(actions, "object")
         self.errands_of = _grouped((action for action in events if action.verb.english in ERRANDS), "subject")
         self.qualities_of = _grouped((fact for fact in qualities if not fact.adjective.is_predicate), "noun")
 
     def owns(self, fact: Iterable[Any]) -> bool:
-        """Whether the split may tell a fact."""
+        """Returns whether a fact belongs to the split."""
         return owner(fact) == self._split
 
 
 @functools.cache
 def world(split: Split) -> World:
-    """The facts of a split, listed once for each process.
+    """Returns the facts of a split, computed once per process.
 
     >>> sum(map(len, world("test").actions.values())) < sum(map(len, world("train").actions.values()))
     True

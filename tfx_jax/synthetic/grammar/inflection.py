@@ -1,4 +1,4 @@
-"""The forms that the words of the built-in English-Japanese grammar take.
+"""Inflection of the words of the built-in English-Japanese grammar.
 
 A Japanese predicate is written in the dictionary form, which alone decides how it inflects:
 
@@ -64,7 +64,7 @@ _KANA_ROWS = {  # last kana of the dictionary form: (before ます, before な�
 
 
 def _stems(verb: str) -> dict[str, str]:
-    """The five stems on which every form of a Japanese verb is built."""
+    """Returns the stems from which all forms of a Japanese verb are built, by name."""
     if verb.endswith("-る"):
         masu = nai = te_stem = verb.removesuffix("-る")
         te = "て"
@@ -87,7 +87,7 @@ def _stems(verb: str) -> dict[str, str]:
 
 @functools.cache
 def inflect(word: str, tense: str, *, negative: bool = False, style: Style = "polite") -> str:
-    """A Japanese verb or adjective in one tense.
+    """Returns a Japanese verb or adjective in a tense and style.
 
     Args:
       word: dictionary form, spelled as the module says.
@@ -118,7 +118,7 @@ _BE = {
 
 
 def be(tense: str, agreement: str) -> str:
-    """The form of "to be" that a subject takes.
+    """Returns the form of "to be" for a subject.
 
     >>> be("present", "i"), be("past", "plural")
     ('am', 'were')
@@ -127,7 +127,7 @@ def be(tense: str, agreement: str) -> str:
 
 
 def with_s(word: str) -> str:
-    """The regular plural of a noun, or third person of a verb.
+    """Returns the regular plural of a noun, or third person singular of a verb.
 
     >>> [with_s(word) for word in ("dog", "box", "study", "play", "go")]
     ['dogs', 'boxes', 'studies', 'plays', 'goes']
@@ -140,7 +140,7 @@ def with_s(word: str) -> str:
 
 
 def with_ing(verb: str) -> str:
-    """The participle of a verb.
+    """Returns the present participle of a verb.
 
     >>> [with_ing(verb) for verb in ("read", "write", "run", "see", "open", "draw")]
     ['reading', 'writing', 'running', 'seeing', 'opening', 'drawing']
@@ -164,7 +164,7 @@ def with_article(words: str) -> str:
 def verb_group(
     verb: str, past: str, tense: str, agreement: str, *, negative: bool = False, inverted: bool = False
 ) -> tuple[str, str]:
-    """An English verb in one tense, as (auxiliary, rest); the auxiliary is empty where the language needs none.
+    """Returns an English verb in a tense as (auxiliary, rest); the auxiliary is empty if none is needed.
 
     Args:
       verb: base form; only its first word inflects.
@@ -205,7 +205,7 @@ _DIGITS = "〇一二三四五六七八九"
 
 @functools.cache
 def english_number(number: int) -> str:
-    """A number from 1 to 9999 in English words.
+    """Returns a number from 1 to 9999 in English words.
 
     >>> english_number(32), english_number(9999)
     ('thirty two', 'nine thousand nine hundred ninety nine')
@@ -220,7 +220,7 @@ def english_number(number: int) -> str:
 
 @functools.cache
 def japanese_number(number: int) -> str:
-    """A number from 1 to 9999 in Japanese numerals, one to a token.
+    """Returns a number from 1 to 9999 in Japanese numerals, one per token.
 
     >>> japanese_number(32), japanese_number(1010)
     ('三 十 二', '千 十')

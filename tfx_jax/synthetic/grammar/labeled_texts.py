@@ -1,4 +1,4 @@
-"""Sentences of the built-in grammar, by what they do."""
+"""Sentences of the built-in grammar, labeled by their kind; docstrings of constructions show examples."""
 
 from collections.abc import Callable, Sequence
 
@@ -29,7 +29,7 @@ def _deed(draw: Derivation, *, negative: bool) -> Pair:
     return STATEMENT(CLAUSE=clause)
 
 
-KINDS: dict[str, Sequence[Callable[[Derivation], Pair]]] = {  # label: what makes such sentences, among others
+KINDS: dict[str, Sequence[Callable[[Derivation], Pair]]] = {  # label: constructions that can make such sentences
     "action": (action,),
     "denial": (denial,),
     "description": (sentences.quality, sentences.quality, sentences.profession),
@@ -47,14 +47,14 @@ _LABELS = tuple(KINDS)
 
 
 def labeled(draw: Derivation) -> LabeledText | None:
-    """A sentence with its label; None if the construction did not come out as one of this kind."""
+    """Returns a sentence with its label; None if 20 attempts made no sentence of that kind."""
     label = draw.dice.choose(_LABELS)
     for _ in range(20):
         again = Derivation(draw.dice, draw.world)
         construct = again.dice.choose(KINDS[label])
         english = construct(again).english
         is_right = english.endswith("?") == label.endswith("question")
-        if construct is sentences.but:  # it falls back on a plain statement where there is no contrast
+        if construct is sentences.but:  # without a contrast, `but` returns a plain statement
             is_right = " , but " in english
         if is_right:
             return LabeledText(english, label)

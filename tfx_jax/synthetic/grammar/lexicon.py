@@ -1,8 +1,8 @@
 """The words of the built-in English-Japanese grammar, one row for both languages.
 
-What goes with what (people read books, books are counted in 冊) is data as well: a verb or an adjective lists the nouns
-it accepts, each by its English name or by a tag it carries. An underscore stands for a space between the morphemes of
-one Japanese noun; how a predicate's dictionary form is spelled, and what follows from it, is told in `inflection`.
+The lexicon also states which words go together (people read books, books are counted in 冊): a verb or an adjective
+lists the nouns it accepts by English name or tag. An underscore is a space between the morphemes of one Japanese noun.
+`inflection` explains the spelling of a predicate's dictionary form.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from tfx_jax.synthetic.grammar.inflection import Agreement, Tense
 
 
 class Pair(NamedTuple):
-    """The same thing in both languages, its words separated by spaces."""
+    """The same phrase in both languages, with words separated by spaces."""
 
     english: str
     japanese: str
@@ -21,9 +21,10 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Noun:
-    """A noun: `form` says how its phrase is built (see `phrases`), `tags` say what it is.
+    """A noun.
 
-    `counter` is the Japanese classifier that must stand between a numeral and the noun: 本 を 三 冊, 犬 を 二 匹.
+    `form` determines how its phrase is built (see `phrases`), and `tags` classify it. `counter` is the Japanese
+    classifier after a numeral: 本 を 三 冊, 犬 を 二 匹.
     """
 
     english: str
@@ -45,12 +46,12 @@ class Verb:
       objects: names or tags of nouns; empty for an intransitive verb.
       particle: marks the Japanese object.
       subjects: names or tags of nouns.
-      places: where one does it.
-      asks: the word that asks for the object, if any; of two verbs with one English name, only one may ask.
-      aspect: an "activity" takes every tense, an "event" no progressive, a "state" only present and past; an
-        "accident" lies in the past, and a "reaction" is not a matter of will.
-      is_generic: the object is a kind, not a thing: she likes dogs, he plays tennis.
-      takes_recipient: somebody gets the object: he gave a book *to the girl*.
+      places: names or tags of the places where the action happens.
+      asks: question word for the object, if any; of two verbs with the same English name, only one may have it.
+      aspect: an "activity" has every tense, an "event" no progressive, a "state" only present and past, an "accident"
+        only past; a "reaction" has no modal verbs, because it is not voluntary.
+      is_generic: whether the object is a kind, not a thing: she likes dogs, he plays tennis.
+      takes_recipient: whether somebody receives the object: he gave a book *to the girl*.
     """
 
     english: str
@@ -68,9 +69,9 @@ class Verb:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Adjective:
-    """An adjective and the nouns it describes; one without a `comparative` is never compared.
+    """An adjective and the nouns it describes; without a `comparative` it is not used in comparisons.
 
-    `is_predicate` says that in Japanese it only follows its noun.
+    `is_predicate` means that it is only used as a predicate, not before a noun.
     """
 
     english: str
@@ -84,7 +85,7 @@ class Adjective:
 
 
 def _nouns(form_and_tags: str, *rows: str) -> list[Noun]:
-    """Reads rows of `english[/irregular plural] japanese [counter]`."""
+    """Parses rows of the form `english[/irregular plural] japanese [counter]`."""
     form, *tags = form_and_tags.split()
     nouns = []
     for row in rows:
@@ -100,7 +101,7 @@ NOUNS = {
         *_nouns("pronoun people", "i 私", "you あなた", "he 彼", "she 彼女", "we 私_たち", "they 彼_ら"),
         *_nouns("name people male", "taro 太郎", "ken 健"),
         *_nouns("name people female", "hanako 花子", "yumi 由美"),
-        # One's own family is named humbly, another's with respect: 父 is mine, お父さん is yours.
+        # Humble form for one's own family, honorific form for another's: 父 is my father, お父さん yours.
         *_nouns("kin people male", "father 父/お父さん", "grandfather 祖父/おじいさん", "uncle おじ/おじさん"),
         *_nouns("kin people female", "mother 母/お母さん", "grandmother 祖母/おばあさん", "aunt おば/おばさん"),
         *_nouns("kin people male offspring", "son 息子/息子さん"),
@@ -150,7 +151,7 @@ NOUNS = {
 
 @functools.cache
 def select(names_or_tags: str) -> tuple[Noun, ...]:
-    """The nouns named or tagged so, in the order of the lexicon.
+    """Returns the nouns with one of these names or tags, in the order of the lexicon.
 
     >>> [noun.english for noun in select("sport music")]
     ['tennis', 'soccer', 'music']
@@ -280,7 +281,7 @@ ADJECTIVES = (
 
 # Where, when and why -------------------------------------------------------------------------------------------------
 
-POSITIONS = (  # a preposition, what is there, and where that is
+POSITIONS = (  # (preposition, nouns that are there, nouns of the landmark)
     (Pair("on", "の 上"), "small cat bag box", "table desk chair bed box"),
     (Pair("under", "の 下"), "dog cat mouse bag box shoes", "table desk chair bed"),
     (Pair("in", "の 中"), "small cat mouse", "container"),
@@ -322,7 +323,7 @@ SCHEDULED_DAYS: tuple[tuple[Tense, Pair], ...] = (
     ("past", Pair("on monday", "月曜日 の")),
 )
 
-# Why somebody did it, and why somebody did not: adjectives of the subject, and the weather.
+# Reasons for doing something (REASONS) and for not doing it (EXCUSES), by verb: adjectives of the subject and weather.
 WEATHER = {
     "rain": Pair("it was raining", "雨 が 降っ て い た"),
     "snow": Pair("it was snowing", "雪 が 降っ て い た"),
@@ -351,14 +352,14 @@ EXCUSES = {
     "visit": "tired sick busy rain",
 }
 
-# Of what one asks politely, how old people are, and what things cost.
+# Verbs of polite requests, ranges of ages, and prices.
 REQUESTED = frozenset(
     (
         *("open", "close", "wash", "clean", "read", "write", "buy", "show", "send", "make", "use"),
         *("help", "wait for", "look for", "study", "sing", "come to", "listen to", "teach", "visit", "run", "walk in"),
     )
 )
-ERRANDS = frozenset(  # what one goes somewhere for
+ERRANDS = frozenset(  # verbs of purposes of going somewhere
     (
         *("eat", "drink", "read", "draw", "buy", "see", "watch", "find", "look for", "wait for", "meet"),
         *("use", "study", "play", "listen to", "sing"),

@@ -1,4 +1,4 @@
-"""Noun phrases on both sides, apart from what chance puts into them."""
+"""Noun phrases in both languages; their random parts are in `derivation`. Docstrings show examples."""
 
 from typing import NamedTuple
 
@@ -10,9 +10,10 @@ THE = Pair("the", "")
 
 
 class NounPhrase(NamedTuple):
-    """A noun with all that belongs to it, before a particle says what it does.
+    """A noun phrase without its Japanese particle.
 
-    `is_known` tells the girl (女の子 は) from a girl (女の子 が); `count` is a numeral with its counter (三 冊).
+    `is_known` distinguishes the girl (女の子 は) from a girl (女の子 が). `count` is a numeral with its counter,
+    such as 三 冊.
     """
 
     english: str

@@ -1,4 +1,4 @@
-"""Reading in the built-in grammar: a context of several sentences, and a question that one of them answers."""
+"""Reading comprehension in the built-in grammar: a context of several sentences, and a question that one answers."""
 
 import dataclasses
 import functools
@@ -14,15 +14,16 @@ from tfx_jax.synthetic.grammar.lexicon import NOUNS, Noun, Pair, select
 from tfx_jax.synthetic.grammar.phrases import THE, NounPhrase, definite, described, plural
 from tfx_jax.synthetic.grammar.rules import NOTHING, STATEMENT, Slots
 
-_ANSWERING = {"who": "SUBJECT", "what": "OBJECT", "how many": "OBJECT", "where": "PLACE", "when": "TIME"}  # slots
-_OPEN, _CLOSE = "<", ">"  # around the answer, until it is known where it stands
+# The slot that answers each question word.
+_ANSWERING = {"who": "SUBJECT", "what": "OBJECT", "how many": "OBJECT", "where": "PLACE", "when": "TIME"}
+_OPEN, _CLOSE = "<", ">"  # marks around the answer, until its position in the context is known
 
-Names = dict[Noun, NounPhrase]  # how a context speaks of a noun that it has mentioned
+Names = dict[Noun, NounPhrase]  # phrase for each noun that the context has already mentioned
 
 
 @functools.cache
 def _deeds(world: World) -> dict[str, list[Action]]:
-    """What may be asked about, by English verb: somebody who can be named handled something that can be named."""
+    """Returns the actions that may be asked about, by English verb: with an object and without pronouns."""
     deeds = defaultdict(list)
     for verb, facts in world.handlings.items():
         if verb.aspect != "state":
@@ -36,7 +37,7 @@ def _deeds(world: World) -> dict[str, list[Action]]:
 
 @functools.cache
 def _deeds_of(world: World) -> dict[Noun | None, list[Action]]:
-    """The same by noun, each of those that have a part in a deed."""
+    """Returns the actions of `_deeds` by noun, for subject and object."""
     deeds = defaultdict(list)
     for facts in _deeds(world).values():
         for fact in facts:
@@ -46,7 +47,11 @@ def _deeds_of(world: World) -> dict[Noun | None, list[Action]]:
 
 
 def reading(draw: Derivation) -> Question | None:
-    """Taro saw a cat. The girl saw a dog in the park. What did the girl see? None where nothing distracts."""
+    """Returns a question such as: Taro saw a cat. The girl saw a dog in the park. What did the girl see?
+
+    The context tells the deed asked for, a rival with the same verb, and up to three other facts. Returns None if there
+    is no rival, places run out, or a wrong sentence has the right answer.
+    """
     facts = draw.dice.choose(tuple(_deeds(draw.world).values()))
     deed = draw.dice.choose(facts)
     rivals = [fact for fact in facts if not _share(fact, deed)]
@@ -72,19 +77,19 @@ def reading(draw: Derivation) -> Question | None:
         sentences.append(sentence)
     before, _, rest = " ".join(sentences).partition(_OPEN)
     answer, _, after = rest.partition(_CLOSE)
-    if asked in ("when", "how many") and answer in before + after:  # the wrong sentence would give the right answer
+    if asked in ("when", "how many") and answer in before + after:  # another sentence has the same answer
         return None
     question = _asked(draw, deed, asked, names)
     return Question("", question.english, before + answer + after, (Answer(answer, len(before)),))
 
 
 def _share(one: Action, other: Action) -> bool:
-    """Whether a noun has a part in both."""
+    """Returns whether both actions have a noun in common."""
     return bool({one.subject, one.object} & {other.subject, other.object})
 
 
 def _askable(deed: Action, rival: Action) -> Sequence[str]:
-    """What may be asked about a deed so that the rival has an answer to it as well."""
+    """Returns the question words for the deed to which the rival has an answer as well."""
     is_askable = {
         "who": "people" in deed.subject.tags and "people" in rival.subject.tags,
         "what": bool(deed.verb.asks) or deed.verb.particle != "へ",  # not "where did she come?"
@@ -100,12 +105,12 @@ def _is_countable(noun: Noun | None) -> bool:
 
 
 def _told(draw: Derivation, fact: Action, asked: str, names: Names, *, is_asked: bool) -> str | None:
-    """The sentence that tells a fact, with the answer marked if it is the one asked for; None if places run out."""
+    """Returns the sentence that tells a fact, with the answer marked if `is_asked`; None if no place is left."""
     subject = names.setdefault(fact.subject, definite(fact.subject))
     slots: Slots = {"OBJECT": _object(draw, fact, names, is_counted=asked == "how many")}
     if fact.verb.places and (asked == "where" or draw.dice.chance(40)):
         places = [place for place in select(fact.verb.places) if place not in names]
-        if not places:  # all taken: two answers alike would not tell who was understood
+        if not places:  # all are used, and two sentences must not have the same answer
             return None
         place = draw.dice.choose(places)
         slots["PLACE"], names[place] = draw.place(place), definite(place)
@@ -118,7 +123,7 @@ def _told(draw: Derivation, fact: Action, asked: str, names: Names, *, is_asked:
 
 
 def _object(draw: Derivation, fact: Action, names: Names, *, is_counted: bool) -> Pair:
-    """Names the object; whatever it is at first, it is "the" later."""
+    """Returns the object's phrase; its later mentions have "the"."""
     noun = fact.object
     assert noun is not None
     if noun in names:
@@ -135,7 +140,7 @@ def _object(draw: Derivation, fact: Action, names: Names, *, is_counted: bool) -
 
 
 def _mark(pair: Pair, *, is_number: bool) -> Pair:
-    """Marks a number, or all but a preposition: in <the park>, <three> dogs."""
+    """Marks the number of a phrase, or all but its preposition: in <the park>, <three> dogs."""
     first, _, rest = pair.english.partition(" ")
     if is_number:
         return pair._replace(english=f"{_OPEN}{first}{_CLOSE} {rest}")
@@ -145,7 +150,7 @@ def _mark(pair: Pair, *, is_number: bool) -> Pair:
 
 
 def _asked(draw: Derivation, deed: Action, asked: str, names: Names) -> Pair:
-    """The question about a deed; it tells no more of it than the context does."""
+    """Returns the question about a deed; it reveals no more than the context does."""
     noun, verb = deed.object, deed.verb
     assert noun is not None
     slots: Slots = {} if _ANSWERING[asked] == "OBJECT" else {"OBJECT": names[noun].marked(verb.particle)}

@@ -13,7 +13,7 @@ from tfx_jax.synthetic.grammar.sentences import CONSTRUCTIONS
 
 
 def check_request(split: str, size: int, what: str) -> None:
-    """Refuses a split that there is not, and a size that is not positive, with a UserError; `what` is asked for."""
+    """Raises UserError for an unknown split or a size below 1; `what` names an example in the message."""
     if split not in SPLITS:
         raise UserError(f"unknown split {split!r} of the grammar: choose one of {', '.join(SPLITS)}")
     if size < 1:
@@ -23,16 +23,15 @@ def check_request(split: str, size: int, what: str) -> None:
 class GrammarPairs:
     """English sentences with their Japanese translations, each a pure function of seed, split and index.
 
-    The facts that sentences of one split tell are told in no other, whatever the seeds. Training sentences may repeat;
-    those of the other splits are distinct.
+    No fact is told in two splits, for any seeds. Training sentences may repeat; those of other splits are distinct.
 
     Args:
       split: "train", "validation" or "test".
-      seed: chooses other sentences about the same facts.
-      size: how many sentences there are: by default 2**30 for training and 500 for the other splits.
+      seed: sampling seed; other seeds give other sentences about the same facts.
+      size: number of sentences, by default 2**30 for training and 500 for the other splits.
 
     Raises:
-      UserError: if there is no such split, or `size` is not positive.
+      UserError: if the split is unknown, or `size` is below 1.
 
     >>> pairs = GrammarPairs("train", size=1000)
     >>> len(pairs), pairs[3] == pairs[3]
@@ -54,11 +53,11 @@ class GrammarPairs:
         pair, _ = self._derive(self._draws[index])
         return {"source": pair.english, "target": pair.japanese}
 
-    def __repr__(self) -> str:  # grain compares it when it resumes
+    def __repr__(self) -> str:  # grain compares it with that of the checkpoint when it resumes
         return f"GrammarPairs({self._split!r}, seed={self._seed}, size={len(self)})"
 
     def facts(self, index: int) -> list[str]:
-        """What the sentence at an index tells: the combinations of content words by which the splits are held apart.
+        """Returns the facts of a sentence: the combinations of content words, each of which belongs to one split.
 
         >>> pairs = GrammarPairs("test")
         >>> pairs[192]["source"], pairs.facts(192)
@@ -73,7 +72,7 @@ class GrammarPairs:
         return construct(derivation), derivation.facts
 
     def _distinct_draws(self, size: int) -> list[int]:
-        """The first draws that do not repeat an earlier sentence."""
+        """Returns the numbers of the first `size` draws that do not repeat an earlier sentence."""
         draws: dict[str, int] = {}
         for draw in itertools.count():
             pair, _ = self._derive(draw)

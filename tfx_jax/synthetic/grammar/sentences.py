@@ -1,6 +1,7 @@
-"""The constructions of the built-in grammar: every kind of sentence it makes.
+"""The constructions of the built-in grammar: all kinds of sentences that it generates.
 
-A construction draws facts, puts them into phrases and hands these to a synchronous rule.
+A construction samples facts, expresses them by phrases and fills the slots of a synchronous rule with these. The
+docstring of a construction shows examples of its sentences.
 """
 
 import dataclasses
@@ -25,9 +26,9 @@ from tfx_jax.synthetic.grammar.rules import CLAUSE, NOTHING, STATEMENT
 
 Drawn = TypeVar("Drawn", bound=tuple[Any, ...])
 
-_SPEAKERS = select("i we")  # who need not ask what they do
-_TOPICAL = [adjective for adjective in lexicon.ADJECTIVES if " が " in adjective.japanese]  # two が would be ugly
-_THIRD_PERSONS = select("he she they")  # who, in a second clause, would be taken for the subject of the first
+_SPEAKERS = select("i we")  # not used as subjects of questions
+_TOPICAL = [adjective for adjective in lexicon.ADJECTIVES if " が " in adjective.japanese]  # not after another が
+_THIRD_PERSONS = select("he she they")  # ambiguous in a second clause: they could refer to the subject of the first
 
 # What somebody does --------------------------------------------------------------------------------------------------
 
@@ -232,7 +233,7 @@ def profession(draw: Derivation) -> Pair:
 
 
 def _being(draw: Derivation, subject: NounPhrase, english: str, japanese: str, *, is_gradable: bool = False) -> Pair:
-    """Says or asks what the subject is; `japanese` is the dictionary form of a predicate."""
+    """Returns a statement or question about what the subject is; `japanese` is a predicate's dictionary form."""
     tense = "past" if draw.dice.chance(30) else "present"
     verb = be(tense, subject.agreement)
     if draw.dice.chance(20) and subject.english not in ("i", "we"):
@@ -348,7 +349,7 @@ def _number(number: int) -> Pair:
 
 
 def _owned(draw: Derivation, propose: Callable[[], Drawn]) -> Drawn:
-    """Proposes facts until the split owns one: those with a number are too many to list."""
+    """Samples facts until the split owns one; for facts with a number, which are too many to list."""
     while not draw.world.owns(fact := propose()):
         pass
     return draw.tell(fact)
