@@ -10,6 +10,8 @@ ARGS    ?=
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip
 STAMP := $(VENV)/.installed
+# Sphinx is in an environment of its own: the tests have warnings as errors, and need none of its packages.
+DOCS  := $(VENV)-docs
 
 is_new_enough = -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 found_python  = $(or $(shell for python in $(PYTHON); do $$python $(is_new_enough) && echo $$python && break; done), \
@@ -25,7 +27,7 @@ did yumi break ken 's bicycle on thursday ?
 endef
 export DEMO_SENTENCES
 
-.PHONY: help setup test test-all mutants lint check demo smoke colab lock
+.PHONY: help setup test test-all mutants lint check demo smoke colab docs lock
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -73,9 +75,22 @@ colab: setup  ## make the notebooks from their py:percent sources
 	@# Format 4.4 is the last without cell ids, which would be other random ones each time.
 	@sed -i.ids -e '/^   "id": /d' -e 's/"nbformat_minor": 5/"nbformat_minor": 4/' colab/*.ipynb && rm colab/*.ipynb.ids
 
-lock:  ## resolve requirements.lock again; ARGS=--upgrade takes newer releases
+$(DOCS)/.installed: docs/requirements.lock
+	@$(found_python) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install -qq --require-hashes -r docs/requirements.lock
+	@touch $@
+
+docs: setup $(DOCS)/.installed  ## build the site in docs/_build/html, and check its links and that it requests nothing
+	@JAX_PLATFORMS=cpu JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(BIN)/python -m docs.site write docs/_build/source
+	@$(DOCS)/bin/sphinx-build -q -W --keep-going -j 2 -c docs/site docs/_build/source docs/_build/html
+	@$(BIN)/python -m docs.site check docs/_build/html
+
+lock:  ## resolve both requirements.lock again; ARGS=--upgrade takes newer releases
 	@$(found_python) -m venv --clear .venv-lock && .venv-lock/bin/pip install --quiet uv
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev $(ARGS) pyproject.toml \
 	  --output-file requirements.lock
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" .venv-lock/bin/uv pip compile --quiet --universal --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --python-version 3.11 --group docs --constraint requirements.lock $(ARGS) \
+	  --output-file docs/requirements.lock
 	@rm -rf .venv-lock

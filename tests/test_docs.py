@@ -20,7 +20,8 @@ from tfx_jax.training.config import validate
 
 ROOT = pathlib.Path(__file__).parents[1]
 GUIDE = "docs/guide.md"
-PAGES = ["README.md", GUIDE, "docs/formats.md", "docs/results.md", "docs/from_laptop_to_pod.md", "docs/speed.md"]
+WRITTEN = ("index", "attention", "models", "notebooks", "formats", "results", "from_laptop_to_pod", "speed")
+PAGES = ["README.md", GUIDE, *(f"docs/{name}.md" for name in WRITTEN)]
 BLOCK = re.compile(r"^```(\w*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -149,7 +150,13 @@ def own_tasks(tmp_path_factory):
     for name in ("my.csv", "dev.csv"):
         (folder / name).write_text("text,topic\n" + topics)
     (folder / "texts.txt").write_text("9 dogs\n8 cakes\n")
-    return folder, run_block("tfx-jax experiments", folder)
+    return folder, run_block("tfx-jax train --config=transformer_files", folder)
+
+
+@pytest.mark.slow
+def test_first_model_of_the_guide_is_trained_as_printed(tmp_path):
+    assert len(run_block("tfx-jax train --config=transformer_demo --workdir=runs/demo\n", tmp_path).splitlines()) == 1
+    assert (tmp_path / "runs" / "demo" / "report.md").exists()
 
 
 @pytest.mark.slow
@@ -187,7 +194,7 @@ def small_gpt(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.compiles(240, "a model is made and called outside of one program, as a reader does it, another is trained")
+@pytest.mark.compiles(280, "a model is made and called outside of one program, as a reader does it, another is trained")
 def test_python_of_the_guide_runs_as_printed(own_tasks, monkeypatch):
     """In one session, with a GPT called gpt2, a text and what the shell has trained; the training takes two steps."""
     folder, _ = own_tasks
@@ -202,7 +209,7 @@ def test_python_of_the_guide_runs_as_printed(own_tasks, monkeypatch):
 
     monkeypatch.setattr(training, "train", train_briefly)
     names = {}
-    for page in ("README.md", GUIDE):
+    for page in ("README.md", GUIDE, "docs/index.md", "docs/models.md"):
         for _, text in blocks(page, "python"):
             exec(compile(text, page, "exec"), names)
     assert names["out"].shape == (2, 10, 8, 64)
@@ -210,6 +217,7 @@ def test_python_of_the_guide_runs_as_printed(own_tasks, monkeypatch):
     assert trained == [2_000]
     assert (folder / "runs" / "gpt" / "report.md").exists()
     assert (folder / "mine" / "model.safetensors").exists()
+    assert (folder / "copy-of-gpt2" / "model.safetensors").exists()
 
 
 @pytest.mark.slow
@@ -245,8 +253,9 @@ def test_lines_fit_a_terminal(page):
     assert len(lines) < 260
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", [*(page for page in PAGES if page != "docs/index.md"), "CONTRIBUTING.md"])
 def test_links_lead_somewhere(page):
+    """In the repository; docs/index.md is for the site alone (tests/test_site.py)."""
     text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
     places = [place for place in re.findall(r"\]\(([^)#]+)", text) if "://" not in place]
     places += re.findall(r'<img src="([^"]+)"', text)

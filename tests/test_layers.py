@@ -18,6 +18,7 @@ BESIDE = {
     "files": {"errors"},
     "hub": {"errors", "files"},
     "arrays": set(),
+    "testing": set(),
     "arguments": {"errors", "fields"},
     "data": {"errors", "files", "hub"},
     "synthetic": {"data", "errors"},

@@ -16,7 +16,7 @@ shared with other jobs, after its findings were fixed. One trial of lines is 1,0
 | lines | lines of arbitrary characters; each verb writes as many lines as it reads | 100 | 0 |
 | configurations | hostile values in config.json; rejected, unless the field allows the value | 1,000 | 0 |
 | workdirs | pipes, devices, links and endless files in a workdir; read alike or rejected | 1,000 | 0 |
-| environments | locales, variables, limits and redirections around verbs; the same answer or one line | 196 | 0 |
+| environments | locales, variables, limits and redirections around verbs; the same answer or one line | 1,000 | 0 |
 | texts | byte order marks, line ends, normalization, invalid UTF-8; the same text gives the same answer | 1,000 | 0 |
 | trainings | faults of whole runs: full disks, two trainers, one of two processes dies | 0 | - |
 

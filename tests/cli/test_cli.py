@@ -122,6 +122,7 @@ def test_every_verb_has_help(verb, capfd):
     flag = {
         "experiments": "--copy",
         "plan": "--topology",
+        "check-attention": "--case",
         "prepare": "--data-dir",
         "bench": "--json",
         "generate": "--model",

@@ -13,7 +13,8 @@ from flax import nnx
 from tfx_jax.cli import main
 from tfx_jax.cli.support import progress
 from tfx_jax.models import GPT, GPTConfig, hf
-from tfx_jax.models.hf import llama
+from tfx_jax.models.hf import llama, marian, t5
+from tfx_jax.models.hf.encoders import ENCODERS
 from tfx_jax.models.hf.folder import Fields
 
 CONFIG = GPTConfig(vocab_size=11, max_length=8, num_layers=2, d_model=4, num_heads=2)
@@ -58,7 +59,7 @@ def weights_of(folder):
 
 
 def leaves(model):
-    return jax.tree.leaves(nnx.state(model))
+    return jax.tree.leaves(nnx.state(model, nnx.Param))
 
 
 def refused(capfd, arguments, message):
@@ -124,12 +125,22 @@ SIZES = {
     "marian": {"d_model": 8, "encoder_ffn_dim": 12, "decoder_ffn_dim": 12, "encoder_layers": 1, "decoder_layers": 2}
     | {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "pad_token_id": 12, "decoder_start_token_id": 12},
 }
-MODEL_TYPES = {"GPT2": "gpt2", "OpenAI": "openai-gpt", "Bert": "bert", "ViT": "vit", "T5": "t5", "Marian": "marian"}
+MODEL_TYPES = {"GPT2": "gpt2", "OpenAI": "openai-gpt", "Bert": "bert", "ViT": "vit", "Marian": "marian"}
+MODEL_TYPES |= {name: encoder.MODEL_TYPE for encoder in ENCODERS for name in encoder.HEADS}
+SIZES |= {
+    encoder.MODEL_TYPE: {encoder.fields.get(name, name): value for name, value in SIZES["bert"].items()}
+    for encoder in ENCODERS
+}
+MODEL_TYPES |= {name: name.partition("T5")[0].lower() + "t5" for name in t5.ARCHITECTURES}
+SIZES |= {kind: SIZES["t5"] for kind in t5.MODEL_TYPES}
+MODEL_TYPES |= {architecture: kind for kind, architecture in marian.MODEL_TYPES.items()}
+SIZES |= {kind: {**SIZES["marian"], "pad_token_id": 1} for kind in marian.MODEL_TYPES if kind != "marian"}
 MODEL_TYPES |= {"BigBird": "big_bird", "Longformer": "longformer"}
 MODEL_TYPES |= {architecture: kind for kind, architecture in llama.MODEL_TYPES.items()}
 SIZES |= {
     kind: {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4}
     | {"intermediate_size": 12}
+    | {"num_experts": 3, "num_local_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
     for kind in llama.MODEL_TYPES
 }
 

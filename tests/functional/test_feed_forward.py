@@ -104,3 +104,15 @@ def test_gate_multiplies_the_activated_units():
     x, up, down, linear = (np.asarray(array, np.float64) for array in (X, UP, DOWN, gate))
     want = (np.maximum(x @ up, 0) * (x @ linear)) @ down
     np.testing.assert_allclose(jax.jit(feed_forward)(X, UP, DOWN, gate=gate), want, atol=1e-4)
+
+
+def test_gated_units_of_gpt_oss():
+    """Both factors are bounded, the activated one from above, and the other gets an offset and a bias."""
+    gate, gate_bias = _random(D, F, seed=5), _random(F, seed=6)
+    x, up, down, linear, bias = (np.asarray(array, np.float64) for array in (X, UP, DOWN, gate, gate_bias))
+    first, second = np.minimum(x @ up, 0.5), np.clip(x @ linear + bias, -0.5, 0.5)
+    want = (first / (1 + np.exp(-1.702 * first)) * (second + 1)) @ down
+    quick_gelu = lambda x: x * jax.nn.sigmoid(1.702 * x)  # noqa: E731
+    options = {"gate_offset": 1.0, "limit": 0.5, "activation_fn": quick_gelu}
+    got = jax.jit(lambda *arrays: feed_forward(*arrays[:3], gate=gate, gate_bias=gate_bias, **options))(X, UP, DOWN)
+    np.testing.assert_allclose(got, want, atol=1e-4)

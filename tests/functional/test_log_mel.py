@@ -77,7 +77,7 @@ def test_a_tone_is_loudest_in_the_band_around_it():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match=r"^200 bands are too many for 257 frequencies: a band has none$"):
+    with pytest.raises(ValueError, match=r"^num_bands=200 is too large for 257 frequencies, "):
         mel_filters(200, 512, 16_000)
-    with pytest.raises(ValueError, match=r"^a hop of 50 samples, but a window of 25$"):
+    with pytest.raises(ValueError, match=r"^hop_seconds must be .* got a hop of 50 and a window of 25 samples$"):
         log_mel(np.zeros((1, 9), np.float32), sample_rate=RATE, hop_seconds=0.05)

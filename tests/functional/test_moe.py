@@ -21,6 +21,7 @@ from tfx_jax.functional import (
     router_z_loss,
     top_1_routing,
     top_2_routing,
+    top_k_routing,
 )
 
 T, E, D, F = 24, 8, 6, 10
@@ -79,6 +80,21 @@ def test_places_and_weights_are_those_of_the_algorithm(routing_fn, num_choices, 
         assert dropped.any() == (not mask.all() or capacity < T)
         np.testing.assert_array_equal(routing.position[dropped], capacity)
         np.testing.assert_array_equal(routing.weight[dropped], 0)
+
+
+@pytest.mark.parametrize("is_normalized", [True, False])
+def test_more_experts_of_a_token_weigh_by_their_probabilities(is_normalized):
+    route = jax.jit(functools.partial(top_k_routing, capacity=T, num_choices=5, is_normalized=is_normalized))
+    routing = jax.tree.map(np.asarray, route(LOGITS))
+    gates = oracle.probabilities(LOGITS)
+    best = np.argsort(-gates, axis=1)[:, :5]
+    np.testing.assert_array_equal(routing.expert, best)
+    want = np.take_along_axis(gates, best, axis=1)
+    want = want / want.sum(axis=1, keepdims=True) if is_normalized else want
+    np.testing.assert_allclose(routing.weight, want, atol=1e-6)
+    assert (routing.position < T).all()
+    with pytest.raises(ValueError, match=r"top-9 routing needs logits \[T, E\] with E >= 9, got \(24, 8\)"):
+        top_k_routing(LOGITS, T, num_choices=9)
 
 
 @both

@@ -138,7 +138,7 @@ class TestLearned:
         np.testing.assert_array_equal(gradient, np.array([0, 2, 0, 1])[:, None] * np.ones((1, 3)))
 
     def test_sequence_longer_than_the_table(self):
-        with pytest.raises(ValueError, match="5 positions, but the table of learned positions has 4"):
+        with pytest.raises(ValueError, match="at most 4 tokens, the size of the table of learned positions, got 5"):
             learned_positions(self.TABLE, jnp.zeros((2, 5), int))
 
 
@@ -209,7 +209,7 @@ class TestRelativeBuckets:
 
     @pytest.mark.parametrize(("num_buckets", "max_distance"), [(2, 128), (32, 8)])
     def test_errors(self, num_buckets, max_distance):
-        with pytest.raises(ValueError, match=f"max_distance={max_distance} and num_buckets={num_buckets} leave no"):
+        with pytest.raises(ValueError, match=f"got num_buckets={num_buckets} and max_distance={max_distance}$"):
             relative_position_bucket(jnp.arange(3), num_buckets, max_distance=max_distance)
 
     @pytest.mark.parametrize("is_bidirectional", [True, False])
@@ -283,7 +283,7 @@ class TestRelativeShift:
         np.testing.assert_allclose(attend(query, key, value), want, atol=1e-5)
 
     def test_errors(self):
-        with pytest.raises(ValueError, match="3 relative positions are too few for 4 queries"):
+        with pytest.raises(ValueError, match=r"as many relative positions .* as queries, got 3 < 4"):
             relative_shift(jnp.ones((4, 3)))
 
 
@@ -322,7 +322,7 @@ class TestAlibi:
 
 def test_arrays_in_another_layout_are_named():
     x = np.zeros((2, 3, 5, 4), np.float32)  # [batch, heads, length, size]
-    with pytest.raises(ValueError, match=r"must be \[batch, length, heads, size\], got 3 axes: \(3, 5, 4\)"):
+    with pytest.raises(ValueError, match=r"x must have rank 4, \[batch, length, heads, size\], got shape \(3, 5, 4\)"):
         rotary_embedding(x[0], np.arange(5))
     with pytest.raises(ValueError, match=r"got \(5,\); x must be \[batch, length, heads, size\]$"):
         rotary_embedding(x, np.arange(5))
@@ -334,8 +334,8 @@ def test_arrays_in_another_layout_are_named():
     ("options", "message"),
     [
         ({"scaling": "llama3", "low_frequency_factor": 4.0}, "low_frequency_factor=4.0 must be below high_frequency_f"),
-        ({"scaling": "yarn", "base": 1.0}, "yarn needs base above 1"),
-        ({"scaling": "yarn", "beta_slow": 0.0}, "positive betas"),
+        ({"scaling": "yarn", "base": 1.0}, "scaling='yarn' needs base above 1"),
+        ({"scaling": "yarn", "beta_slow": 0.0}, "beta_slow above 0"),
         ({"scaling": "ntk"}, "scaling must be one of none, linear, llama3, yarn, got 'ntk'"),
     ],
 )

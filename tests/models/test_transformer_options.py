@@ -35,7 +35,7 @@ def test_order_of_the_sinusoids(make_model):
 
     @jitted
     def run(models):
-        plain, other = (model._embed(tokens, jnp.arange(4), None, None) for model in models)
+        plain, other = (model.embed(tokens, jnp.arange(4)) for model in models)
         return plain, other, models[0].embedding(tokens), sinusoidal_positions(jnp.arange(4), 12)
 
     plain, other, table, sinusoids = run(models)
@@ -107,7 +107,7 @@ def test_every_step_of_marian_equals_teacher_forcing(make_model, forward):
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [({"activation": "tanh"}, "activation='tanh' is none of relu"), ({"start_id": 23}, "start_id=23 is no token")],
+    [({"activation": "tanh"}, "activation must be one of relu"), ({"start_id": 23}, "start_id=23 is no token")],
 )
 def test_refuses_what_it_does_not_know(overrides, message):
     config = TransformerConfig(vocab_size=V, **overrides)

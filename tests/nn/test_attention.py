@@ -152,7 +152,7 @@ def test_kernels_start_glorot_uniform_over_all_heads():
     ("options", "message"),
     [
         ({"num_heads": 5}, "d_model=12 is not divisible by num_heads=5"),
-        ({"num_heads": 4, "num_kv_heads": 3}, "num_heads=4 is not divisible by num_kv_heads=3"),
+        ({"num_heads": 4, "num_kv_heads": 3}, "num_kv_heads=3 must divide num_heads=4"),
     ],
 )
 def test_sizes_that_do_not_fit(options, message):

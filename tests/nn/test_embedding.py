@@ -81,5 +81,5 @@ def test_learned_positions():
     positions = draw(lambda: LearnedPositions(5, D, rngs=nnx.Rngs(0)))
     places = np.array([3, 0])
     np.testing.assert_array_equal(_look_up(positions, places), np.asarray(positions.table)[places])
-    with pytest.raises(ValueError, match="6 positions, but the table of learned positions has 5"):
+    with pytest.raises(ValueError, match="at most 5 tokens, the size of the table of learned positions, got 6"):
         jax.eval_shape(positions, np.arange(6))

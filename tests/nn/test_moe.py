@@ -1,5 +1,6 @@
 """The mixture of experts as a module: its parameters, its start, its dtype; the formula is tested in functional."""
 
+import functools
 import math
 
 import chex
@@ -12,7 +13,7 @@ from flax import nnx
 from tests.functional.oracles import moe as oracle
 from tests.nn.programs import draw, initial, jitted, normal, params_of
 from tfx_jax.errors import UserError
-from tfx_jax.functional import load_balancing_loss, router_z_loss, top_2_routing
+from tfx_jax.functional import load_balancing_loss, router_z_loss, top_2_routing, top_k_routing
 from tfx_jax.nn import FeedForward, MixtureOfExperts
 
 B, T, D, F, E = 2, 5, 6, 10, 4
@@ -28,6 +29,9 @@ def _train(layer, x=X, mask=None):
     """The answers, the auxiliary loss, the load and the share of dropped tokens of a training step."""
     y = layer(x, mask=mask, rngs=nnx.Rngs(dropout=0))
     return y, (layer.auxiliary_loss[...], layer.load_balancing[...], layer.dropped_tokens[...])
+
+
+_top_3 = functools.partial(top_k_routing, num_choices=3)
 
 
 def _layer(**options):
@@ -85,6 +89,31 @@ def test_evaluation_drops_no_token_and_leaves_what_training_said():
         np.testing.assert_allclose(y, _expected(layer, B * T, num_choices)[0], atol=1e-5)
         np.testing.assert_allclose(alone, y[:1, :1], atol=1e-6)
         assert auxiliary == params_of(layer)["auxiliary_loss"]
+
+
+def test_few_tokens_meet_their_experts_alone():
+    """With no more choices than experts, an evaluation gathers the experts of each token; with more, tokens move."""
+    options = {"activation_fn": jax.nn.silu, "is_gated": True, "use_router_bias": True, "routing_fn": _top_3}
+    layer, mask = draw(lambda: MixtureOfExperts(D, F, 7, **options, rngs=nnx.Rngs(0))), np.array([[True], [False]])
+
+    @jitted
+    def run(layer):
+        return layer(X), layer(X[:, :1]), layer(X[:, :1], mask=mask)
+
+    many, few, hidden = run(layer)
+    np.testing.assert_allclose(few, many[:, :1], atol=1e-6)
+    np.testing.assert_allclose(hidden, few * mask[..., None], atol=1e-6)
+    params = params_of(layer, np.float64)
+    logits = np.float64(X) @ params["router"] + params["router_bias"]
+
+    def one(expert):
+        p = {name: leaf[expert] for name, leaf in params["experts"].items()}
+        silu = lambda x: x / (1 + np.exp(-x))  # noqa: E731
+        gated = lambda x: silu(x @ p["up"] + p["up_bias"]) * (x @ p["gate"] + p["gate_bias"])  # noqa: E731
+        return lambda x: gated(x) @ p["down"] + p["down_bias"]
+
+    want = oracle.mixture(X.reshape(-1, D), logits.reshape(-1, 7), [one(expert) for expert in range(7)], B * T, 3)
+    np.testing.assert_allclose(many, want.reshape(B, T, D), atol=1e-5)
 
 
 def test_padding_is_sent_nowhere():

@@ -213,12 +213,12 @@ def test_map_layers_answers_for_each_layer_in_its_order():
 
 
 def test_a_pattern_has_to_come_out_even():
-    with pytest.raises(ValueError, match="num_layers=4 is no multiple of the 3 layers of the pattern"):
+    with pytest.raises(ValueError, match="num_layers=4 must be a multiple of 3, the layers of the pattern"):
         stack_layers([Layer, Layer, Wide], 4, nnx.Rngs(0))
 
 
 def test_no_layers():
-    with pytest.raises(ValueError, match="a stack needs at least one layer, got 0"):
+    with pytest.raises(ValueError, match="num_layers must be at least 1, got 0"):
         _make(0)
 
 

@@ -115,7 +115,7 @@ def test_a_core_drops_weights_or_says_that_it_cannot(name):
         return
     with pytest.raises(ValueError, match=r"has no dropout|no weights to drop"):
         trained(attention, call)
-    message = f"attention_dropout_rate must be 0 with {name} attention, which can drop no weights"
+    message = f"attention_dropout_rate must be 0 with {name} attention, which has no dropout of weights"
     with pytest.raises(ValueError, match=message):
         attention.check(is_causal=SPECS[name].causal_only, drops="attention_dropout_rate")
 
@@ -123,12 +123,12 @@ def test_a_core_drops_weights_or_says_that_it_cannot(name):
 @pytest.mark.parametrize(
     ("family", "name", "values", "message"),
     [
-        ("BertConfig", "linear", {}, "config.model.attention_dropout_rate must be 0 with linear attention, which can"),
+        ("BertConfig", "linear", {}, "config.model.attention_dropout_rate must be 0 with linear attention, which has"),
         (
             "T5Config",
             "flash",
             {},
-            "config.model.dropout_rate must be 0 with flash attention, which can drop no weights",
+            "config.model.dropout_rate must be 0 with flash attention, which has no dropout of weights",
         ),
         ("GPTConfig", "cudnn", {"attention_dropout_rate": 0.0}, 'config.model.dtype must be "bfloat16" with cudnn'),
         ("GPTConfig", "relative", {"d_model": 33, "num_heads": 3}, "relative attention: d_model must be even for sin"),

@@ -170,7 +170,7 @@ EDITS = {
     "model.num_layers": (2, "layers/.* of shape"),
     "model.d_ff": (65, "of shape"),
     "model.num_heads": (0, "config.model.num_heads must be at least 1, got 0"),
-    "model.attention.name": ("dence", "attention.name='dence' is none of"),
+    "model.attention.name": ("dence", "attention.name='dence' must be one of"),
     "model.vocab_size": (5, "the tokenizer of .* ids, but vocab_size is 5"),
     "task.data.tokenizer": ("x", "the tokenizer of .* was made as .*, not 'x, gpt'"),
     "mesh.data": ("x", "config.mesh.data must be a whole number, got 'x'"),

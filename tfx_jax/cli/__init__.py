@@ -28,13 +28,14 @@ VERBS = {
     "convert": "rewrite a Hugging Face folder as one weights file in a chosen dtype, or export a trained model",
     "prepare": "download and build a TFDS translation data set, such as WMT14",
     "bench": "measure training, decoding, an attention or the input pipeline on this machine",
+    "check-attention": "compare any attention function, yours or a library's, with the formula on 94 cases",
     "plan": "predict, without the accelerators, whether a training run fits on TPUs or GPUs and how long it takes",
     "launch": "run a verb on several processes, a TPU slice or a cluster",
 }
 
 _USAGE = (
     "usage: tfx-jax VERB [options]; tfx-jax VERB --help lists the options of a verb; tfx-jax --version\n\n"
-    + "".join(f"  {verb:<11} {summary}\n" for verb, summary in VERBS.items())
+    + "".join(f"  {verb:<15} {summary}\n" for verb, summary in VERBS.items())
 )
 
 
@@ -108,7 +109,7 @@ def _module(verb: str) -> Any:
       UserError: if importing JAX fails because an environment variable (JAX_...) has an invalid value.
     """
     try:
-        return importlib.import_module(f"tfx_jax.cli.{verb}")
+        return importlib.import_module(f"tfx_jax.cli.{verb.replace('-', '_')}")
     except ValueError as error:
         raise UserError(
             f"JAX cannot start ({one_line(error)}): correct or unset the environment variable JAX_... that it names"

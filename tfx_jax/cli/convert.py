@@ -78,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
     progress.clear()
     summary = {
         "architecture": _config(output)["architectures"][0],
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))),
         "dtype": arguments.dtype,
         "bytes_before": before,
         "bytes_after": Tensors(output).num_bytes,
@@ -184,7 +184,7 @@ def _verify(model: Any, output: pathlib.Path, dtype: str) -> None:
     # Non-finite parameters were rejected or allowed before writing.
     again = hf.load(output, allow_nonfinite=True, on_read=progress.update)
     progress.clear()
-    pairs = zip(jax.tree.leaves(nnx.state(model)), jax.tree.leaves(nnx.state(again)), strict=True)
+    pairs = zip(*(jax.tree.leaves(nnx.state(each, nnx.Param)) for each in (model, again)), strict=True)
     stored = jax.numpy.dtype(dtype)
     same = all(
         np.array_equal(np.asarray(a).astype(stored), np.asarray(b).astype(stored), equal_nan=True) for a, b in pairs

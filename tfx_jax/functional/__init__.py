@@ -1,4 +1,4 @@
-"""Attention and its companions as pure functions of arrays: nothing but jax, numpy and jaxtyping.
+"""Attention, layers, losses, positions and search as pure functions of arrays; imports jax, numpy and jaxtyping only.
 
 Axis letters, the same in every signature, einsum and docstring:
 
@@ -19,13 +19,14 @@ V      vocabulary                               `vocab_size`
 M      random features; landmarks               `num_features`; `num_landmarks`
 L      layers, leading axis of stacked params   `num_layers`, the paper's N
 E      experts                                  `num_experts`
-C      tokens that one expert takes             `capacity`
-A      experts that one token goes to
+C      tokens per expert                        `capacity`
+A      experts per token
 W      beam width                               `beam_size`
 R      rows of a decoding step, B * W
 ====== ======================================== ============================
 
-`#` before a letter means that the axis may have size 1 and is then broadcast.
+`#` before a letter means that the axis may have size 1 and is then broadcast. A file may use a letter for another axis;
+its docstrings then say so.
 """
 
 from tfx_jax.functional import attention
@@ -54,6 +55,7 @@ from tfx_jax.functional.moe import (
     router_z_loss,
     top_1_routing,
     top_2_routing,
+    top_k_routing,
 )
 from tfx_jax.functional.positions import (
     alibi_bias,
@@ -119,6 +121,7 @@ __all__ = attention.__all__ + [
     "t5_score_mod",
     "top_1_routing",
     "top_2_routing",
+    "top_k_routing",
     "with_repetition_penalty",
     "z_loss",
 ]

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,25 +31,34 @@ def lookup(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array
     return jnp.asarray(table).at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
+class LowRankSum(NamedTuple):
+    """A matrix that is the sum of one and a product, W + A B, as `linear` takes it; the sum is never made."""
+
+    kernel: Float[Array, "*in_and_out"]
+    a: Float[Array, "*in R"]
+    b: Float[Array, "R *out"]
+
+
 def linear(
     x: Float[Array, "*batch_and_in"],
-    kernel: Float[Array, "*in_and_out"],
+    kernel: Float[Array, "*in_and_out"] | LowRankSum,
     bias: Float[Array, "*out"] | None = None,
     *,
     num_axes: int = 1,
 ) -> Float[Array, "*batch_and_out"]:
-    """Computes x W + b in the precision of `x`, and the gradients of W and b in theirs.
+    """Computes x W + b in the dtype of `x`; the gradients of W and b are computed in the dtypes of W and b.
 
-    As mixed precision is meant to be (Micikevicius et al., 2018, https://arxiv.org/abs/1710.03740, section 3.1): a
-    product of bfloat16 is summed in float32 in any case, and here the sum over all tokens is not rounded before it
-    becomes a gradient, nor is that of the devices that share the tokens. In one precision it is a product like others;
-    in two it is a `jax.custom_vjp`, which has no `jax.jvp`.
+    Mixed precision as in Micikevicius et al. (2018, https://arxiv.org/abs/1710.03740, section 3.1). bfloat16 products
+    are summed in float32 anyway. Here the sum over all tokens is also not rounded before it becomes the gradient of W,
+    nor is the sum over devices. If `x` and W have one dtype this is an ordinary product; if not, it is a
+    `jax.custom_vjp`, which does not support `jax.jvp`.
 
     Args:
-      x: [*batch, *in], of which the last `num_axes` are summed over.
-      kernel: W, [*in, *out], in the dtype of `x` or one of more precision.
+      x: [*batch, *in]; the sum runs over the last `num_axes` axes.
+      kernel: W, [*in, *out], in the dtype of `x` or a more precise one; or W + A B (LoRA: Hu et al., 2021,
+        https://arxiv.org/abs/2106.09685).
       bias: b, [*out]; None means 0.
-      num_axes: how many axes *in is.
+      num_axes: number of axes of *in.
 
     Returns:
       [*batch, *out] in the dtype of `x`.
@@ -57,11 +67,14 @@ def linear(
     >>> gradient(jnp.ones((2, 1))).dtype
     dtype('float32')
     """
+    if isinstance(kernel, LowRankSum):
+        y = linear(x, kernel.kernel, bias, num_axes=num_axes)
+        return y + linear(linear(x, kernel.a, num_axes=num_axes), kernel.b)
     if x.dtype == kernel.dtype:
         y = _product(x, kernel, tuple(range(num_axes)), x.dtype)
         return y if bias is None else add_bias(y, bias)
-    # As matrices: a TPU fills its lanes with the last axis, and sums over tokens run twice as fast where that is all
-    # features instead of one head's 64. In one precision, as on CPUs, this would cost some percent.
+    # As a product of two matrices: a TPU's lanes hold the last axis, and sums over tokens are twice as fast if that
+    # axis has all features instead of the 64 of one head. With one dtype, as on CPUs, this would cost a few percent.
     batch, out = x.shape[: x.ndim - num_axes], kernel.shape[num_axes:]
     matrix = kernel.reshape(math.prod(kernel.shape[:num_axes]), math.prod(out))
     y = _product(x.reshape(*batch, matrix.shape[0]), matrix, (0,), x.dtype)
@@ -69,25 +82,25 @@ def linear(
 
 
 def add_bias(x: Float[Array, "*batch_and_out"], bias: Float[Array, "*out"]) -> Float[Array, "*batch_and_out"]:
-    """Adds a parameter for the last axes, such as learned positions; its gradient as in `linear`.
+    """Adds a parameter over the last axes, such as learned positions; its gradient has its dtype, as in `linear`.
 
     Args:
       x: [*batch, *out].
-      bias: [*out], in the dtype of `x` or one of more precision.
+      bias: [*out], in the dtype of `x` or a more precise one.
 
     Returns:
       [*batch, *out] in the dtype of `x`.
     """
-    dtype = np.promote_types(x.dtype, bias.dtype)  # NumPy's: JAX's own refuses under strict promotion
+    dtype = np.promote_types(x.dtype, bias.dtype)  # NumPy's rule: JAX's raises under strict promotion
     return (x.astype(dtype) + bias.astype(dtype).reshape((1,) * (x.ndim - bias.ndim) + bias.shape)).astype(x.dtype)
 
 
 def linear_logits(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
-    """Scores each row of a matrix against `x`, in float32 at least; gradients as in `linear`.
+    """Computes x table^T, in float32 at least; gradients as in `linear`.
 
     Args:
       x: [*batch, D].
-      table: such as the vectors of a vocabulary, [V, D], in the dtype of `x` or one of more precision.
+      table: [V, D], such as token embeddings, in the dtype of `x` or a more precise one.
 
     Returns:
       [*batch, V].
@@ -96,7 +109,7 @@ def linear_logits(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Fl
 
 
 def _product(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """Sums over the last axes of `x` and these of `kernel`, which are its first or its last."""
+    """Multiplies, summing over the last axes of `x` and the given first or last axes of `kernel`."""
     if x.dtype == kernel.dtype:
         return _dot(x, kernel, axes, dtype)
     return _mixed_product(x, kernel, axes, jnp.dtype(dtype), kernel.dtype)
@@ -117,20 +130,21 @@ def _forward(
     x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike, kernel_dtype: DTypeLike
 ) -> tuple[Array, tuple[Array, Array]]:
     del kernel_dtype
-    narrow = kernel.astype(x.dtype)
-    return _dot(x, narrow, axes, dtype), (x, narrow)
+    cast_kernel = kernel.astype(x.dtype)
+    return _dot(x, cast_kernel, axes, dtype), (x, cast_kernel)
 
 
 def _backward(
-    axes: tuple[int, ...], dtype: DTypeLike, kernel_dtype: DTypeLike, kept: tuple[Array, Array], gradient: Array
+    axes: tuple[int, ...], dtype: DTypeLike, kernel_dtype: DTypeLike, residuals: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
     del dtype
-    (x, kernel), gradient = kept, gradient.astype(kept[0].dtype)
+    x, kernel = residuals
+    gradient = gradient.astype(x.dtype)
     others = tuple(axis for axis in range(kernel.ndim) if axis not in axes)
     batch = tuple(range(x.ndim - len(axes)))
-    sides = (x, gradient) if axes[0] == 0 else (gradient, x)
-    of_kernel = jax.lax.dot_general(*sides, ((batch, batch), ((), ())), preferred_element_type=kernel_dtype)
-    return _dot(gradient, kernel, others, x.dtype), of_kernel
+    factors = (x, gradient) if axes[0] == 0 else (gradient, x)
+    kernel_gradient = jax.lax.dot_general(*factors, ((batch, batch), ((), ())), preferred_element_type=kernel_dtype)
+    return _dot(gradient, kernel, others, x.dtype), kernel_gradient
 
 
 _mixed_product.defvjp(_forward, _backward)
@@ -143,14 +157,14 @@ def layer_norm(
     *,
     epsilon: float = 1e-6,
 ) -> Float[Array, "*batch D"]:
-    """Gives each token mean 0 and variance 1 over its D features, then a gain and an offset (Ba et al., 2016).
+    """Normalizes each token to mean 0 and variance 1 over its D features, then scales and shifts (Ba et al., 2016).
 
-    Unlike batch normalization, nothing depends on the other tokens, so batch size and padding do not matter.
+    Unlike in batch normalization, the result of a token does not depend on other tokens or on padding.
 
     Args:
       x: [*batch, D], any float dtype.
-      scale: the gain; None means 1.
-      bias: the offset; None means 0.
+      scale: factor of each feature; None means 1.
+      bias: added to each feature; None means 0.
       epsilon: added to the (biased) variance.
 
     Returns:
@@ -160,9 +174,9 @@ def layer_norm(
     [-1.0, 1.0]
     """
     check_floats(x=x)
-    dtype = np.promote_types(x.dtype, np.float32)  # NumPy's: JAX's own refuses under strict promotion
-    centerd = x.astype(dtype) - x.mean(axis=-1, keepdims=True, dtype=dtype)
-    y = centerd * jax.lax.rsqrt(jnp.square(centerd).mean(axis=-1, keepdims=True) + epsilon)
+    dtype = np.promote_types(x.dtype, np.float32)  # NumPy's rule: JAX's raises under strict promotion
+    centered = x.astype(dtype) - x.mean(axis=-1, keepdims=True, dtype=dtype)
+    y = centered * jax.lax.rsqrt(jnp.square(centered).mean(axis=-1, keepdims=True) + epsilon)
     trailing = (1,) * (x.ndim - 1) + (-1,)
     if scale is not None:
         y = y * scale.astype(dtype).reshape(trailing)
@@ -174,13 +188,13 @@ def layer_norm(
 def rms_norm(
     x: Float[Array, "*batch D"], scale: Float[Array, " D"] | None = None, *, epsilon: float = 1e-6
 ) -> Float[Array, "*batch D"]:
-    """Gives each token a root mean square of 1 over its D features, then a gain (Zhang and Sennrich, 2019).
+    """Normalizes each token to a root mean square of 1 over its D features, then scales (Zhang and Sennrich, 2019).
 
-    Layer normalization without the mean and the offset (https://arxiv.org/abs/1910.07467).
+    Layer normalization without mean and bias (https://arxiv.org/abs/1910.07467).
 
     Args:
       x: [*batch, D], any float dtype.
-      scale: the gain; None means 1.
+      scale: factor of each feature; None means 1.
       epsilon: added to the mean square.
 
     Returns:
@@ -200,12 +214,15 @@ def rms_norm(
 
 def feed_forward(
     x: Float[Array, "*batch D"],
-    up: Float[Array, "D F"],
-    down: Float[Array, "F D"],
+    up: Float[Array, "D F"] | LowRankSum,
+    down: Float[Array, "F D"] | LowRankSum,
     up_bias: Float[Array, " F"] | None = None,
     down_bias: Float[Array, " D"] | None = None,
     *,
-    gate: Float[Array, "D F"] | None = None,
+    gate: Float[Array, "D F"] | LowRankSum | None = None,
+    gate_bias: Float[Array, " F"] | None = None,
+    gate_offset: float = 0.0,
+    limit: float | None = None,
     activation_fn: Callable[[Array], Array] = jax.nn.relu,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
@@ -214,41 +231,73 @@ def feed_forward(
 
     Args:
       x: [*batch, D].
-      up: the paper's W1.
-      down: W2.
+      up: the paper's W1, [D, F]; like `down` and `gate` a kernel of `linear`.
+      down: W2, [F, D].
       up_bias: b1; None means 0.
       down_bias: b2; None means 0.
-      gate: multiplies the hidden units by x gate (Shazeer, 2020, https://arxiv.org/abs/2002.05202); None means by 1.
-      activation_fn: the paper's ReLU.
-      dropout_rate: of the hidden units; the paper has none there.
+      gate: matrix whose product with x multiplies the activations (Shazeer, 2020, https://arxiv.org/abs/2002.05202);
+        None means no gate.
+      gate_bias: added to x gate; None means 0.
+      gate_offset: see `gated_units`.
+      limit: see `gated_units`.
+      activation_fn: activation; the paper's is ReLU.
+      dropout_rate: dropout rate of the hidden units; the paper has no dropout there.
       dropout_rng: PRNG key; None disables dropout.
 
     Returns:
-      [*batch, D] in the dtype of `x`; parameters may have more precision, see `tfx_jax.functional.layers`.
+      [*batch, D] in the dtype of `x`; parameters may be more precise, see `linear`.
 
     >>> array = jax.numpy.array
     >>> feed_forward(array([2.0]), array([[1.0, -1.0]]), array([[3.0], [5.0]])).tolist()
     [6.0]
     """
-    hidden = activation_fn(linear(x, up, up_bias))
-    hidden = hidden if gate is None else hidden * linear(x, gate)
-    hidden = dropout(hidden, dropout_rate, dropout_rng)
-    return linear(hidden, down, down_bias)
+    factors = None if gate is None else linear(x, gate, gate_bias)
+    hidden = gated_units(
+        linear(x, up, up_bias), factors, activation_fn=activation_fn, gate_offset=gate_offset, limit=limit
+    )
+    return linear(dropout(hidden, dropout_rate, dropout_rng), down, down_bias)
+
+
+def gated_units(
+    x: Float[Array, "*batch F"],
+    gate: Float[Array, "*batch F"] | None = None,
+    *,
+    activation_fn: Callable[[Array], Array] = jax.nn.relu,
+    gate_offset: float = 0.0,
+    limit: float | None = None,
+) -> Float[Array, "*batch F"]:
+    """Computes the hidden units of `feed_forward`, activation(x) * (gate + offset).
+
+    Args:
+      x: what the activation takes, [*batch, F].
+      gate: multiplies the hidden units; None means by 1.
+      activation_fn: of `x`.
+      gate_offset: added to `gate`: 1 in gpt-oss (https://arxiv.org/abs/2508.10925).
+      limit: bounds `x` from above and `gate` on both sides: 7 in gpt-oss; None means no bound.
+
+    >>> gated_units(jax.numpy.array([9.0]), jax.numpy.array([-9.0]), gate_offset=1.0, limit=7.0).tolist()
+    [-42.0]
+    """
+    hidden = activation_fn(x if limit is None else jnp.minimum(x, limit))
+    if gate is None:
+        return hidden
+    gate = gate if limit is None else jnp.clip(gate, -limit, limit)
+    return hidden * (gate + gate_offset if gate_offset else gate)
 
 
 _LARGEST = 127
 
 
 def quantize_rows(matrix: Float[Array, "*rows D"]) -> tuple[Int8[Array, "*rows D"], Float[Array, "*rows"]]:
-    """Rounds each row to 255 levels, symmetric about 0; its largest element keeps its value.
+    """Rounds each row to 255 levels, symmetric around 0; the element of largest magnitude is exact.
 
     Args:
-      matrix: any float dtype.
+      matrix: [*rows, D], any float dtype.
 
     Returns:
-      The integers and the float32 scale of each row, 1 for a row of zeros. Their product is within half a scale of the
-      element, which is 1/254 of the largest in its row. The scale of a row that is not finite is not either, so that
-      what is computed from it shows that.
+      int8 values, [*rows, D], and the float32 scale of each row, [*rows], 1 for a row of zeros. values * scale differs
+      from the element by at most half a scale, 1/254 of the largest magnitude of the row. Rows with NaN or infinity get
+      a non-finite scale, so that results computed from them are not finite either.
 
     >>> import jax
     >>> values, scales = jax.jit(quantize_rows)(jnp.array([[0.4, -1.0], [0.0, 0.0]]))
@@ -264,12 +313,12 @@ def quantize_rows(matrix: Float[Array, "*rows D"]) -> tuple[Int8[Array, "*rows D
 def int8_product(
     x: Float[Array, "*rows D"], values: Int8[Array, "N D"], scales: Float[Array, " N"]
 ) -> Float[Array, "*rows N"]:
-    """Computes x W^T from integers: each row of `x` is rounded as the rows of W were, and sums are exact.
+    """Computes x W^T with an int8 product: rows of `x` are quantized by `quantize_rows`, and integer sums are exact.
 
     Args:
       x: [*rows, D], any float dtype.
-      values: W as `quantize_rows` gives it, [N, D].
-      scales: of its rows, [N].
+      values: int8 values of W from `quantize_rows`, [N, D].
+      scales: scales of the rows of W, [N].
 
     Returns:
       float32, [*rows, N].
@@ -290,9 +339,9 @@ _LEVELS = 1 << 16
 def dropout(x: Float[Array, "*shape"], rate: float, rng: Array | None) -> Float[Array, "*shape"]:
     """Zeroes each element with probability `rate` and scales the rest to keep the mean (Srivastava et al., 2014).
 
-    The key is asked for two words only; they choose a hash of each element's place, sixteen bits of which decide. That
-    is a dozen integer operations an element, which fuse with what comes before and after, on every kind of device, and
-    the mask does not depend on how the array is sharded. Arrays of more than 2^32 elements repeat it.
+    Two random words from the key select a hash function. Sixteen bits of the hash of an element's index decide whether
+    it is dropped. That takes a dozen integer operations per element, which are fused with the surrounding operations on
+    every kind of device, and the mask does not depend on the sharding. Arrays of more than 2^32 elements repeat it.
 
     Args:
       x: any shape, any float dtype.
@@ -301,7 +350,7 @@ def dropout(x: Float[Array, "*shape"], rate: float, rng: Array | None) -> Float[
       rng: PRNG key of any implementation; None means evaluation and returns `x` unchanged.
 
     Returns:
-      Array of the shape and dtype of `x`.
+      An array in the shape and dtype of `x`.
 
     Raises:
       ValueError: if `rate` is outside [0, 1).
@@ -313,48 +362,48 @@ def dropout(x: Float[Array, "*shape"], rate: float, rng: Array | None) -> Float[
         raise ValueError(f"dropout rate must be in [0, 1), got {rate}")
     if rng is None or num_kept_levels(rate) is None:
         return x
-    return rescaled(x, hashed(_places(x.shape), *hash_words(rng)), rate)
+    return rescaled(x, hashed(_flat_indices(x.shape), *hash_words(rng)), rate)
 
 
 def num_kept_levels(rate: float) -> int | None:
-    """How many of 65,536 equally likely hashes keep an element, at least one; None if all do."""
+    """Returns how many of 65,536 equally likely hashes keep an element, at least one; None if all do."""
     kept = _LEVELS - round(rate * _LEVELS)
     return None if kept == _LEVELS else max(kept, 1)
 
 
 def hash_words(rng: Array) -> UInt32[Array, "2"]:
-    """What a key chooses a hash by."""
+    """Returns the two random words with which a key selects a hash function."""
     return jax.random.bits(rng, (2,), jnp.uint32)
 
 
-def hashed(places: UInt32[Array, "*shape"], first: Array, second: Array) -> UInt32[Array, "*shape"]:
-    """A hash of each place that two words choose from 2^64; the same in a kernel as outside."""
-    return _mixed(_mixed(places ^ first) ^ second)
+def hashed(indices: UInt32[Array, "*shape"], first: Array, second: Array) -> UInt32[Array, "*shape"]:
+    """Hashes each index by the function that the two words select from 2^64; also used inside a Pallas kernel."""
+    return _mixed(_mixed(indices ^ first) ^ second)
 
 
 def rescaled(x: Float[Array, "*shape"], bits: UInt32[Array, "*shape"], rate: float) -> Float[Array, "*shape"]:
-    """Zeroes the elements that the upper half of their `bits` drops at a rate above 0, and scales the rest."""
+    """Zeroes the elements that the upper 16 of their `bits` drop at this rate (above 0), and scales the rest."""
     kept = num_kept_levels(rate)
     assert kept is not None
     keep = (bits >> 16).astype(jnp.int32) < kept
-    # Rounded to bfloat16, the scale itself would be wrong: by 0.16 % at rate 0.1, and for every element alike.
+    # Scaled in float32: a scale rounded to bfloat16 would bias all elements, by 0.16 % at rate 0.1.
     scaled = x.astype(np.promote_types(x.dtype, np.float32)) * (_LEVELS / kept)
     return jnp.where(keep, scaled.astype(x.dtype), jnp.zeros((), x.dtype))
 
 
-def _places(shape: tuple[int, ...]) -> UInt32[Array, "*shape"]:
-    """The number of each element in row-major order, modulo 2^32."""
-    places = jnp.zeros((), jnp.uint32)
+def _flat_indices(shape: tuple[int, ...]) -> UInt32[Array, "*shape"]:
+    """Returns the row-major index of each element, modulo 2^32."""
+    indices = jnp.zeros((), jnp.uint32)
     for axis in range(len(shape)):
         stride = math.prod(shape[axis + 1 :]) % 2**32
-        places = places + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride)
-    return places
+        indices = indices + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * np.uint32(stride)
+    return indices
 
 
 def _mixed(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """A bijection of 32 bits each of which flips half of the others.
+    """Applies a bijective hash of 32 bits in which every input bit flips each output bit with probability 1/2.
 
-    Wellons's `lowbias32`, found by search for the least bias (2018, https://nullprogram.com/blog/2018/07/31/).
+    Wellons's `lowbias32`, found by a search for the least bias (2018, https://nullprogram.com/blog/2018/07/31/).
     """
     bits = (bits ^ (bits >> 16)) * np.uint32(0x7FEB352D)
     bits = (bits ^ (bits >> 15)) * np.uint32(0x846CA68B)

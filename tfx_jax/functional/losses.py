@@ -1,4 +1,4 @@
-"""Losses over a vocabulary, without ever building a one-hot matrix."""
+"""Losses over a vocabulary, computed without one-hot matrices."""
 
 import jax
 import jax.numpy as jnp
@@ -9,22 +9,23 @@ from jaxtyping import Array, Float, Int
 def label_smoothed_cross_entropy(
     logits: Float[Array, "*batch V"], targets: Int[Array, "*batch"], *, smoothing: float = 0.0
 ) -> Float[Array, "*batch"]:
-    r"""Cross entropy against (1 - e) * onehot(target) + e / V (Szegedy et al., 2016; e = 0.1 in Vaswani et al., 2017).
+    r"""Computes the cross entropy with the smoothed target q = (1 - e) * onehot(target) + e / V.
 
-    With q the smoothed target, -sum_v q_v log p_v = log Z - (1 - e) * logit[target] - e * mean(logits): three
-    reductions of the logits, and no array of their size is made. The smallest possible value is the entropy of q.
+    Szegedy et al. (2016); e = 0.1 in Vaswani et al. (2017). -sum_v q_v log p_v = log Z - (1 - e) * logit[target]
+    - e * mean(logits): three reductions of the logits, without another array of their size. The minimum is the entropy
+    of q, not 0.
 
     Args:
       logits: unnormalized scores, [*batch, V], any float dtype.
-      targets: class indices, [*batch]. One outside 0 .. V - 1 makes the loss NaN, not that of another class.
+      targets: class indices, [*batch]. For an index outside 0 .. V - 1 the loss is NaN.
       smoothing: the probability mass e in [0, 1) that is spread evenly over all V classes, the target included.
 
     Returns:
-      Loss in nats of each position, float32 (float64 for float64 logits), [*batch]. Weigh and sum it yourself: what
-      counts as padding is the caller's knowledge.
+      Loss in nats of each position, float32 (float64 for float64 logits), [*batch]. Padding is not masked: the caller
+      weights and sums the losses.
 
     Raises:
-      ValueError: if `smoothing` is outside [0, 1) or the shapes do not fit.
+      ValueError: if `smoothing` is outside [0, 1) or the shapes do not match.
 
     >>> loss_fn = jax.jit(label_smoothed_cross_entropy, static_argnames="smoothing")
     >>> loss = loss_fn(jnp.zeros((1, 4)), jnp.array([2]), smoothing=0.1)
@@ -34,7 +35,9 @@ def label_smoothed_cross_entropy(
     if not 0.0 <= smoothing < 1.0:
         raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
     if logits.shape[:-1] != targets.shape:
-        raise ValueError(f"logits {logits.shape} do not fit targets {targets.shape}")
+        raise ValueError(
+            f"targets must have the shape of logits without the last axis, {logits.shape[:-1]}, got {targets.shape}"
+        )
     logits = logits.astype(np.promote_types(logits.dtype, np.float32))
     log_normalizer = jax.nn.logsumexp(logits, axis=-1)
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1, wrap_negative_indices=False)[..., 0]
@@ -43,10 +46,10 @@ def label_smoothed_cross_entropy(
 
 
 def z_loss(logits: Float[Array, "*batch V"]) -> Float[Array, "*batch"]:
-    """Squares log Z, Z = sum_v exp(logit_v): added with a small weight, it keeps logits from drifting away together.
+    """Computes log^2 Z with Z = sum_v exp(logit_v); added with a small weight, it keeps Z near 1.
 
-    Section 5 of PaLM (Chowdhery et al., 2022, https://arxiv.org/abs/2204.02311) weighs it by 1e-4. Under jit, log Z is
-    shared with the cross entropy of the same logits: there is no second pass over them.
+    Section 5 of PaLM (Chowdhery et al., 2022, https://arxiv.org/abs/2204.02311) uses the weight 1e-4. Under jit, log Z
+    is shared with the cross entropy of the same logits, so there is no second pass over them.
 
     Args:
       logits: unnormalized scores, [*batch, V], any float dtype.

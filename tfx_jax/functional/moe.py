@@ -1,4 +1,4 @@
-"""Mixture of experts: a router sends every token to one or two of many feed-forward networks.
+"""Mixture of experts: a router sends every token to one or some of many feed-forward networks.
 
 Here T counts the tokens that compete for places, G the groups of such tokens, E the experts, C the tokens that one
 expert takes of a group (its capacity) and A the experts of one token. Tokens move by scatter and gather, so memory is
@@ -62,9 +62,7 @@ def top_1_routing(logits: Float[Array, "T E"], capacity: int, *, mask: Bool[Arra
     >>> routing.expert.ravel().tolist(), routing.position.ravel().tolist()
     ([0, 0, 1], [0, 1, 0])
     """
-    _check_router(logits, capacity, mask, num_choices=1)
-    weight, expert = _likeliest(_probabilities(logits), 1)
-    return _seated(expert, weight, _sent(expert, mask), logits.shape[1], capacity)
+    return top_k_routing(logits, capacity, num_choices=1, is_normalized=False, mask=mask)
 
 
 def top_2_routing(
@@ -103,6 +101,42 @@ def top_2_routing(
     return _seated(expert, weight, sent, logits.shape[1], capacity)
 
 
+def top_k_routing(
+    logits: Float[Array, "T E"],
+    capacity: int,
+    *,
+    num_choices: int,
+    is_normalized: bool = True,
+    mask: Bool[Array, " T"] | None = None,
+) -> Routing:
+    """Sends each token to its likeliest experts, as many as wanted (Mixtral, Qwen3-MoE, gpt-oss).
+
+    Section 2.1 of Mixtral (Jiang et al., 2024, https://arxiv.org/abs/2401.04088), whose softmax of the chosen logits is
+    the same as probabilities that are divided by their sum. All first choices are seated before any second one.
+
+    Args:
+      logits: the router's, [T, E].
+      capacity: C; T drops no token.
+      num_choices: A, experts of a token.
+      is_normalized: whether the weights of a token have the sum 1; without, they are the probabilities.
+      mask: True for real tokens.
+
+    Returns:
+      Experts, positions and weights, [T, A], the first choice first.
+
+    Raises:
+      ValueError: if a size does not fit.
+
+    >>> route = jax.jit(top_k_routing, static_argnames=("capacity", "num_choices"))
+    >>> route(jnp.array([[0.0, 0.0, 0.0, 9.0]]), capacity=1, num_choices=3).expert.tolist()
+    [[3, 0, 1]]
+    """
+    _check_router(logits, capacity, mask, num_choices)
+    weight, expert = _likeliest(_probabilities(logits), num_choices)
+    weight = weight / weight.sum(axis=1, keepdims=True) if is_normalized else weight
+    return _seated(expert, weight, _sent(expert, mask), logits.shape[1], capacity)
+
+
 def dispatch(x: Float[Array, "T D"], routing: Routing, *, num_experts: int, capacity: int) -> Float[Array, "E C D"]:
     """Copies tokens into the buffers of their experts; places that no one takes are zero."""
     copies = jnp.broadcast_to(x[:, None], (*routing.expert.shape, x.shape[1]))
@@ -139,7 +173,7 @@ def mixture_of_experts(
       capacity: C, tokens that each expert takes of a group.
       num_groups: G, into how many equal blocks the flattened batch is divided, each of which is routed by itself
         (Lepikhin et al., 2020, section 3.2). On a mesh, a group that one device holds is routed without the others.
-      routing_fn: `top_1_routing`, `top_2_routing` or their like.
+      routing_fn: `top_1_routing`, `top_2_routing`, `top_k_routing` or their like.
       mask: True for real tokens, [*batch].
       exchange: how buffers, [G, E, C, D], get from the devices of the groups to those of the experts and back; None
         leaves it to the compiler.

@@ -1,8 +1,8 @@
-"""Position encodings: what tells a set of tokens from a sequence.
+"""Position encodings.
 
-Absolute ones are added to embeddings (`sinusoidal_positions`, `learned_positions`), `rotary_embedding` turns queries
-and keys, and the rest are biases of attention scores that depend on the distance from query to key. Where keys precede
-the first query, as in a cache or a memory, positions or an `offset` say how many.
+Absolute encodings are added to embeddings (`sinusoidal_positions`, `learned_positions`). `rotary_embedding` rotates
+queries and keys. The other functions are biases of attention scores that depend on the distance from query to key. If
+keys precede the first query, as in a cache or a memory, pass `positions` or an `offset`, their number.
 """
 
 import functools
@@ -18,24 +18,31 @@ from tfx_jax.functional.layers import lookup
 
 
 def sinusoidal_positions(
-    positions: Int[Array, "*shape"], d_model: int, *, base: float = 10_000.0, is_interleaved: bool = True
+    positions: Int[Array, "*shape"],
+    d_model: int,
+    *,
+    base: float = 10_000.0,
+    is_interleaved: bool = True,
+    reaches_base: bool = False,
 ) -> Float[Array, "*shape D"]:
     r"""Encodes each position as sines and cosines of geometrically spaced wavelengths, 2 pi to base * 2 pi.
 
     Section 3.5 of Vaswani et al. (2017): PE(pos, 2i) = sin(pos / base^(2i / d)), PE(pos, 2i + 1) = cos(same). The step
     pos -> pos + k is a rotation of every (2i, 2i + 1) pair, so attention can learn to look k tokens away. Positions
-    beyond `base` do not repeat earlier ones: the periods of the columns have no common multiple.
+    beyond `base` do not repeat earlier ones, because the periods of the columns have no common multiple.
 
     Args:
       positions: token positions, counted from 0, any shape.
       d_model: D, even.
       base: the paper's 10,000.
-      is_interleaved: whether a sine and its cosine are side by side as in the paper; else all sines come first, as in
-        its authors' code and in Marian. For weights trained from scratch the order does not matter.
+      is_interleaved: whether sines and cosines alternate as in the paper; otherwise all sines come first, as in the
+        authors' code and in Marian. For weights trained from scratch the order does not matter.
+      reaches_base: whether the longest wavelength is base * 2 pi, as in the authors' code and in M2M-100: frequencies
+        base^(-i / (d / 2 - 1)). Otherwise frequencies are those of the paper, which end one step before it.
 
     Returns:
-      float32 [*shape, D], within 3e-7 + 7.4e-10 * position of the exact value: 2e-5 at position 30,000, where angles
-      multiplied in float32 would be off by 2e-3.
+      float32 [*shape, D], with an error of at most 3e-7 + 7.4e-10 * position: 2e-5 at position 30,000, where angles
+      computed in float32 would have an error of 2e-3.
 
     Raises:
       ValueError: if `d_model` is odd.
@@ -46,44 +53,54 @@ def sinusoidal_positions(
     """
     if d_model < 2 or d_model % 2:
         raise ValueError(f"d_model must be even for sinusoidal positions, got {d_model}")
-    angle = _angles(positions, d_model, base)
+    angle = _angles(positions, d_model, base, num_steps=max(d_model // 2 - 1, 1) if reaches_base else None)
     if not is_interleaved:
         return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*positions.shape, d_model)
 
 
 def _angles(
-    positions: Int[Array, "*shape"], d_model: int, base: float, dtype: np.dtype | type = np.float32
+    positions: Int[Array, "*shape"],
+    d_model: int,
+    base: float,
+    dtype: np.dtype | type = np.float32,
+    num_steps: int | None = None,
 ) -> Float[Array, "*shape angles"]:
-    """Position times angular frequency, modulo 2 pi where that is float32: d_model / 2 of them."""
-    frequencies = float(base) ** (-np.arange(0, d_model, 2) / d_model)
+    """Returns d_model / 2 angles, position times angular frequency; modulo 2 pi unless `dtype` is float64.
+
+    Frequencies fall from 1 by a factor of base^(-1 / num_steps) each; None means d_model / 2 steps.
+    """
+    frequencies = float(base) ** (-np.arange(0, d_model, 2) / (2 * num_steps if num_steps else d_model))
     frequencies = np.expand_dims(frequencies, tuple(range(positions.ndim)))
     if dtype == np.float64:
         return positions[..., None].astype(dtype) * frequencies
-    # Angles are fractions of a turn in units of 2^-32: that their product overflows is the reduction modulo 2 pi.
+    # Frequencies are in units of 2^-32 turns, so that the overflow of the int32 product is the reduction modulo 2 pi.
     steps = np.round(frequencies / (2 * np.pi) * 2.0**32).astype(np.int64).astype(np.int32)
     return (positions[..., None].astype(jnp.int32) * steps).astype(jnp.float32) * (2 * np.pi / 2.0**32)
 
 
 def learned_positions(table: Float[Array, "P D"], positions: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:
-    """Looks positions up in a learned table (Gehring et al., 2017; row E of Table 3 in Vaswani et al., 2017).
+    """Looks up positions in a learned table (Gehring et al., 2017; row E of Table 3 in Vaswani et al., 2017).
 
     Args:
       table: one row for each position 0 .. P - 1.
       positions: positions, any shape; the last axis is the length of a sequence.
 
     Returns:
-      [*shape, D] in the dtype of `table`. A position outside the table is NaN: training on it would be a
-      silent lie.
+      [*shape, D] in the dtype of `table`. The row of a position outside the table is NaN, so that the mistake is
+      noticed.
 
     Raises:
-      ValueError: if the sequences are longer than the table, which is all that shapes can tell.
+      ValueError: if a sequence is longer than the table. Other positions outside the table are not detected.
 
     >>> learned_positions(jnp.array([[0.5], [0.25]]), jnp.array([1, 0])).tolist()
     [[0.25], [0.5]]
     """
     if positions.ndim and positions.shape[-1] > table.shape[0]:
-        raise ValueError(f"{positions.shape[-1]} positions, but the table of learned positions has {table.shape[0]}")
+        raise ValueError(
+            f"sequences must have at most {table.shape[0]} tokens, the size of the table of learned positions, got "
+            f"{positions.shape[-1]}"
+        )
     return lookup(table, positions)
 
 
@@ -95,26 +112,26 @@ def rotary_embedding(
     frequencies: Float[Array, " P"] | Float[np.ndarray, " P"] | None = None,
     scale: float = 1.0,
 ) -> Float[Array, "B T N H"]:
-    r"""Rotates pairs of features by angles that grow with the position, so that q . k depends on the distance alone.
+    r"""Rotates pairs of features by angles proportional to the position, so that q . k depends on the distance only.
 
-    Section 3.2.2 of "RoFormer" (Su et al., 2021, https://arxiv.org/abs/2104.09864): pair i turns by the angle
-    pos / base^(2i / H), those of `sinusoidal_positions`. Pair i consists of the features i and i + H / 2, as in
-    GPT-NeoX and Llama and because halves are cheaper to take than every other feature; the paper pairs 2i and 2i + 1,
-    which differs by a fixed order of the features of W_Q and W_K.
+    Section 3.2.2 of "RoFormer" (Su et al., 2021, https://arxiv.org/abs/2104.09864): pair i is rotated by the angle
+    pos / base^(2i / H), as in `sinusoidal_positions`. Pair i consists of the features i and i + H / 2, as in GPT-NeoX
+    and Llama, because halves are faster to slice than every other feature. The paper pairs 2i and 2i + 1, which is the
+    same up to a permutation of the features of W_Q and W_K.
 
     Args:
-      x: queries or keys, [B, T, N, H], H even. Rotate both; keys go into a cache rotated.
-      positions: [T] or [B, T]; of any size, negative ones too.
+      x: queries or keys, [B, T, N, H], H even. Rotate both; store rotated keys in a cache.
+      positions: [T] or [B, T]; any integers, negative ones too.
       base: the paper's 10,000.
       frequencies: radians per position of P pairs, from `rotary_frequencies`; None means those of `base`. The first 2P
-        features are rotated, the others stay.
+        features are rotated; the others are unchanged.
       scale: multiplies the rotated features.
 
     Returns:
-      Rotated `x`, same shape and dtype, computed in float32 at least, float64 in float64, angles too.
+      Rotated `x`, same shape and dtype; angles and rotation are computed in float32, for float64 inputs in float64.
 
     Raises:
-      ValueError: if `x` has another rank, H is odd, or `positions` or `frequencies` do not fit.
+      ValueError: if `x` does not have rank 4, H is odd, or `positions` or `frequencies` have the wrong shape.
 
     >>> import jax
     >>> x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
@@ -122,7 +139,7 @@ def rotary_embedding(
     [0.54 0.84]
     """
     if x.ndim != 4:
-        raise ValueError(f"queries or keys must be [batch, length, heads, size], got {x.ndim} axes: {x.shape}")
+        raise ValueError(f"x must have rank 4, [batch, length, heads, size], got shape {x.shape}")
     check_floats(x=x)
     b, t, _, h = x.shape
     if h % 2:
@@ -145,7 +162,7 @@ def rotary_embedding(
 
 
 ROTARY_SCALINGS = ("none", "linear", "llama3", "yarn")
-"""How `rotary_frequencies` fits texts that are longer than those of the first training."""
+"""Methods of `rotary_frequencies` to extend a model to sequences longer than those of its original training."""
 
 
 def rotary_frequencies(
@@ -160,36 +177,39 @@ def rotary_frequencies(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
     attention_factor: float | None = None,
+    is_truncated: bool = True,
 ) -> tuple[np.ndarray, float]:
-    r"""Computes the frequencies of `rotary_embedding`, base^(-2i / size), with the published ways to scale them.
+    r"""Computes the frequencies of `rotary_embedding`, base^(-2i / size), with published scalings for long sequences.
 
-    "linear" divides all by `factor` (Chen et al., 2023, https://arxiv.org/abs/2306.15595). "llama3" and "yarn" (Peng et
-    al., 2023, https://arxiv.org/abs/2309.00071) divide only those of long wavelengths, by how often a pair turns in
-    `original_max_length` tokens, and interpolate in between; YaRN also multiplies queries and keys.
+    "linear" divides all frequencies by `factor` (Chen et al., 2023, https://arxiv.org/abs/2306.15595). "llama3" and
+    "yarn" (Peng et al., 2023, https://arxiv.org/abs/2309.00071) divide only low frequencies and interpolate between
+    these and the unchanged high ones. The criterion is the number of turns of a pair in `original_max_length` tokens.
+    YaRN also multiplies queries and keys.
 
     Args:
-      size: features that are rotated, even.
-      base: of the geometric sequence.
+      size: number of rotated features, even.
+      base: base of the geometric sequence.
       scaling: one of `ROTARY_SCALINGS`.
-      factor: how much longer texts become.
-      original_max_length: tokens of the first training.
-      low_frequency_factor: for "llama3", turns below which a frequency is divided by `factor`.
-      high_frequency_factor: for "llama3", turns above which it stays.
-      beta_fast: for "yarn", turns above which a frequency stays.
-      beta_slow: for "yarn", turns below which it is divided by `factor`.
-      attention_factor: for "yarn", the `scale` of `rotary_embedding`; None means 0.1 log(factor) + 1.
+      factor: ratio of the new to the original length.
+      original_max_length: sequence length of the original training, in tokens.
+      low_frequency_factor: for "llama3", number of turns below which a frequency is divided by `factor`.
+      high_frequency_factor: for "llama3", number of turns above which a frequency is unchanged.
+      beta_fast: for "yarn", number of turns above which a frequency is unchanged.
+      beta_slow: for "yarn", number of turns below which a frequency is divided by `factor`.
+      attention_factor: for "yarn", the returned `scale`; None means 0.1 log(factor) + 1.
+      is_truncated: for "yarn", whether the interpolation starts and ends at whole pairs; False in gpt-oss.
 
     Returns:
       float32 frequencies in radians per position, [size / 2], and the `scale` of `rotary_embedding`.
 
     Raises:
-      ValueError: for an odd `size`, another scaling, or options that divide by zero.
+      ValueError: if `size` is odd, the scaling is unknown, or an option is out of range.
 
     >>> rotary_frequencies(4)[0].tolist(), rotary_frequencies(4, scaling="linear", factor=2.0)[0].tolist()
     ([1.0, 0.009999999776482582], [0.5, 0.004999999888241291])
     """
     if size % 2 or size < 2:
-        raise ValueError(f"a rotary embedding needs an even number of features, got {size}")
+        raise ValueError(f"size, the number of rotated features, must be even and at least 2, got {size}")
     if scaling not in ROTARY_SCALINGS:
         raise ValueError(f"scaling must be one of {', '.join(ROTARY_SCALINGS)}, got {scaling!r}")
     if scaling == "llama3" and not low_frequency_factor < high_frequency_factor:
@@ -197,7 +217,10 @@ def rotary_frequencies(
             f"low_frequency_factor={low_frequency_factor} must be below high_frequency_factor={high_frequency_factor}"
         )
     if scaling == "yarn" and not (base > 1 and beta_fast > 0 and beta_slow > 0):
-        raise ValueError(f"yarn needs base above 1 and positive betas, got {base}, {beta_fast} and {beta_slow}")
+        raise ValueError(
+            "scaling='yarn' needs base above 1, and beta_fast and beta_slow above 0, got "
+            f"base={base}, beta_fast={beta_fast} and beta_slow={beta_slow}"
+        )
     pairs = np.arange(0, size, 2, dtype=np.float64)
     frequencies = base ** (-pairs / size)
     if scaling == "none":
@@ -207,17 +230,19 @@ def rotary_frequencies(
     if scaling == "llama3":
         turns = original_max_length * frequencies / (2 * np.pi)
         share = (turns - low_frequency_factor) / (high_frequency_factor - low_frequency_factor)
-        kept, scale = np.clip(share, 0, 1), 1.0
+        unscaled_share, scale = np.clip(share, 0, 1), 1.0
     else:
-        # The pair that turns so often in the texts of the first training, as a real number.
-        pair_of = [
+        # The (fractional) pairs that turn beta_fast and beta_slow times in original_max_length tokens.
+        fast_pair, slow_pair = (
             size * np.log(original_max_length / (turns * 2 * np.pi)) / (2 * np.log(base))
             for turns in (beta_fast, beta_slow)
-        ]
-        low, high = max(np.floor(pair_of[0]), 0), min(np.ceil(pair_of[1]), size - 1)
-        kept = 1 - np.clip((pairs / 2 - low) / max(high - low, 0.001), 0, 1)
+        )
+        low, high = (np.floor(fast_pair), np.ceil(slow_pair)) if is_truncated else (fast_pair, slow_pair)
+        low, high = max(low, 0), min(high, size - 1)
+        unscaled_share = 1 - np.clip((pairs / 2 - low) / max(high - low, 0.001), 0, 1)
         scale = 0.1 * np.log(factor) + 1 if attention_factor is None else attention_factor
-    return (frequencies * kept + frequencies / factor * (1 - kept)).astype(np.float32), float(scale)
+    mixed = frequencies * unscaled_share + frequencies / factor * (1 - unscaled_share)
+    return mixed.astype(np.float32), float(scale)
 
 
 def relative_position_bucket(
@@ -227,25 +252,25 @@ def relative_position_bucket(
     max_distance: int = 128,
     is_bidirectional: bool = True,
 ) -> Int[Array, "*shape"]:
-    r"""Numbers the distances from query to key so that far ones share a bucket.
+    r"""Assigns distances from query to key to buckets; large distances share a bucket.
 
-    Section 2.1 of "T5" (Raffel et al., 2020, https://arxiv.org/abs/1910.10683). With b buckets for a direction and
+    Section 2.1 of "T5" (Raffel et al., 2020, https://arxiv.org/abs/1910.10683). With b buckets per direction and
     e = b // 2, a distance n is in bucket n if n < e, and otherwise in bucket
-    min(b - 1, e + floor((b - e) log(n / e) / log(max_distance / e))). Bidirectional attention has b = num_buckets / 2
-    and numbers the keys after the query from b on; causal attention has b = num_buckets, and keys after the query are
-    in bucket 0. The limits of the buckets are computed in integers, so no device can round a logarithm across one.
+    min(b - 1, e + floor((b - e) log(n / e) / log(max_distance / e))). Bidirectional attention has b = num_buckets / 2,
+    and buckets from b on are for keys after the query. Causal attention has b = num_buckets, and keys after the query
+    are in bucket 0. The bucket limits are computed in integers, so that rounding cannot change a bucket.
 
     Args:
-      relative_positions: position of the key minus that of the query, any shape.
-      num_buckets: of both directions together.
-      max_distance: the distance from which on all are in the last bucket.
-      is_bidirectional: whether keys after the query are told from those before it; decoders have False.
+      relative_positions: position of the key minus position of the query, any shape.
+      num_buckets: number of buckets, for both directions together.
+      max_distance: distances from this one on are in the last bucket.
+      is_bidirectional: whether keys after the query get separate buckets; False for decoders.
 
     Returns:
       Bucket numbers in 0 .. num_buckets - 1, int32, same shape.
 
     Raises:
-      ValueError: if there are too few buckets, or `max_distance` lies within those of one distance each.
+      ValueError: if there are too few buckets, or `max_distance` is not above e.
 
     >>> relative_position_bucket(jnp.array([-200, -16, -1, 0, 1, 9, 200])).tolist()
     [15, 10, 1, 0, 17, 24, 31]
@@ -253,8 +278,11 @@ def relative_position_bucket(
     b = num_buckets // 2 if is_bidirectional else num_buckets
     e = b // 2
     if not 1 <= e < max_distance:
-        raise ValueError(f"max_distance={max_distance} and num_buckets={num_buckets} leave no buckets to share")
-    # Bucket e + j begins at the first n with (n / e)^(b - e) >= (max_distance / e)^j.
+        raise ValueError(
+            f"num_buckets must be at least {4 if is_bidirectional else 2}, and max_distance above {e}, the number of "
+            f"distances with their own bucket, got num_buckets={num_buckets} and max_distance={max_distance}"
+        )
+    # Bucket e + j starts at the first n with (n / e)^(b - e) >= (max_distance / e)^j.
     limits = list(range(1, e + 1))
     for j in range(1, b - e):
         n = limits[-1]
@@ -277,15 +305,15 @@ def relative_position_bias(
     max_distance: int = 128,
     is_bidirectional: bool = True,
 ) -> Float[Array, "1 N T S"]:
-    r"""The bias of T5: a learned number for every head and bucket of distances (`relative_position_bucket`).
+    r"""Computes the attention bias of T5: a learned number for each head and bucket of `relative_position_bucket`.
 
     Args:
       table: [buckets, N].
       num_queries: T.
       num_keys: S; None means T.
-      offset: how many keys precede the first query; None means S - T, as in `causal_mask`. It may be traced: a step of
+      offset: number of keys before the first query; None means S - T, as in `causal_mask`. It may be traced: a step of
         decoding is `relative_position_bias(table, 1, cache_size, offset=step, is_bidirectional=False)`.
-      max_distance: the distance from which on all share a bucket.
+      max_distance: distances from this one on share a bucket.
       is_bidirectional: False for decoders.
 
     Returns:
@@ -298,7 +326,7 @@ def relative_position_bias(
     """
     num_keys = num_queries if num_keys is None else num_keys
     offset = num_keys - num_queries if offset is None else offset
-    # Only T + S - 1 distances occur: look those up, and shift. A lookup of all pairs costs a scatter in the gradient.
+    # Only T + S - 1 distances occur: look these up, then shift. A lookup for all pairs has a large scatter as gradient.
     relative = jnp.arange(num_queries + num_keys - 1) - (num_queries - 1) - offset
     buckets = relative_position_bucket(
         relative, table.shape[0], max_distance=max_distance, is_bidirectional=is_bidirectional
@@ -314,7 +342,7 @@ def t5_score_mod(
     max_distance: int = 128,
     is_bidirectional: bool = True,
 ) -> ScoreMod:
-    r"""The bias of T5 as a `score_mod`: what `relative_position_bias` holds for all pairs, computed block by block.
+    r"""Returns the bias of T5 as a `score_mod`: `relative_position_bias`, computed block by block.
 
     Section 2.1 of "T5" (Raffel et al., 2020, https://arxiv.org/abs/1910.10683). With
     `dot_product_attention(..., score_mod=t5_score_mod(table), scale=1.0, implementation="chunked")` no array of all
@@ -322,8 +350,8 @@ def t5_score_mod(
 
     Args:
       table: [buckets, N].
-      offset: how many keys precede the first query.
-      max_distance: the distance from which on all share a bucket.
+      offset: number of keys before the first query.
+      max_distance: distances from this one on share a bucket.
       is_bidirectional: False for decoders.
 
     >>> from tfx_jax.functional import dot_product_attention
@@ -346,13 +374,13 @@ def _add_t5_bias(
 
 
 def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] = 0) -> ScoreMod:
-    r"""Attention with linear biases as a `score_mod`: logits - slope * distance, computed block by block.
+    r"""Returns ALiBi as a `score_mod`: logits - slope * distance, computed block by block.
 
     Section 3 of "Train Short, Test Long" (Press et al., 2022, https://arxiv.org/abs/2108.12409); see `alibi_bias`.
 
     Args:
       slopes: one for each head, [N], such as `alibi_slopes(N)`; learned ones get gradients.
-      offset: how many keys precede the first query.
+      offset: number of keys before the first query.
 
     >>> from tfx_jax.functional import dot_product_attention
     >>> x, slopes = jnp.zeros((1, 2, 1, 4)), jnp.log(jnp.array([3.0]))
@@ -371,16 +399,16 @@ def _subtract_distances(
 
 
 def relative_shift(scores: Num[Array, "*shape T P"], num_keys: int | None = None) -> Num[Array, "*shape T S"]:
-    r"""Turns scores of relative positions into scores of keys, out[t, s] = scores[t, s - t + T - 1], without a gather.
+    r"""Maps scores of relative positions to scores of keys, out[t, s] = scores[t, s - t + T - 1], without a gather.
 
-    Appendix B of "Transformer-XL" (Dai et al., 2019, https://arxiv.org/abs/1901.02860). Column c holds the scores of
-    keys at distance c - (T - 1) - offset from the query, where `offset` keys precede the first query: T + S - 1 columns
-    from the first key as the last query sees it, to the last key as the first query sees it. Causal attention with a
-    memory of S - T tokens, as in the paper, needs the first S of them alone, distances -(S - 1) .. 0.
+    Appendix B of "Transformer-XL" (Dai et al., 2019, https://arxiv.org/abs/1901.02860). Column c has the scores of the
+    relative position (key minus query) c - (T - 1) - offset, where `offset` keys precede the first query. The
+    T + S - 1 columns range from the first key relative to the last query to the last key relative to the first query.
+    Causal attention with a memory of S - T tokens, as in the paper, needs the first S columns only: -(S - 1) .. 0.
 
     Args:
       scores: [..., T, P].
-      num_keys: S; None means P - T + 1. Columns that `scores` does not have are zeros; with P = S they are the future.
+      num_keys: S; None means P - T + 1. Columns that `scores` lacks are taken as zeros; if P = S, these are the future.
 
     Returns:
       [..., T, S].
@@ -398,8 +426,9 @@ def relative_shift(scores: Num[Array, "*shape T P"], num_keys: int | None = None
     *shape, t, p = scores.shape
     s = p - t + 1 if num_keys is None else num_keys
     if s < 1:
-        raise ValueError(f"{p} relative positions are too few for {t} queries")
-    # In rows of width W, element (t, s - t + T - 1) lies at T - 1 + t (W - 1) + s: element (t, s) of rows of W - 1.
+        raise ValueError(f"scores must have at least as many relative positions (columns) as queries, got {p} < {t}")
+    # In rows of width W, element (t, s - t + T - 1) has the flat index T - 1 + t (W - 1) + s. Without the first T - 1
+    # elements that is element (t, s) in rows of width W - 1.
     width = max(p, s + 1)
     padded = jnp.pad(scores, [(0, 0)] * (len(shape) + 1) + [(0, width - p)])
     flat = padded.reshape(*shape, t * width)[..., t - 1 : -1]
@@ -411,11 +440,11 @@ def relative_shift(scores: Num[Array, "*shape T P"], num_keys: int | None = None
 
 
 def alibi_slopes(num_heads: int) -> Float[Array, " N"]:
-    r"""The slopes of ALiBi, one for each head.
+    r"""Returns the slopes of ALiBi, one for each head.
 
-    Section 3 of "Train Short, Test Long" (Press et al., 2022, https://arxiv.org/abs/2108.12409): for N a power of two,
-    2^(-8/N), 2^(-16/N) .. 2^-8. For other N, as their code has it, those of the power of two below, and then every
-    other one of the power of two above, from the first on.
+    Section 3 of "Train Short, Test Long" (Press et al., 2022, https://arxiv.org/abs/2108.12409): if N is a power of
+    two, 2^(-8/N), 2^(-16/N) .. 2^-8. For other N, as in the authors' code, the slopes of the next lower power of two,
+    followed by every other slope of the next higher power of two, starting with the first.
 
     >>> alibi_slopes(4).tolist(), alibi_slopes(3).tolist()
     ([0.25, 0.0625, 0.015625, 0.00390625], [0.0625, 0.00390625, 0.25])
@@ -431,17 +460,18 @@ def alibi_slopes(num_heads: int) -> Float[Array, " N"]:
 def alibi_bias(
     num_heads: int, num_queries: int, num_keys: int | None = None, *, offset: int | Int[Array, ""] | None = None
 ) -> Float[Array, "1 N T S"]:
-    r"""Attention with linear biases: -slope * distance, nothing learned and nothing added to embeddings.
+    r"""Computes the bias of ALiBi, -slope * distance, which replaces position embeddings and has no parameters.
 
-    Press et al. (2022, https://arxiv.org/abs/2108.12409), who use it with causal attention; for keys after the query
-    the distance counts alike. Softmax ignores what is the same for all keys of a query, so causal attention may take
-    `slope * s` for it, a bias [1, N, 1, S] that the attentions without an array of all pairs accept too.
+    Press et al. (2022, https://arxiv.org/abs/2108.12409), who use it with causal attention. Here the distance is
+    symmetric: keys after the query have a negative bias too. A softmax does not change if the same number is added to
+    all logits of a query, so causal attention can use `slope * s` instead, a bias [1, N, 1, S] that attentions without
+    an array of all pairs support.
 
     Args:
       num_heads: N.
       num_queries: T.
       num_keys: S; None means T.
-      offset: how many keys precede the first query; None means S - T, as in `causal_mask`. It may be traced.
+      offset: number of keys before the first query; None means S - T, as in `causal_mask`. It may be traced.
 
     Returns:
       float32 [1, N, T, S], to be passed as `bias`.

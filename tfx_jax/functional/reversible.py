@@ -1,4 +1,4 @@
-"""Residual layers that can be run backwards, so that training need not keep their activations."""
+"""Reversible residual layers: the backward pass recomputes activations from outputs instead of storing them."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 Residual = Callable[..., Array]
-"""`f(params, x, rng, *shared) -> like x`, with the parameters and the PRNG key of one layer."""
+"""`f(params, x, rng, *shared)` with the parameters and the PRNG key of one layer returns an array like x."""
 
 Streams = tuple[Float[Array, "*shape"], Float[Array, "*shape"]]
 
@@ -23,7 +23,7 @@ def reversible_stack(
     *shared: Any,
     rng: Array | None = None,
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    r"""Runs a stack of reversible residual layers, whose activation memory does not grow with their number.
+    r"""Runs a stack of reversible residual layers with activation memory that does not grow with their number.
 
     Equations 7 and 8 of "The Reversible Residual Network" (Gomez et al., 2017, https://arxiv.org/abs/1707.04585); in
     section 3 of the Reformer (Kitaev et al., 2020, https://arxiv.org/abs/2001.04451) f is attention and g the
@@ -32,20 +32,21 @@ def reversible_stack(
         y1 = x1 + f(x2),   y2 = x2 + g(y1).
 
     The backward pass starts from the outputs of the stack and recovers the inputs of each layer, x2 = y2 - g(y1) and
-    x1 = y1 - f(x2), instead of reading them from memory; every function runs three times instead of two. Sums that are
-    rounded are not undone exactly: keep x1 and x2 in float32, whatever f and g compute in. An f that compares (the
-    buckets of LSH, a top-k) may still decide a tie within rounding differently on the way back.
+    x1 = y1 - f(x2), instead of reading them from memory; f and g are each computed three times instead of two. Rounded
+    sums are not undone exactly, so keep x1 and x2 in float32, whatever the dtype inside of f and g. A function with
+    comparisons (LSH buckets, top-k) may still decide a near tie differently in the backward pass.
 
     Args:
-      f: called as f(params, x, rng, *shared); returns an array like x. It must be a pure function and close over no
-        traced array: what it needs is in `params` or `shared`. The same rng in both passes replays dropout exactly.
-      g: as f.
-      params: the parameters of f and those of g, pytrees of floating-point arrays with a leading layer axis, [L, ...].
-      x1: the stream that f adds to, [*shape]. The Reformer starts both streams from the same embeddings.
-      x2: the stream that g adds to, [*shape].
-      shared: what every layer reads besides (a mask, the output of an encoder): any pytrees, differentiated where they
-        are floating point.
-      rng: PRNG key, from which each call of f and g gets its own; None gives None to all.
+      f: called as f(params, x, rng, *shared); returns an array like x. It must be a pure function and must not close
+        over traced arrays: pass these in `params` or `shared`. It gets the same rng in both passes, so that dropout is
+        repeated exactly.
+      g: like f.
+      params: (parameters of f, parameters of g), pytrees of floating-point arrays with a leading layer axis, [L, ...].
+      x1: the stream that f is added to, [*shape]. The Reformer starts both streams from the same embeddings.
+      x2: the stream that g is added to, [*shape].
+      shared: further inputs of all layers (a mask, the output of an encoder): any pytrees; floating-point arrays get
+        gradients.
+      rng: PRNG key, split for all calls of f and g; None passes None to all.
 
     Returns:
       y1 and y2 of the last layer.
@@ -59,7 +60,9 @@ def reversible_stack(
     (5.0, 8.0)
     """
     if (x1.shape, x1.dtype) != (x2.shape, x2.dtype):
-        raise ValueError(f"the streams differ: {x1.dtype} {x1.shape} and {x2.dtype} {x2.shape}")
+        raise ValueError(
+            f"x1 and x2 must have equal shapes and dtypes, got {x1.dtype} {x1.shape} and {x2.dtype} {x2.shape}"
+        )
     f_params, g_params = params
     lengths = {jnp.shape(x)[:1] for x in jax.tree.leaves(params)}
     if len(lengths) != 1 or () in lengths:
@@ -115,7 +118,7 @@ _stack.defvjp(_stack_forward, _stack_backward)
 
 
 def _call(residual: Residual, rngs: Array | None, which: int, others: Any) -> Callable[..., Array]:
-    """The function of one layer, of what is differentiated alone."""
+    """Returns f or g of one layer as a function of its differentiable inputs; `which` is 0 for f, 1 for g."""
 
     def call(params: Any, x: Array, floats: Any) -> Array:
         shared = jax.tree.map(lambda a, b: b if a is None else a, floats, others, is_leaf=lambda x: x is None)

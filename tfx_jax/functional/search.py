@@ -1,15 +1,15 @@
 """Greedy search, sampling and beam search over any step function.
 
-A model takes part through `step_fn(tokens, cache) -> (logits, cache)`: `tokens` [R] are the newest tokens of R rows,
-`logits` [R, V] score the next ones, and `cache` is any pytree. Arrays of the cache have the rows as leading axis,
-scalars are common to all rows, and `BeamInvariant` parts are left alone. `step_fn` closes over what no step changes,
-such as encoder outputs and their mask.
+A model is passed as `step_fn(tokens, cache) -> (logits, cache)`. `tokens` [R] are the newest tokens of R rows,
+`logits` [R, V] score their next tokens, and `cache` is any pytree. Arrays in the cache have the rows as leading axis,
+scalars are shared by all rows, and `BeamInvariant` parts are passed through unchanged. `step_fn` closes over arrays
+that no step changes, such as encoder outputs and their mask.
 
-All three decoders
+All three searches
   * use a float32 softmax over all tokens but PAD, which is never generated;
-  * accept logits of -inf, which forbid tokens; a row without any allowed token gets the log-probability -inf;
+  * accept logits of -inf, which forbid tokens; a row without an allowed token gets the log-probability -inf;
   * feed PAD to finished rows until the last row of the batch has finished;
-  * compile their loop at each bare call: call them inside `jax.jit`.
+  * compile their loop again at each call outside of `jax.jit`: call them inside.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 LEAST_TEMPERATURE = 1e-30
-"""Above it the best log-probability, -log(V) at least, stays finite when it is divided."""
+"""Smallest allowed temperature: the best log-probability, at least -log(V), stays finite when divided by it."""
 
 Cache = Any
 StepFn = Callable[[Int[Array, " R"], Cache], tuple[Float[Array, "R V"], Cache]]
@@ -31,11 +31,11 @@ StepFn = Callable[[Int[Array, " R"], Cache], tuple[Float[Array, "R V"], Cache]]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BeamInvariant:
-    """A part of a cache that stays where it was written when beams change places.
+    """A part of a cache that beam search does not reorder when beams change places.
 
-    Keys and values are large and never change once written: a model that remembers which beam wrote each of them, in an
-    ordinary array that follows the beams, need not have them moved at every step. The search neither repeats such a
-    part for every beam nor looks into it.
+    Keys and values are large and never change once written. A model can avoid moving them at every step: it stores in
+    an ordinary array, which is reordered, which beam wrote each token. Beam search neither repeats a `BeamInvariant`
+    for every beam nor reads it.
     """
 
     value: Any
@@ -51,22 +51,24 @@ def greedy_search(
     eos_id: int,
     pad_id: int = 0,
 ) -> tuple[Int[Array, "B L"], Float[Array, " B"]]:
-    """Takes the most probable token at every step, and EOS at the last position that a row's limit allows.
+    """Takes the most probable token at every step, and EOS at a row's length limit.
 
     Args:
-      step_fn: the model, called with R = B rows; see the head of this file.
-      cache: its state before the first step.
-      start_tokens: what the first step is fed, [B].
-      max_length: L, the most tokens to generate, EOS included; static.
-      length_limits: the most tokens of each row, EOS included, [B]; clipped to 1 .. max_length. None means max_length.
+      step_fn: the model, called with R = B rows; see the docstring of this module.
+      cache: its cache before the first step.
+      start_tokens: inputs of the first step, [B].
+      max_length: L, the maximum number of generated tokens, EOS included; static.
+      length_limits: maximum number of tokens of each row, EOS included, [B]; clipped to 1 .. max_length. None means
+        max_length.
       eos_id: the token that ends a row.
-      pad_id: fills a row after its end and is never generated; -1 where every id is a token.
+      pad_id: fills a row after its end and is never generated; -1 if the vocabulary has no PAD.
 
     Returns:
-      Tokens, [B, L], int32, EOS included and the start token not; and their log-probabilities, [B], float32.
+      Generated tokens, [B, L], int32, with EOS and without the start token; and the log-probability of each row, [B],
+      float32.
 
     Raises:
-      ValueError: if an argument is out of range, or a shape contradicts the number of rows.
+      ValueError: if an argument is out of range, or a shape does not match the number of rows.
 
     >>> table = jnp.log(jnp.array([[0, 0, 0, 1], [0, 0, 0.4, 0.6], [0, 0, 1, 0], [0, 0, 0.5, 0.5]]))  # given the last
     >>> model = lambda tokens, cache: (table[tokens], cache)
@@ -98,42 +100,43 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> tuple[Int[Array, "B L"], Float[Array, " B"]]:
-    """Draws every token from the model: at a temperature, from its `top_k` best tokens, from their nucleus `top_p`.
+    """Samples every token from the model's distribution after `temperature`, `top_k` and `top_p`, in this order.
 
-    The three apply in this order. The nucleus is the smallest set of tokens whose mass reaches `top_p` ("The Curious
-    Case of Neural Text Degeneration", Holtzman et al., 2020, section 3.1, https://arxiv.org/abs/1904.09751); of tokens
-    equally probable at its border the lower ids are in. A row that reaches its limit is cut there, without EOS, and so
-    is an exact draw of the model's first tokens.
+    `top_p` keeps the nucleus, the smallest set of tokens whose probabilities add up to at least `top_p` ("The Curious
+    Case of Neural Text Degeneration", Holtzman et al., 2020, section 3.1, https://arxiv.org/abs/1904.09751). Among
+    equally probable tokens at its border, lower ids are kept first. A row that reaches its limit ends without EOS, so
+    it is an exact sample of the model's first tokens.
 
     Args:
       step_fn: as for `greedy_search`.
       cache: as for `greedy_search`.
       start_tokens: as for `greedy_search`.
-      rng: folded with step and row, so that a row's draw does not depend on how many others there are.
-      row_ids: a number for each row, where many are drawn in parts, [B]; None counts them.
+      rng: PRNG key, folded with the step and the row id, so that a row's sample does not depend on the batch size.
+      row_ids: an integer per row, [B], for rows that are sampled in several batches; None means 0 .. B - 1.
       max_length: as for `greedy_search`.
       length_limits: as for `greedy_search`.
       eos_id: the token that ends a row; None if the model has none.
       pad_id: as for `greedy_search`.
-      temperature: divides the logits; towards 0 the draw becomes greedy.
-      top_k: keep that many of the most probable tokens; None keeps all.
-      top_p: keep the nucleus of that mass; None or 1 keeps all.
+      temperature: divides the logits; close to 0 sampling becomes greedy.
+      top_k: number of most probable tokens to keep; None keeps all.
+      top_p: probability mass of the nucleus to keep; None or 1 keeps all.
 
     Returns:
-      Tokens, [B, L], int32, the start token not included; and their log-probabilities, [B], float32, under the model
-      itself, at temperature 1 and not truncated.
+      Generated tokens, [B, L], int32, without the start token; and the log-probability of each row, [B], float32, under
+      the model's distribution at temperature 1, not truncated.
 
     Raises:
-      ValueError: if an argument is out of range, or a shape contradicts the number of rows.
+      ValueError: if an argument is out of range, or a shape does not match the number of rows.
     """
     if not LEAST_TEMPERATURE <= temperature < jnp.inf:
         raise ValueError(
-            f"temperature={temperature} is not in [{LEAST_TEMPERATURE}, inf); greedy_search takes the best token"
+            f"temperature must be in [{LEAST_TEMPERATURE}, inf), got {temperature}; use greedy_search for the most "
+            "probable token"
         )
     if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k={top_k} keeps no token; give at least 1, or None to keep all")
+        raise ValueError(f"top_k must be at least 1, or None to keep all tokens, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} is no probability mass; give 0 < top_p <= 1, or None to keep all")
+        raise ValueError(f"top_p must be above 0 and at most 1, or None to keep all tokens, got {top_p}")
     buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
     row_ids = jnp.arange(limits.size) if row_ids is None else row_ids
 
@@ -144,8 +147,8 @@ def sample(
             logits, kept = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))
         if top_p is not None and top_p < 1:
             logits = jnp.where(_nucleus(jax.nn.softmax(logits), top_p), logits, -jnp.inf)
-        drawn = jax.vmap(jax.random.categorical)(row_rngs, logits)
-        return drawn if kept is None else jnp.take_along_axis(kept, drawn[:, None], axis=-1)[:, 0]
+        sampled = jax.vmap(jax.random.categorical)(row_rngs, logits)
+        return sampled if kept is None else jnp.take_along_axis(kept, sampled[:, None], axis=-1)[:, 0]
 
     return _generate(step_fn, cache, buffer, limits, choose, eos_id, pad_id)
 
@@ -153,37 +156,38 @@ def sample(
 def with_repetition_penalty(
     step_fn: StepFn, cache: Cache, seen: Bool[Array, "B V"], penalty: float
 ) -> tuple[StepFn, Cache]:
-    """Makes tokens that a row has seen already less probable, for any of the searches.
+    """Wraps a step function so that tokens which a row already contains become less probable.
 
     Section 4.1 of "CTRL" (Keskar et al., 2019, https://arxiv.org/abs/1909.05858): the logits of such tokens are divided
-    by the penalty; negative ones are multiplied by it, as is done since, for the division would raise them.
+    by the penalty. Negative logits are multiplied instead, as later implementations do, because division would raise
+    them.
 
     Args:
-      step_fn: a model as the searches take it.
+      step_fn: the model.
       cache: its cache.
-      seen: which tokens each row has in its prompt, [B, V]; what is generated is added.
-      penalty: above 1 discourages repetition; 1 changes nothing.
+      seen: which tokens the prompt of each row contains, [B, V]; generated tokens are added.
+      penalty: above 1 penalizes repetition; 1 changes nothing.
 
     Returns:
-      A step function and a cache for it.
+      A step function and its cache, for any of the searches.
 
     Raises:
       ValueError: if the penalty is not positive.
     """
     if not penalty > 0:
-        raise ValueError(f"a repetition penalty divides logits and must be positive, got {penalty}")
+        raise ValueError(f"the repetition penalty must be above 0, because it divides logits, got {penalty}")
 
-    def penalised(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
+    def penalized(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         logits, inner = step_fn(tokens, cache["model"])
         seen = cache["seen"].at[jnp.arange(tokens.size), tokens].set(True)
-        weaker = jnp.where(logits > 0, logits / penalty, logits * penalty)
-        return jnp.where(seen, weaker, logits), {"model": inner, "seen": seen}
+        lowered = jnp.where(logits > 0, logits / penalty, logits * penalty)
+        return jnp.where(seen, lowered, logits), {"model": inner, "seen": seen}
 
-    return penalised, {"model": cache, "seen": seen}
+    return penalized, {"model": cache, "seen": seen}
 
 
 class _Paths(NamedTuple):
-    """What greedy search and sampling carry from step to step; C = 1 + L, with the start token in column 0."""
+    """Loop state of greedy search and sampling; C = 1 + L, with the start token in column 0."""
 
     length: Int[Array, ""]
     tokens: Int[Array, "B C"]
@@ -201,22 +205,22 @@ def _generate(
     eos_id: int | None,
     pad_id: int,
 ) -> tuple[Int[Array, "B L"], Float[Array, " B"]]:
-    """Appends what `choose(log_probs, length)` picks until every row has met EOS, its limit or a dead end."""
+    """Appends the tokens of `choose(log_probs, length)` until every row has EOS, its limit or no allowed token."""
 
     def extend(paths: _Paths) -> _Paths:
         length = paths.length + 1
         last = jax.lax.dynamic_index_in_dim(paths.tokens, paths.length, axis=1, keepdims=False)
         log_probs, cache = _next_log_probs(step_fn, last, paths.cache, eos_id, pad_id)
         chosen = choose(log_probs, length)
-        gain = jnp.take_along_axis(log_probs, chosen[:, None], axis=1)[:, 0]
-        is_dead_end = jnp.isneginf(gain)
+        chosen_log_prob = jnp.take_along_axis(log_probs, chosen[:, None], axis=1)[:, 0]
+        is_dead_end = jnp.isneginf(chosen_log_prob)
         is_end = (length >= limits) | is_dead_end
         if eos_id is not None:
             is_end |= chosen == eos_id
         return _Paths(
             length=length,
             tokens=write(paths.tokens, length, jnp.where(paths.is_done | is_dead_end, pad_id, chosen)),
-            log_probs=paths.log_probs + jnp.where(paths.is_done, 0.0, gain),
+            log_probs=paths.log_probs + jnp.where(paths.is_done, 0.0, chosen_log_prob),
             is_done=paths.is_done | is_end,
             cache=cache,
         )
@@ -235,29 +239,29 @@ def _generate(
 def next_logits(
     step_fn: StepFn, tokens: Int[Array, " R"], cache: Cache, eos_id: int | None, pad_id: int
 ) -> tuple[Float[Array, "R V"], Cache]:
-    """What the model says of the next token, in float32, with PAD impossible."""
+    """Returns the model's float32 logits of the next token, with -inf for PAD, and the new cache."""
     logits, cache = step_fn(tokens, cache)
     if logits.ndim != 2 or logits.shape[0] != tokens.size:
-        raise ValueError(f"step_fn returned logits of shape {logits.shape} for {tokens.size} rows; expected [rows, V]")
+        raise ValueError(f"step_fn must return logits of shape [{tokens.size}, V], got {logits.shape}")
     vocab_size = logits.shape[1]
     if eos_id is not None and not 0 <= eos_id < vocab_size:
-        raise ValueError(f"eos_id={eos_id} is outside the vocabulary: step_fn returned V={vocab_size} logits")
+        raise ValueError(f"eos_id must be in 0 .. {vocab_size - 1}, the logits that step_fn returned, got {eos_id}")
     return without_token(logits.astype(jnp.float32), pad_id), cache
 
 
 def without_token(logits: Float[Array, "*rows V"], token: int) -> Float[Array, "*rows V"]:
-    """Makes a token, if there is such a one, impossible: in place under jit, where a mask writes all logits again."""
+    """Sets the logit of a token to -inf, if the token exists; under jit in place, unlike a mask over all logits."""
     return logits.at[..., token].set(-jnp.inf) if 0 <= token < logits.shape[-1] else logits
 
 
 def log_normalizer(logits: Float[Array, "*rows V"]) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """The two numbers that make logits log-probabilities: (logit - first) - second.
+    """Returns (largest logit, log of the sum of exp(logit - largest)): log-probability = (logit - first) - second.
 
-    Where no token is allowed both are 0, so that every log-probability is -inf and none is NaN.
+    If no token is allowed, both are 0, so that all log-probabilities are -inf and none is NaN.
     """
     largest = logits.max(axis=-1)
     largest = jnp.where(jnp.isneginf(largest), 0.0, largest)
-    # The largest itself adds 1, so this is the sum wherever there is anything to sum.
+    # The largest logit contributes 1, so the maximum changes the sum only if no token is allowed.
     total = jnp.maximum(jnp.exp(logits - largest[..., None]).sum(axis=-1), 1.0)
     return largest, jnp.log(total)
 
@@ -272,10 +276,10 @@ def _next_log_probs(
 
 
 def _nucleus(probs: Float[Array, "R V"], top_p: float) -> Bool[Array, "R V"]:
-    """True for the smallest set of tokens whose mass reaches `top_p`.
+    """Returns True for the smallest set of tokens whose probabilities add up to at least `top_p`.
 
-    Bisects the bit pattern of the probability at the border: positive floats are ordered as their bits are. For 16 rows
-    of 32,000 tokens on CPU these 31 passes take 5 ms, a sort 90.
+    Bisects the bit pattern of the probability at the border, because positive floats are ordered like their bits. For
+    16 rows of 32,000 tokens on CPU these 31 passes take 5 ms, a sort 90 ms.
     """
     bits = jax.lax.bitcast_convert_type(probs, jnp.int32)
 
@@ -293,46 +297,56 @@ def _nucleus(probs: Float[Array, "R V"], top_p: float) -> Bool[Array, "R V"]:
     return (bits > border) | (is_tied & (mass_before < top_p))
 
 
-def is_pinned(part: Any) -> bool:
-    """Whether a part of a cache is to be left alone."""
+def is_beam_invariant(part: Any) -> bool:
+    """Whether a part of a cache is a `BeamInvariant`."""
     return isinstance(part, BeamInvariant)
 
 
 def write(tokens: Int[Array, "*rows C"], column: Int[Array, ""], values: Int[Array, "*rows"]) -> Int[Array, "..."]:
-    """Puts one token into the same column of every row."""
+    """Writes one token per row into the same column of all rows."""
     return jax.lax.dynamic_update_index_in_dim(tokens, values.astype(tokens.dtype), column, axis=-1)
 
 
 def check_arguments(
     cache: Cache, start_tokens: Array, max_length: int, length_limits: Array | None, eos_id: int | None, pad_id: int
 ) -> tuple[Int[Array, "B C"], Int[Array, " B"]]:
-    """Token buffer, with start tokens in column 0 and PAD in the L columns after it, and the limit of every row."""
+    """Checks the arguments of a search.
+
+    Returns:
+      A token buffer with the start tokens in column 0 and PAD in the L columns after it, and the limit of every row.
+    """
     starts = jnp.asarray(start_tokens, jnp.int32)
     limits = jnp.asarray(jnp.full_like(starts, max_length) if length_limits is None else length_limits, jnp.int32)
     if starts.ndim != 1 or limits.shape != starts.shape:
-        raise ValueError(f"start_tokens {starts.shape} and length_limits {limits.shape} must have one shape, [B]")
+        raise ValueError(
+            f"start_tokens and length_limits must both have shape [B], got {starts.shape} and {limits.shape}"
+        )
     if max_length < 1:
-        raise ValueError(f"max_length={max_length} leaves no room for a token")
+        raise ValueError(f"max_length must be at least 1, got {max_length}")
     if eos_id == pad_id:
-        raise ValueError(f"eos_id and pad_id are both {eos_id}, but PAD is never generated: no row could end")
-    for path, leaf in jax.tree.leaves_with_path(cache, is_leaf=is_pinned):
-        if not is_pinned(leaf) and jnp.ndim(leaf) and leaf.shape[0] != starts.size:
+        raise ValueError(
+            f"eos_id and pad_id must differ, got {eos_id} for both: PAD is never generated, so no row could end"
+        )
+    for path, leaf in jax.tree.leaves_with_path(cache, is_leaf=is_beam_invariant):
+        if not is_beam_invariant(leaf) and jnp.ndim(leaf) and leaf.shape[0] != starts.size:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise ValueError(f"cache {name} has shape {leaf.shape}, but start_tokens has {starts.size} rows")
+            raise ValueError(
+                f"cache {name} must have {starts.size} rows, like start_tokens, as first axis, got shape {leaf.shape}"
+            )
     buffer = jnp.full((starts.size, 1 + max_length), pad_id, jnp.int32).at[:, 0].set(starts)
     return buffer, jnp.clip(limits, 1, max_length)
 
 
-_BLOCKS = range(128, 513)  # how many tokens of the vocabulary are ranked by the best of them first
+_BLOCKS = range(128, 513)  # allowed sizes of the blocks of the vocabulary in `_best_alive`
 
 
 class BeamSearchResult(NamedTuple):
-    """What beam search found, best hypothesis first.
+    """Result of beam search, best hypothesis first.
 
     Attributes:
-      tokens: [B, W, L], int32, EOS included and PAD after it, without the start token. A hypothesis that does not
-        exist, because the vocabulary or the limit allows fewer than W, is all PAD.
-      scores: log-probability over length penalty, [B, W], float32; -inf for a hypothesis that does not exist.
+      tokens: [B, W, L], int32, with EOS and PAD after it, without the start token. If the vocabulary or the limit
+        allows fewer than W hypotheses, the missing ones are all PAD.
+      scores: log-probability divided by length penalty, [B, W], float32; -inf for missing hypotheses.
     """
 
     tokens: Int[Array, "B W L"]
@@ -352,41 +366,42 @@ def beam_search(
     length_penalty: float = 0.6,
     length_penalty_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> BeamSearchResult:
-    r"""Searches for the hypotheses Y of highest score log P(Y) / ((5 + |Y|) / 6)^length_penalty.
+    r"""Searches for the hypotheses Y with the highest scores log P(Y) / ((5 + |Y|) / 6)^length_penalty.
 
     The score is equation 14 of "Google's Neural Machine Translation System" (Wu et al., 2016,
     https://arxiv.org/abs/1609.08144) without its coverage term; |Y| counts EOS. Only sequences that end in EOS are
-    hypotheses; at the last position of a row's limit nothing but EOS may follow, so that there always is one.
+    hypotheses. At a row's length limit only EOS may follow, so that there is always a hypothesis.
 
-    Each step ranks all continuations of a row's W sequences. Those among the W best that end in EOS compete by score
-    for the row's W finished places; the W best of the others live on. The search stops when in no row a living sequence
-    could still win such a place, and not earlier. More steps would change nothing, so a row's result does not depend on
-    the rest of the batch.
+    Each step ranks all continuations of a row's W living sequences. Those among the W best that end in EOS compete by
+    score for the W finished hypotheses of the row. The W best of the others are the new living sequences. The search
+    stops when no living sequence of any row could become one of the W finished hypotheses. More steps would change
+    nothing, so a row's result does not depend on the rest of the batch.
 
     Args:
-      step_fn: called with R = B * W rows, the W of one input side by side: what it closes over may stay [B, ...] if it
-        views its rows as [B, W, ...].
-      cache: before the first step, with B rows; repeated W times here, its rows then follow their sequences. What is
-        `BeamInvariant` does neither.
+      step_fn: called with R = B * W rows, the W beams of an input next to each other. It may close over arrays [B, ...]
+        if it views its rows as [B, W, ...].
+      cache: cache before the first step, with B rows. The search repeats each row W times and reorders the rows with
+        their sequences, except in `BeamInvariant` parts.
       start_tokens: as for `greedy_search`.
       beam_size: W.
       max_length: as for `greedy_search`.
       length_limits: as for `greedy_search`.
       eos_id: as for `greedy_search`.
       pad_id: as for `greedy_search`.
-      length_penalty: 0 compares log-probabilities, which favors the short; more favors the long.
-      length_penalty_fn: from lengths |Y| to what divides their log-probabilities, instead of the equation; longer ones
-        must not have less. `lambda length: length**p` gives what Hugging Face's `generate` finds and scores with
-        `length_penalty=p, early_stopping="never"`. Its defaults stop before the search can know the best. Two more
-        differences: what it forces (`forced_eos_token_id`) counts as certain, where EOS at the limit has its
-        probability here, and what it forbids (`bad_words_ids`, which PAD is in for Marian) keeps its share of the
-        probabilities, unless `renormalize_logits` is set.
+      length_penalty: exponent of the equation. 0 compares log-probabilities, which favors short hypotheses; larger
+        values favor long ones.
+      length_penalty_fn: replaces ((5 + |Y|) / 6)^length_penalty: maps lengths |Y| to positive divisors, which must not
+        decrease with the length. `lambda length: length**p` gives the hypotheses and scores of Hugging Face's
+        `generate` with `length_penalty=p, early_stopping="never"`; its defaults stop before the best hypothesis is
+        certain. Two more differences to `generate`: a forced token (`forced_eos_token_id`) counts there as certain,
+        while EOS at the limit keeps its probability here; and forbidden tokens (`bad_words_ids`, which contain PAD for
+        Marian) keep their share of the probability there, unless `renormalize_logits` is set.
 
     Returns:
-      The W best hypotheses of every row that were found, with their scores.
+      The W best hypotheses of every row, with their scores.
 
     Raises:
-      ValueError: if an argument is out of range, or a shape contradicts the number of rows.
+      ValueError: if an argument is out of range, or a shape does not match the number of rows.
 
     >>> table = jnp.log(jnp.array([[0, 0, 0, 1], [0, 0, 0.4, 0.6], [0, 0, 1, 0], [0, 0, 0.5, 0.5]]))  # given the last
     >>> model = lambda tokens, cache: (table[tokens], cache)
@@ -396,27 +411,29 @@ def beam_search(
     ([[[2, 0, 0], [3, 2, 0]]], ['0.40', '0.30'])
     """
     if beam_size < 1:
-        raise ValueError(f"beam_size={beam_size} is not positive")
+        raise ValueError(f"beam_size must be at least 1, got {beam_size}")
     if not length_penalty >= 0:
-        raise ValueError(f"length_penalty={length_penalty} is negative: the search could not tell when to stop")
+        raise ValueError(
+            f"length_penalty must be at least 0, or the search could not tell when to stop, got {length_penalty}"
+        )
     buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
-    # One table for scores and bound alike: they must agree to the last bit for the bound to hold.
+    # Scores and the stopping bound use the same table: the bound holds only if they agree to the last bit.
     lengths = np.arange(1.0, max_length + 1)
-    with np.errstate(over="ignore"):  # refused below
+    with np.errstate(over="ignore"):  # an overflow raises ValueError below
         penalties = ((5 + lengths) / 6) ** length_penalty if length_penalty_fn is None else length_penalty_fn(lengths)
         penalties = np.broadcast_to(np.asarray(penalties, np.float32), lengths.shape)
     if length_penalty_fn is None and not np.isfinite(penalties[-1]):
         raise ValueError(
-            f"length_penalty={length_penalty} is too large for max_length={max_length}: published are 0 to 2"
+            f"length_penalty={length_penalty} overflows float32 for max_length={max_length}: use 0 to 2, as published"
         )
     if not (penalties[0] > 0 and np.all(np.diff(penalties) >= 0)):
-        raise ValueError("length_penalty_fn must give every length a positive number, and longer ones no less")
+        raise ValueError("length_penalty_fn must return positive numbers that do not decrease with the length")
     penalties = jnp.asarray(penalties)
     penalties_at_limit = penalties[limits - 1]
 
     def may_improve(beams: _Beams) -> Bool[Array, ""]:
-        # A log-probability only falls as a sequence grows, and no penalty exceeds the one at the limit. There a row has
-        # no living sequence left, so this also ends the loop at max_length.
+        # A log-probability only falls as a sequence grows, and the penalty is largest at the limit, so this bounds the
+        # score of all extensions. At its limit a row has no living sequence left, so the loop ends at max_length.
         best_score = beams.log_probs[:, 0] / penalties_at_limit
         return jnp.any(best_score > beams.finished_scores[:, -1])
 
@@ -443,18 +460,18 @@ def beam_search(
 
 
 class _Beams(NamedTuple):
-    """What beam search carries from step to step; C = 1 + L, with the start token in column 0."""
+    """Loop state of beam search; C = 1 + L, with the start token in column 0."""
 
-    length: Int[Array, ""]  # tokens of each living sequence, the start token not counted
+    length: Int[Array, ""]  # tokens of each living sequence, without the start token
     tokens: Int[Array, "B W C"]  # living sequences, best first
-    log_probs: Float[Array, "B W"]  # theirs; -inf where there is no sequence
+    log_probs: Float[Array, "B W"]  # log-probabilities of the living sequences; -inf where there is none
     finished_tokens: Int[Array, "B W C"]
     finished_scores: Float[Array, "B W"]
     cache: Cache  # B * W rows
 
 
 def _first_beams(cache: Cache, buffer: Int[Array, "B C"], beam_size: int, pad_id: int) -> _Beams:
-    """One living sequence for each row, the empty one, and nothing finished."""
+    """Returns the initial state: the empty sequence as the only living one of each row, and no finished hypothesis."""
     tokens = jnp.repeat(buffer[:, None], beam_size, axis=1)
     nothing = jnp.full(tokens.shape[:2], -jnp.inf, jnp.float32)
     return _Beams(
@@ -468,10 +485,10 @@ def _first_beams(cache: Cache, buffer: Int[Array, "B C"], beam_size: int, pad_id
 
 
 class _Past(NamedTuple):
-    """What makes a logit the log-probability of a whole sequence, for each of B x W sequences.
+    """Terms that turn the logit of a token into the log-probability of the extended sequence, for B x W sequences.
 
-    Log-probabilities of all B * W * V continuations are never written down: one pass over the logits normalizes them, a
-    second one finds where the best are.
+    So the log-probabilities of all B * W * V continuations are never stored: one pass over the logits computes the
+    normalizers, and a second one finds the best tokens.
     """
 
     log_probs: Float[Array, "B W"]
@@ -479,6 +496,7 @@ class _Past(NamedTuple):
     log_total: Float[Array, "B W"]
 
     def extended_by(self, logits: Float[Array, "B W *tokens"]) -> Float[Array, "B W *tokens"]:
+        """Returns the log-probabilities of the sequences extended by tokens with these logits."""
         shape = (*self.log_probs.shape, *[1] * (logits.ndim - 2))
         log_probs, largest, log_total = (array.reshape(shape) for array in self)
         return log_probs + ((logits - largest) - log_total)
@@ -487,15 +505,15 @@ class _Past(NamedTuple):
 def _best_alive(
     logits: Float[Array, "B W V"], past: _Past, is_last: Bool[Array, " B"]
 ) -> tuple[Float[Array, "B W"], Int[Array, "B W"], Int[Array, "B W"]]:
-    """The W best continuations, none in a row that is at its limit: log-probability, parent, token.
+    """Returns log-probability, parent and token of the W best continuations; -inf in rows at their limit.
 
-    They lie in the W blocks of the vocabulary whose best continuations are best. Of equal ones, the same are taken as
-    by ranking all W * V at once: those of the first parents, and of these the first tokens. Ranking all took 2.6 times
-    as long on CPU, the normalization included (B = 16, W = 4, V = 37,000: 7.2 against 2.8 ms).
+    The W best continuations are in the W blocks of the vocabulary with the best maxima, so only these are ranked. Ties
+    are resolved as by ranking all W * V continuations: first parents first, then lower token ids. Ranking all took 2.6
+    times as long on CPU, including the normalization (B = 16, W = 4, V = 37,000: 7.2 against 2.8 ms).
     """
     batch, beam_size, vocab_size = logits.shape
     past = past._replace(log_probs=jnp.where(is_last[:, None], -jnp.inf, past.log_probs))
-    # A block that divides the vocabulary leaves no rest, for which XLA would copy all of the logits.
+    # Prefer a block size that divides the vocabulary: for a remainder XLA would copy all logits.
     block = next((size for size in _BLOCKS if vocab_size % size == 0), min(_BLOCKS[0], vocab_size))
     whole = vocab_size - vocab_size % block
     best = logits[..., :whole].reshape(batch, beam_size, -1, block).max(axis=-1)
@@ -503,24 +521,27 @@ def _best_alive(
         best = jnp.concatenate([best, logits[..., whole:].max(axis=-1, keepdims=True)], axis=-1)
     num_blocks = best.shape[-1]
     _, blocks = jax.lax.top_k(past.extended_by(best).reshape(batch, -1), beam_size)
-    blocks = jnp.sort(blocks, axis=-1)  # `top_k` prefers the first of equal ones below
+    blocks = jnp.sort(blocks, axis=-1)  # so that `top_k` below, which prefers the first of equal values, resolves ties
     parents = blocks // num_blocks
-    places = (blocks % num_blocks * block)[..., None] + jnp.arange(block)[None, None]
-    tokens = jnp.minimum(places, vocab_size - 1)
+    token_ids = (blocks % num_blocks * block)[..., None] + jnp.arange(block)[None, None]  # may exceed V in the last
+    tokens = jnp.minimum(token_ids, vocab_size - 1)
     picked = (parents[..., None] * vocab_size + tokens).reshape(batch, -1)
     picked = jnp.take_along_axis(logits.reshape(batch, -1), picked, axis=1).reshape(tokens.shape)
     past = _Past(*(jnp.take_along_axis(array, parents, axis=1) for array in past))
-    totals = past.extended_by(jnp.where(places < vocab_size, picked, -jnp.inf)).reshape(batch, -1)
-    log_probs, places = jax.lax.top_k(totals, beam_size)
+    totals = past.extended_by(jnp.where(token_ids < vocab_size, picked, -jnp.inf)).reshape(batch, -1)
+    log_probs, best_index = jax.lax.top_k(totals, beam_size)
     return (
         log_probs,
-        jnp.take_along_axis(parents, places // block, axis=1),
-        jnp.take_along_axis(tokens.reshape(batch, -1), places, axis=1),
+        jnp.take_along_axis(parents, best_index // block, axis=1),
+        jnp.take_along_axis(tokens.reshape(batch, -1), best_index, axis=1),
     )
 
 
 def _among_best(finished: Float[Array, "B W"], alive: Float[Array, "B W"]) -> Float[Array, "B W"]:
-    """`finished` where it is among the W best of both, else -inf: what a beam of W drops must not finish either."""
+    """Returns `finished` where it is among the W best of `finished` and `alive`, else -inf.
+
+    A sequence that a beam of W would drop must not become a finished hypothesis either.
+    """
     worst_kept = jax.lax.top_k(jnp.concatenate([finished, alive], axis=1), finished.shape[1])[0][:, -1:]
     return jnp.where(finished >= worst_kept, finished, -jnp.inf)
 
@@ -528,18 +549,21 @@ def _among_best(finished: Float[Array, "B W"], alive: Float[Array, "B W"]) -> Fl
 def _keep_best(
     beams: _Beams, scores: Float[Array, "B W"], eos_id: int
 ) -> tuple[Int[Array, "B W C"], Float[Array, "B W"]]:
-    """The W best of the finished hypotheses and the living sequences with EOS appended, whose scores are given."""
+    """Returns tokens and scores of the W best among the finished hypotheses and the living sequences plus EOS.
+
+    `scores` are the scores of the living sequences with EOS appended.
+    """
     extended_tokens = write(beams.tokens, beams.length + 1, jnp.full(scores.shape, eos_id, jnp.int32))
-    # The old come first: `top_k` prefers them when scores are equal, so that -inf never replaces the blank hypothesis.
+    # Finished hypotheses come first: `top_k` prefers them if scores are equal, so -inf never replaces an empty entry.
     scores, kept = jax.lax.top_k(jnp.concatenate([beams.finished_scores, scores], axis=1), scores.shape[1])
     tokens = jnp.concatenate([beams.finished_tokens, extended_tokens], axis=1)
     return jnp.take_along_axis(tokens, kept[..., None], axis=1), scores
 
 
 def _follow(cache: Cache, parents: Int[Array, "B W"]) -> Cache:
-    """Gives every sequence the cache rows of its parent.
+    """Reorders the cache so that every sequence has the cache rows of its parent.
 
-    The batch stays an axis of the gather, which then needs no communication when the rows are sharded over devices.
+    The batch stays a separate axis of the gather, so that it needs no communication if rows are sharded over devices.
     """
     take_beams = jax.vmap(lambda beams, chosen: jnp.take(beams, chosen, axis=0, mode="clip"))
 
@@ -550,7 +574,9 @@ def _follow(cache: Cache, parents: Int[Array, "B W"]) -> Cache:
 
 
 def _map_rows(fn: Callable[[Array], Array], cache: Cache) -> Cache:
-    """Applies `fn` to what has a row for each sequence."""
+    """Applies `fn` to all arrays of the cache that have a row per sequence."""
     return jax.tree.map(
-        lambda leaf: fn(leaf) if not is_pinned(leaf) and jnp.ndim(leaf) else leaf, cache, is_leaf=is_pinned
+        lambda leaf: leaf if is_beam_invariant(leaf) or not jnp.ndim(leaf) else fn(leaf),
+        cache,
+        is_leaf=is_beam_invariant,
     )

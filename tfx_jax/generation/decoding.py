@@ -87,6 +87,7 @@ class Sampling:
 
 
 Search = Greedy | BeamSearch | Sampling
+"""How the tokens of an output are chosen."""
 
 
 def decode(

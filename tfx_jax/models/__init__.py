@@ -8,6 +8,7 @@ from tfx_jax.models.bert import (
     BertNextSentence,
     BertPretraining,
     BertQuestionAnswering,
+    BertReplacedTokens,
     BertTagger,
 )
 from tfx_jax.models.captioning import Captioner, CaptionerConfig
@@ -22,7 +23,7 @@ from tfx_jax.models.reformer import Reformer, ReformerConfig
 from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.seq2vec import Seq2Vec, Seq2VecConfig
-from tfx_jax.models.t5 import T5, T5Config
+from tfx_jax.models.t5 import T5, T5Config, T5Encoder
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
@@ -37,6 +38,7 @@ __all__ = [
     "BertNextSentence",
     "BertPretraining",
     "BertQuestionAnswering",
+    "BertReplacedTokens",
     "BertTagger",
     "Captioner",
     "CaptionerConfig",
@@ -64,6 +66,7 @@ __all__ = [
     "Seq2Vec",
     "Seq2VecConfig",
     "T5Config",
+    "T5Encoder",
     "Transformer",
     "TransformerConfig",
     "TransformerXL",

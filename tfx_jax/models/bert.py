@@ -1,4 +1,7 @@
-"""BERT (Devlin et al., 2019), its variants with sparse attention, and its heads."""
+"""BERT (Devlin et al., 2019), the encoders that differ from it by options, and their heads.
+
+These are RoBERTa, DistilBERT, ELECTRA and ALBERT, and Longformer and BigBird with their sparse attention.
+"""
 
 import copy
 import dataclasses
@@ -20,12 +23,15 @@ from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Lea
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
-INITS = ("paper", "matching")
-"""Ways to draw the parameters, see `BertConfig.init`."""
+POOLERS = {"tanh": jnp.tanh, "gelu": ACTIVATIONS["gelu"], "relu": ACTIVATIONS["relu"]}
+"""Activations of the layer over the first token's vector: of BERT, ELECTRA and DistilBERT."""
 
-# Vocabulary, layers, width and heads of each published model; a head has 64 numbers and d_ff is 4 * d_model in all.
-# Base and large: Devlin et al. (2019), section 3. The small ones: Turc et al. (2019), table 1, with the names that
-# Google gave them afterwards. The vocabularies are those of the released files.
+INITS = ("paper", "matching")
+"""Schemes of initialization, see `BertConfig`."""
+
+# vocab_size, num_layers, d_model and num_heads of each published model; heads have size 64 and d_ff is 4 * d_model.
+# Base and large: Devlin et al. (2019), section 3. Smaller models: Turc et al. (2019), table 1, with the names that
+# Google gave them later. Vocabulary sizes are those of the released files.
 _SIZES = {
     "bert-tiny": (30_522, 2, 128, 2),
     "bert-mini": (30_522, 4, 256, 4),
@@ -43,36 +49,42 @@ _SIZES = {
 @documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class BertConfig:
-    """Sizes of a BERT; the defaults are those of the uncased base model.
+    """Configuration of a BERT; the defaults are the uncased base model.
 
-    `init` says how parameters are drawn, offsets 0 and gains 1 in any case. "paper" is the authors' program: normal,
-    deviation 0.02, matrices cut off at two deviations. "matching" is for a model that has little text to learn from,
-    above all one that compares two texts: from the start, every head attends to what is like the token itself. The
-    deviation is d_model**-0.5, which keeps the size of what goes through a matrix; the keys' matrices are the queries';
-    and positions and segments have a fifth of it, so that they do not hide the tokens.
+    `init` chooses the initialization; biases start at 0 and norm scales at 1 in both schemes. "paper" follows the
+    authors' program: normal with standard deviation 0.02, matrices truncated at two standard deviations. "matching" is
+    for models trained on little text, above all those that compare two texts: from the start, each head attends to
+    tokens that resemble the query's token. Its standard deviation is d_model**-0.5, so that a matrix preserves the norm
+    of its input. Key matrices are copies of the query matrices. Position and segment vectors have a fifth of that
+    deviation, so that token vectors dominate their sum.
     """
 
     vocab_size: int = at_least(0, 30_522)
-    num_segments: int = at_least(0, 2)
-    max_length: int = at_least(1, 512)  # tokens: the learned positions
-    first_position: int = at_least(0, 0)  # row of the table of positions that the first token has; 2 in Longformer
+    num_segments: int = at_least(0, 2)  # number of token types; 0: the model has no token_type_ids, as DistilBERT
+    max_length: int = at_least(1, 512)  # longest sequence in tokens; positions are learned
+    first_position: int = at_least(0, 0)  # index of the first token in the table of positions; 2 in Longformer
     num_layers: int = at_least(1, 12)
+    share_layers: bool = False  # whether all layers have the same parameters: ALBERT
     d_model: int = at_least(1, 768)
+    embedding_size: int | None = at_least(1, None)  # of embeddings, below a projection to d_model; None: d_model
     num_heads: int = at_least(1, 12)
     d_ff: int | None = at_least(1, None)  # None: 4 * d_model
-    dropout_rate: float = fraction(0.1)  # of each sublayer's output and of the sums of the three embeddings
-    attention_dropout_rate: float = fraction(0.1)  # of the attention weights
-    head_dropout_rate: float | None = fraction(None)  # of what classifiers read; None: dropout_rate
-    activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is the exact one
+    dropout_rate: float = fraction(0.1)  # dropout of each sublayer's output and of the sum of the three embeddings
+    attention_dropout_rate: float = fraction(0.1)  # dropout of attention weights
+    has_pooler: bool = True  # whether a model without a head has a linear layer over the first token's vector
+    pooler_activation: str = one_of(POOLERS, "tanh")  # activation of that layer, also where it is part of a head
+    is_tied: bool = True  # true: logits of masked tokens use the embedding; false: a separate output matrix
+    head_dropout_rate: float | None = fraction(None)  # dropout before a classifier or tagger; None: dropout_rate
+    activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is exact; "gelu_tanh" approximates it
     layer_norm_epsilon: float = at_least(0, 1e-12)
-    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
-    max_global_tokens: int = at_least(0, 0)  # beside "window" attention, with projections of their own: Longformer
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # attention of every layer
+    max_global_tokens: int = at_least(0, 0)  # above 0: a Longformer, "window" attention plus so many global tokens
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # names of the classes, for models that classify
-    problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
-    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
-    init: str = one_of(INITS, "paper")  # how parameters are drawn, see above
-    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
-    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
+    problem_type: str | None = None  # kept for export to Hugging Face, which chooses a loss by it; unused here
+    dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
+    init: str = one_of(INITS, "paper")  # initialization, see above
+    remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
+    unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
 
     kind: ClassVar[str] = "bert"
     is_causal: ClassVar[bool] = False
@@ -80,10 +92,10 @@ class BertConfig:
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "BertConfig":
-        """The sizes of a published model: "bert-tiny", "bert-base-uncased", "bert-large-cased" and so on.
+        """Returns the configuration of a published model such as "bert-tiny", "bert-base-uncased", "bert-large-cased".
 
         Raises:
-          ValueError: for another name.
+          ValueError: if `name` is unknown; the message lists the names.
         """
         if name not in _SIZES:
             raise ValueError(f"no published BERT is called {name!r}; there are {', '.join(_SIZES)}")
@@ -97,8 +109,11 @@ class BertConfig:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.max_global_tokens and self.attention.name != "window":
             raise ValueError(
-                f"max_global_tokens={self.max_global_tokens} is for window attention, not for {self.attention.name}"
+                f"max_global_tokens={self.max_global_tokens} needs attention.name='window', got {self.attention.name!r}"
             )
+
+        if self.share_layers and len(self.attention.names) > 1:
+            raise ValueError(f"share_layers is for layers of one attention, not for {self.attention.name}")
 
     def tiny(self, *, max_length: int) -> None:
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
@@ -106,11 +121,11 @@ class BertConfig:
 
 
 class BertOutput(NamedTuple):
-    """What a text becomes.
+    """Outputs of the encoder.
 
     Attributes:
-      sequence: a vector for each token, [B, T, D].
-      pooled: one for the whole text, made from that of its first token, [B, D]; None without a pooler.
+      sequence: the last layer's vector of each token, [B, T, D].
+      pooled: output of the pooler, tanh of a linear map of the first token's vector, [B, D]; None without a pooler.
     """
 
     sequence: Float[Array, "B T D"]
@@ -118,17 +133,18 @@ class BertOutput(NamedTuple):
 
 
 class GlobalAttention(MultiHeadAttention):
-    """Attention in a window, beside global tokens that have projections of their own (Beltagy et al., 2020)."""
+    """Sliding-window attention plus global tokens with separate projections (Beltagy et al., 2020)."""
 
     def __init__(self, d_model: int, num_heads: int, *, max_global_tokens: int, window: int, **options: Any):
-        """Initializes the projections; options are those of `MultiHeadAttention`."""
+        """Initializes both sets of projections; `options` are those of `MultiHeadAttention`."""
         attend = functools.partial(longformer_attention, window=window, max_global_tokens=max_global_tokens)
         super().__init__(d_model, num_heads, attention_fn=attend, **options)
-        again = MultiHeadAttention(d_model, num_heads, **options)
-        self.global_query, self.global_key, self.global_value = again.query, again.key, again.value
+        global_attention = MultiHeadAttention(d_model, num_heads, **options)
+        self.global_query, self.global_key = global_attention.query, global_attention.key
+        self.global_value = global_attention.value
 
     def attend(self, x: Array, key: Array, value: Array, *, global_mask: Any = None, **options: Any) -> Any:
-        """As of `MultiHeadAttention`, with the tokens that are global, [B, T]; None means none."""
+        """Adds `global_mask` to `MultiHeadAttention.attend`: True for global tokens, [B, T]; None means none."""
         if global_mask is not None:
             projected = {name: getattr(self, name)(x) for name in ("global_query", "global_key", "global_value")}
             options |= {"global_mask": global_mask, **projected}
@@ -142,7 +158,7 @@ class Bert(nnx.Module):
     attention a BigBird (Zaheer et al., 2020, https://arxiv.org/abs/2007.14062).
 
     Attributes:
-      name_below_heads: by which the models of `tfx_jax.models.bert` have it.
+      name_below_heads: the attribute under which `BertWithHead` holds its encoder.
     """
 
     name_below_heads = "bert"
@@ -151,40 +167,38 @@ class Bert(nnx.Module):
         self,
         config: BertConfig,
         *,
-        use_pooler: bool = True,
         attention_fn: AttentionFn | None = None,
         rngs: nnx.Rngs,
     ):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
-          use_pooler: whether there is a linear layer with tanh over the first token's vector.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other, or there is no such activation or init.
+          ValueError: if sizes contradict each other, or `activation`, `init` or the attention's options are invalid.
         """
         c = config
         c.validate()
         c.attention.check()
         if c.init not in INITS:
-            raise ValueError(f"init={c.init!r} is none of {', '.join(INITS)}")
+            raise ValueError(f"init must be one of {', '.join(INITS)}, got {c.init!r}")
         if c.activation not in ACTIVATIONS:
-            raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         dtype = jnp.dtype(c.dtype)
         residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, epsilon=c.layer_norm_epsilon)
 
-        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+        def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             options: dict[str, Any] = {"use_bias": True, "dropout_rate": c.attention_dropout_rate}
             options |= {"dtype": dtype, "rngs": rngs}
             if c.max_global_tokens:
-                window = {"window": own.options.window or 0, "max_global_tokens": c.max_global_tokens}
+                window = {"window": layer_attention.options.window or 0, "max_global_tokens": c.max_global_tokens}
                 attention = GlobalAttention(c.d_model, c.num_heads, **window, **options)
             else:
-                core = attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
+                core = attention_fn or layer_attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
                 attention = MultiHeadAttention(c.d_model, c.num_heads, attention_fn=core, **options)
             d_ff = 4 * c.d_model if c.d_ff is None else c.d_ff
             feed_forward = FeedForward(c.d_model, d_ff, activation_fn=ACTIVATIONS[c.activation], dtype=dtype, rngs=rngs)
@@ -195,14 +209,18 @@ class Bert(nnx.Module):
                 attention.key.kernel[...] = attention.query.kernel[...]
             return EncoderLayer(attention, feed_forward, residual)
 
-        of_tokens = _init_stddev(c)
-        beside = {"init_stddev": of_tokens / 5 if c.init == "matching" else of_tokens, "rngs": rngs}
-        self.embedding = Embedding(c.vocab_size, c.d_model, init_stddev=of_tokens, dtype=dtype, rngs=rngs)
-        self.token_types = Embedding(c.num_segments, c.d_model, dtype=dtype, **beside)
-        self.positions = LearnedPositions(c.first_position + c.max_length, c.d_model, **beside)
-        self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
-        self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
-        self.pooler = make_dense(c, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
+        token_stddev = _init_stddev(c)
+        added = {"init_stddev": token_stddev / 5 if c.init == "matching" else token_stddev, "rngs": rngs}
+        size = c.embedding_size or c.d_model
+        self.embedding = Embedding(c.vocab_size, size, init_stddev=token_stddev, dtype=dtype, rngs=rngs)
+        self.token_types = Embedding(c.num_segments, size, dtype=dtype, **added) if c.num_segments else None
+        self.positions = LearnedPositions(c.first_position + c.max_length, size, **added)
+        self.norm = LayerNorm(size, epsilon=c.layer_norm_epsilon)
+        project = functools.partial(Linear, size, c.d_model, kernel_init=_matrix_init(c), dtype=dtype, rngs=rngs)
+        self.projection = None if c.embedding_size is None else project()
+        num_layers = 1 if c.share_layers else c.num_layers
+        self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), num_layers, rngs)
+        self.pooler = make_dense(c, c.d_model, dtype=dtype, rngs=rngs) if c.has_pooler else None
         self.config = copy.deepcopy(c)
 
     def __call__(
@@ -216,57 +234,67 @@ class Bert(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Reads texts; every token sees all those of its row.
+        """Encodes sequences with bidirectional self-attention.
 
         Args:
-          tokens: ids, [B, T]: "[CLS] a text [SEP]" or "[CLS] a text [SEP] another [SEP]".
-          token_type_ids: 0 for the tokens of the first text and 1 for those of the second; None means one text.
-          token_mask: which of the tokens exist, padding may be on either side; None means all.
-          positions: of each token; None counts the tokens that exist.
-          global_mask: which tokens see all and are seen by all, where `config.max_global_tokens` says that some may;
-            None means none.
+          tokens: ids, [B, T]: "[CLS] text [SEP]" or "[CLS] text [SEP] second text [SEP]".
+          token_type_ids: 0 for tokens of the first text and 1 for tokens of the second, [B, T]; None means all 0.
+          token_mask: True for tokens, False for padding (on either side), [B, T]; None means no padding.
+          positions: position of each token, [B, T]; None counts tokens from 0, without padding.
+          global_mask: True for tokens that attend to all tokens and that all tokens attend to, [B, T]. It needs
+            `config.max_global_tokens` > 0; None means none.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
+          return_attention: whether to also return the attention maps.
 
         Returns:
-          A `BertOutput`; with `return_attention` a pair of it and {"encoder/0/self": [B, N, T, T], ...}. The vectors
-          of padding are arbitrary. The pooler takes the first token of each row.
+          A `BertOutput`; with `return_attention` the pair (output, {"encoder/0/self": [B, N, T, T], ...}). Vectors at
+          padding are arbitrary. The pooler reads the first token that is not padding.
 
         Raises:
-          ValueError: if T is more than the model's max_length, or there cannot be global tokens.
+          ValueError: if T exceeds `config.max_length`, or `global_mask` is given and `config.max_global_tokens` is 0.
         """
         if tokens.shape[1] > self.config.max_length:
             raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
         if global_mask is not None and not self.config.max_global_tokens:
-            raise ValueError("there is a global_mask, but the model has max_global_tokens=0")
+            raise ValueError("global_mask needs a model with max_global_tokens above 0, got max_global_tokens=0")
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
+        if token_type_ids is not None and self.token_types is None:
+            raise ValueError("there are token_type_ids, but the model has num_segments=0")
         token_type_ids = jnp.zeros_like(tokens) if token_type_ids is None else hide_padding(token_type_ids, token_mask)
-        x = self.embedding(hide_padding(tokens, token_mask)) + self.token_types(token_type_ids)
+        x = self.embedding(hide_padding(tokens, token_mask))
+        x = x if self.token_types is None else x + self.token_types(token_type_ids)
         x = self.norm(add_bias(x, self.positions(self.config.first_position + hide_padding(positions, token_mask))))
         x = drop(x, self.config.dropout_rate, rngs)
+        x = x if self.projection is None else self.projection(x)
         mask = None if token_mask is None else token_mask[:, None, None, :]
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             options: dict[str, Any] = {} if global_mask is None else {"global_mask": global_mask}
             return layer(x, mask=mask, rngs=rngs, return_weights=return_attention, **options)
 
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-        output = BertOutput(x, None if self.pooler is None else jnp.tanh(self.pooler(_first(x, token_mask))))
+        options: dict[str, Any] = {"remat": self.config.remat, "unroll": self.config.unroll}
+        if self.config.share_layers:
+            options["repeats"] = self.config.num_layers
+        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, **options)
+        output = BertOutput(x, None)
+        if self.pooler is not None:
+            pooled = POOLERS[self.config.pooler_activation](self.pooler(_first(x, token_mask)))
+            output = BertOutput(x, pooled)
         if not return_attention:
             return output
         return output, {f"encoder/{index}/self": weights for index, weights in enumerate(maps["self"])}
 
 
 def _first(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"] | None) -> Float[Array, "B D"]:
-    """Returns the vector of the first token of each row."""
+    """Returns the vector of the first token of each sequence that is not padding."""
     if token_mask is None:
         return x[:, 0]
     return jnp.take_along_axis(x, jnp.argmax(token_mask, axis=1)[:, None, None], axis=1)[:, 0]
 
 
 def make_dense(config: BertConfig, d_out: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> Linear:
-    """A linear layer over the model's vectors that starts as all others of it."""
+    """Returns a linear layer from `config.d_model` to `d_out`, initialized like the encoder's matrices."""
     return Linear(config.d_model, d_out, kernel_init=_matrix_init(config), dtype=dtype, rngs=rngs)
 
 
@@ -279,11 +307,11 @@ def _matrix_init(config: BertConfig) -> nnx.Initializer:
 
 
 class PretrainingLogits(NamedTuple):
-    """Of the two tasks of pre-training.
+    """Logits of the two pre-training tasks.
 
     Attributes:
-      masked_lm: of every token of the vocabulary, [B, T, V].
-      next_sentence: [B, 2]; 0: the second text follows the first, 1: it is another.
+      masked_lm: logits over the vocabulary at each position, [B, T, V].
+      next_sentence: logits of class 0, the second text follows the first, and class 1, it is a random one, [B, 2].
     """
 
     masked_lm: Float[Array, "B T V"]
@@ -291,31 +319,38 @@ class PretrainingLogits(NamedTuple):
 
 
 class SpanLogits(NamedTuple):
-    """Where an answer starts, [B, T], and where its last token is, [B, T]."""
+    """Logits of the answer's first token, [B, T], and of its last token (inclusive), [B, T]."""
 
     start: Float[Array, "B T"]
     end: Float[Array, "B T"]
 
 
 class MaskedLMHead(nnx.Module):
-    """Dense layer, activation and norm, then the product with the embedding and an offset for each token."""
+    """Dense layer, activation and norm, then the product with the embedding plus a bias for each vocabulary entry.
+
+    With `config.is_tied` the embedding is that of the tokens.
+    """
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        self.dense = make_dense(config, config.d_model, dtype=jnp.dtype(config.dtype), rngs=rngs)
-        self.norm = LayerNorm(config.d_model, epsilon=config.layer_norm_epsilon)
+        size = config.embedding_size or config.d_model
+        self.dense = make_dense(config, size, dtype=jnp.dtype(config.dtype), rngs=rngs)
+        self.norm = LayerNorm(size, epsilon=config.layer_norm_epsilon)
+        options: dict[str, Any] = {"init_stddev": _init_stddev(config), "dtype": jnp.dtype(config.dtype)}
+        self.output_embedding = None if config.is_tied else Embedding(config.vocab_size, size, **options, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))
         self.activation_fn = ACTIVATIONS[config.activation]
 
     def __call__(self, x: Float[Array, "B T D"], embedding: Embedding) -> Float[Array, "B T V"]:
-        """Scores every token of the vocabulary; `x` may be those positions alone whose tokens are to be predicted."""
+        """Returns logits over the vocabulary; `x` may hold only the positions to predict."""
         x = self.norm(self.activation_fn(self.dense(x)))
-        return embedding.attend(x) + self.bias[...][None, None]
+        output = embedding if self.output_embedding is None else self.output_embedding
+        return output.attend(x) + self.bias[...][None, None]
 
 
 class BertWithHead(nnx.Module):
-    """A BERT, as `bert`, and what scores its output: a subclass says what that is in `_make_head` and `_score`.
+    """A `Bert` encoder in `self.bert` with an output head: subclasses define `_make_head` and `_score`.
 
-    `tagger.load_encoder(masked_lm)` puts a pre-trained body below another head.
+    `tagger.load_encoder(masked_lm)` copies a pre-trained encoder into a model with another head.
     """
 
     use_pooler = False
@@ -325,15 +360,16 @@ class BertWithHead(nnx.Module):
         """Initializes the parameters.
 
         Args:
-          config: the sizes; `labels` are those of a classifier or tagger.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; `labels` are the classes of a classifier or tagger.
+          attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: as a `Bert`, and if a classifier has no labels.
+          ValueError: as for `Bert`, and if a classifier or tagger has no `config.labels`.
         """
-        self.bert = Bert(config, use_pooler=self.use_pooler, attention_fn=attention_fn, rngs=rngs)
+        body = dataclasses.replace(config, has_pooler=self.use_pooler)
+        self.bert = Bert(body, attention_fn=attention_fn, rngs=rngs)
         self._make_head(config, rngs)
         self.config = copy.deepcopy(config)
 
@@ -348,10 +384,10 @@ class BertWithHead(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Scores texts: float32 logits as the class says; with `return_attention` a pair of these and the maps.
+        """Returns float32 logits, whose shape the class states; with `return_attention` the pair (logits, maps).
 
-        Arguments and maps are those of a `Bert`. Of a Longformer that classifies, the first token is global unless
-        `global_mask` says otherwise.
+        Arguments and maps are those of `Bert`. In a Longformer classifier without `global_mask`, the first token is
+        global.
         """
         if global_mask is None and self.first_is_global and self.config.max_global_tokens:
             first = (
@@ -372,21 +408,24 @@ class BertWithHead(nnx.Module):
         return (logits, maps) if return_attention else logits
 
     def load_encoder(self, other: "Bert | BertWithHead") -> None:
-        """Gives the body the parameters of another, which stays as it is; dropout, dtype and attention remain its own.
+        """Copies the parameters of `other`'s encoder into `self.bert`; `other` is not changed.
 
-        A pooler is left out that this head does not read, and stays as it was drawn if the other has none.
+        This model keeps its own dropout rates, dtype and attention. The pooler is copied only if both models have one;
+        otherwise this model keeps its initial values.
 
         Args:
-          other: a body of the same sizes, or what has one.
+          other: an encoder of the same sizes, or a model with a head over one.
 
         Raises:
-          ValueError: if the sizes differ.
+          ValueError: if the shapes of parameters differ.
         """
-        body = other if isinstance(other, Bert) else other.bert
-        mine, taken = (nnx.to_pure_dict(nnx.state(module)) for module in (self.bert, body))
-        params = {name: taken.get(name, drawn) for name, drawn in mine.items()}
-        if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, mine):
-            raise ValueError(f"{body.config} is a body of other sizes than {self.bert.config}")
+        encoder = other if isinstance(other, Bert) else other.bert
+        own_params, other_params = (nnx.to_pure_dict(nnx.state(module)) for module in (self.bert, encoder))
+        params = {name: other_params.get(name, own) for name, own in own_params.items()}
+        if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, own_params):
+            raise ValueError(
+                f"the encoders must have parameters of the same shapes, got {encoder.config} for {self.bert.config}"
+            )
         self.bert = nnx.merge(nnx.graphdef(self.bert), params)
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
@@ -397,7 +436,7 @@ class BertWithHead(nnx.Module):
 
 
 class BertMaskedLM(BertWithHead):
-    """Says which token stands at a position, hidden or not: logits [B, T, V]."""
+    """Predicts the original token of each position, masked or not: logits [B, T, V]."""
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.masked_lm = MaskedLMHead(config, rngs=rngs)
@@ -407,7 +446,7 @@ class BertMaskedLM(BertWithHead):
 
 
 class BertNextSentence(BertWithHead):
-    """Says whether the second text follows the first, class 0, or is another, class 1: logits [B, 2]."""
+    """Predicts whether the second text follows the first (class 0) or is a random one (class 1): logits [B, 2]."""
 
     use_pooler = True
 
@@ -419,7 +458,7 @@ class BertNextSentence(BertWithHead):
 
 
 class BertPretraining(BertWithHead):
-    """Both tasks of pre-training at once: `PretrainingLogits`."""
+    """Masked language modeling and next-sentence prediction over one encoder; returns `PretrainingLogits`."""
 
     use_pooler = True
 
@@ -433,8 +472,19 @@ class BertPretraining(BertWithHead):
         )
 
 
+class BertReplacedTokens(BertWithHead):
+    """Says of every token whether a generator put it there instead of the text's own: logits [B, T], ELECTRA's task."""
+
+    def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
+        self.dense = make_dense(config, config.d_model, dtype=jnp.dtype(config.dtype), rngs=rngs)
+        self.is_replaced = make_dense(config, 1, rngs=rngs)
+
+    def _score(self, output: BertOutput, rngs: nnx.Rngs | None) -> Float[Array, "B T"]:
+        return self.is_replaced(ACTIVATIONS[self.config.activation](self.dense(output.sequence)))[..., 0]
+
+
 class BertClassifier(BertWithHead):
-    """Gives a text, or a pair of them, one of `config.labels`: logits [B, labels]."""
+    """Classifies a text or a pair of texts into `config.labels`: logits [B, C], C = number of labels."""
 
     use_pooler = True
     first_is_global = True
@@ -447,7 +497,7 @@ class BertClassifier(BertWithHead):
 
 
 class BertTagger(BertWithHead):
-    """Gives every token one of `config.labels`: logits [B, T, labels]."""
+    """Classifies every token into `config.labels`: logits [B, T, C], C = number of labels."""
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.classifier = _make_classifier(config, rngs)
@@ -457,7 +507,7 @@ class BertTagger(BertWithHead):
 
 
 class BertQuestionAnswering(BertWithHead):
-    """Finds the answer to a question in a text, as a span of its tokens: `SpanLogits`."""
+    """Finds the answer to a question as a span of the text's tokens; returns `SpanLogits`."""
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.span = make_dense(config, 2, rngs=rngs)
@@ -469,7 +519,7 @@ class BertQuestionAnswering(BertWithHead):
 
 def _make_classifier(config: BertConfig, rngs: nnx.Rngs) -> Linear:
     if not config.labels:
-        raise ValueError("a model that classifies needs labels, but its configuration has none")
+        raise ValueError("a classifier or tagger needs labels, got none: set labels to the names of the classes")
     return make_dense(config, len(config.labels), rngs=rngs)
 
 

@@ -131,7 +131,7 @@ class Captioner(nnx.Module):
         c = config
         c.validate()
         if c.variant not in VARIANTS:
-            raise ValueError(f"variant={c.variant!r} is none of {', '.join(VARIANTS)}")
+            raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {c.variant!r}")
         check_token_ids(c)
         d, features, dtype = c.d_model, c.channels[-1], jnp.dtype(c.dtype)
         glorot, he = nnx.initializers.glorot_uniform(), nnx.initializers.he_normal()

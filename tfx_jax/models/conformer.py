@@ -42,11 +42,11 @@ class ConformerConfig:
     d_ff: int | None = at_least(1, None)  # None: 4 * d_model
     kernel_size: int = at_least(1, 32)  # steps that the convolution of a layer sees
     dropout_rate: float = fraction(0.1)  # of each sublayer's output, inside of it, and of the first layer's input
-    attention_dropout_rate: float = fraction(0.1)  # of the attention weights
+    attention_dropout_rate: float = fraction(0.1)  # dropout of attention weights
     attention: AttentionConfig = dataclasses.field(default_factory=lambda: AttentionConfig("relative"))  # of all layers
-    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
-    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
-    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
+    dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
+    remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
+    unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
 
     kind: ClassVar[str] = "ctc"
     is_causal: ClassVar[bool] = False

@@ -46,7 +46,7 @@ class DecomposableConfig:
     init: str = one_of(INITS, "plain")
     labels: tuple[str, ...] = ()  # the classes; a task sets them
     pad_id: int = at_least(0, 0)  # the token that fills a row
-    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, weights and logits stay float32
+    dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, weights, logits: float32
 
     kind: ClassVar[str] = "sentence_pair"
 

@@ -1,14 +1,178 @@
-"""What models with an encoder and a decoder have in common."""
+"""`EncoderDecoder`: what the Transformer, T5 and their like share, and how they decode."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.nn.fused_decoder import FusedDecoder, FusedKVCache, init_fused_cache
-from tfx_jax.nn.layers import DecoderLayer
-from tfx_jax.nn.replay import at_last, init_replay
+from tfx_jax.models.padding import padding_last
+from tfx_jax.nn.basic import Embedding
+from tfx_jax.nn.decoding import Decoder
+from tfx_jax.nn.fused_decoder import FusedKVCache, fuse_for_decoding, fused_step, init_fused_cache
+from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
+from tfx_jax.nn.replay import at_last, init_replay, replay_step
+from tfx_jax.nn.stack import scan_layers
+
+
+class EncoderDecoder(nnx.Module):
+    """Two stacks of layers: an encoder of sources, and a causal decoder of targets that also attends to its output.
+
+    A subclass has `config`, `encoder_layers` and `decoder_layers`, and defines what surrounds the layers: `embed`,
+    `encoder_output`, `last_norm` and `output`; where it has them also `logits_bias`, `max_positions`, and
+    `layer_biases` with `step_bias`.
+    """
+
+    config: Any
+    encoder_layers: EncoderLayer
+    decoder_layers: DecoderLayer
+    logits_bias: nnx.Param[Array] | None = None
+
+    def embed(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, " T"],
+        rngs: nnx.Rngs | None = None,
+        *,
+        is_source: bool = False,
+    ) -> Float[Array, "B T D"]:
+        """Returns the input of the encoder's first layer (`is_source`) or the decoder's."""
+        raise NotImplementedError
+
+    def encoder_output(self, x: Float[Array, "B S D"], rngs: nnx.Rngs | None) -> Float[Array, "B S D"]:
+        """Returns what the decoder attends to, from the output of the encoder's last layer."""
+        raise NotImplementedError
+
+    def last_norm(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
+        """Returns the input of the output layer, from the output of the decoder's last layer."""
+        raise NotImplementedError
+
+    def output(self) -> Embedding:
+        """Returns the vectors of the output layer."""
+        raise NotImplementedError
+
+    def layer_biases(
+        self, length: int, *, is_source: bool
+    ) -> tuple[Any, Callable[[Any], Float[Array, "1 N T T"] | None]]:
+        """Returns how layers compute the bias of their self-attention logits for sequences of a length.
+
+        Returns:
+          What each layer is given, stacked over layers (None for nothing), and a function from that to the bias.
+        """
+        del length, is_source
+        return None, lambda _: None
+
+    def step_bias(self, position: Int[Array, ""], num_keys: int) -> Float[Array, "L N 1 S"]:
+        """Returns the bias of the decoder's self-attention for the query at `position`, one or one for each layer.
+
+        It is called only if `config.has_position_bias`.
+        """
+        raise NotImplementedError
+
+    @property
+    def max_positions(self) -> int | None:
+        """How long a source and a target may be; None means no limit."""
+        return None
+
+    def __call__(
+        self,
+        source: Int[Array, "B S"],
+        target: Int[Array, "B T"],
+        *,
+        rngs: nnx.Rngs | None = None,
+        return_attention: bool = False,
+    ) -> Any:
+        """Scores each target token given the source and the target tokens before it (teacher forcing).
+
+        Args:
+          source: source tokens, [B, S]; padding, `config.pad_id`, may be anywhere.
+          target: target tokens to predict, [B, T]; padding only at the end. The decoder reads them shifted right by
+            one, after `config.start_id`.
+          rngs: stream `dropout`; None means evaluation.
+          return_attention: whether to also return the attention maps.
+
+        Returns:
+          float32 logits, [B, T, V]; with `return_attention` the pair (logits, maps), where maps has the keys
+          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on. In
+          the maps, the source's padding comes after its tokens.
+        """
+        source = padding_last(source, self.config.pad_id)
+        memory, encoder_maps = self._encode(source, rngs, return_attention)
+        inputs = shift_right(target, self.config.start_id)
+        mask = source_mask(source, self.config.pad_id)
+        x, decoder_maps = self.decode(inputs, EncoderMemory(memory, mask), rngs, return_weights=return_attention)
+        logits = self.logits(x, rngs)
+        if not return_attention:
+            return logits
+        return logits, encoder_maps | named_maps("decoder", decoder_maps)
+
+    def encode(
+        self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
+    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
+        """Returns the encoder's output and its attention maps (empty unless `return_attention`).
+
+        Padding is moved to the end of each sequence before encoding; outputs and maps are in that order.
+        """
+        return self._encode(padding_last(source, self.config.pad_id), rngs, return_attention)
+
+    def _encode(
+        self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
+    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
+        """Encodes sequences whose padding is at the end; otherwise like `encode`."""
+        return run_encoder(self, source, source_mask(source, self.config.pad_id), rngs, return_attention)
+
+    def decode(
+        self,
+        inputs: Int[Array, "B T"],
+        memory: "EncoderMemory",
+        rngs: nnx.Rngs | None = None,
+        *,
+        return_weights: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
+        c, length = self.config, inputs.shape[1]
+        token_mask, (given, bias_of) = input_mask(inputs, c.pad_id), self.layer_biases(length, is_source=False)
+        x = self.embed(inputs, jnp.arange(length), rngs)
+
+        def layer_fn(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None, given: Any = None) -> tuple[Array, Any]:
+            options: dict[str, Any] = {"memory_mask": memory.mask, "bias": bias_of(given), "token_mask": token_mask}
+            return layer(x, memory.output, rngs=rngs, return_weights=return_weights, **options)
+
+        return scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=given, remat=c.remat, unroll=c.unroll)
+
+    def logits(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None = None) -> Float[Array, "B T V"]:
+        """Returns float32 logits, from the output of the decoder's last layer."""
+        logits = self.output().attend(self.last_norm(x, rngs))
+        return logits if self.logits_bias is None else logits + self.logits_bias[...][None, None]
+
+    def decoder(self, *, int8: bool = False) -> Decoder:
+        """Returns a decoder with fused weights, see `tfx_jax.nn.decoding.DecodingModel`."""
+        return EncoderDecoderDecoder(self, int8=int8)
+
+
+def run_encoder(
+    model: Any,
+    source: Int[Array, "B S"],
+    mask: Bool[Array, "B 1 1 S"],
+    rngs: nnx.Rngs | None,
+    return_attention: bool,
+) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
+    """Runs the encoder of an `EncoderDecoder`, or of a model with the same methods for its encoder.
+
+    Returns:
+      The encoder's output and its attention maps (empty unless `return_attention`).
+    """
+    c, length = model.config, source.shape[1]
+    given, bias_of = model.layer_biases(length, is_source=True)
+    x = model.embed(source, jnp.arange(length), rngs, is_source=True)
+
+    def layer_fn(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None, given: Any = None) -> tuple[Array, Any]:
+        options: dict[str, Any] = {"bias": bias_of(given), "mask": mask, "token_mask": mask[:, 0, 0]}
+        return layer(x, rngs=rngs, return_weights=return_attention, **options)
+
+    x, maps = scan_layers(layer_fn, model.encoder_layers, x, rngs, inputs=given, remat=c.remat, unroll=c.unroll)
+    return model.encoder_output(x, rngs), named_maps("encoder", maps)
 
 
 class EncoderMemory(NamedTuple):
@@ -16,6 +180,87 @@ class EncoderMemory(NamedTuple):
 
     output: Float[Array, "B S D"]
     mask: Bool[Array, "B 1 1 S"]
+
+
+class EncoderDecoderDecoder(nnx.Module):
+    """Decodes an `EncoderDecoder` one token at a time; implements `tfx_jax.nn.decoding.Decoder`.
+
+    The source is encoded and projected to keys and values once; each step then processes one token with a KV cache. If
+    the self-attention has no KV cache, each step runs the decoder over all tokens so far (`replay_step`).
+    """
+
+    continues_inputs = False
+
+    def __init__(self, model: EncoderDecoder, *, int8: bool = False):
+        """Fuses the decoder's weights for decoding; `model` is not changed and its encoder is used directly."""
+        output, bias = model.output(), None if model.logits_bias is None else model.logits_bias[...]
+        self.model = model
+        self.fused = fuse_for_decoding(model.decoder_layers, output.table[...], bias, dtype=output.dtype, int8=int8)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of tokens that `step` scores."""
+        return self.model.config.vocab_size
+
+    @property
+    def pad_id(self) -> int:
+        """The padding token, which is never generated."""
+        return self.model.config.pad_id
+
+    def max_input_length(self, max_new_tokens: int) -> int | None:
+        """Returns the number of learned positions, None without them, 0 if `max_new_tokens` exceeds them."""
+        limit = self.model.max_positions
+        return limit if limit is None or max_new_tokens <= limit else 0
+
+    def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
+        """Encodes sources, [B, S]; where `token_mask` is False, tokens count as padding."""
+        source = padding_last(with_padding(inputs, token_mask, self.pad_id), self.pad_id)
+        return EncoderMemory(self.model._encode(source)[0], source_mask(source, self.pad_id))
+
+    def init_cache(
+        self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1
+    ) -> tuple[dict[str, Any], Int[Array, " B"]]:
+        """Projects the memory to keys and values of each layer (kept as it is without a KV cache); no target yet."""
+        limit, batch_size = self.model.max_positions, memory.output.shape[0]
+        if limit is not None and max_length > limit:
+            raise ValueError(f"max_length={max_length}, but there are {limit} learned positions")
+        start = jnp.full(batch_size, self.model.config.start_id)
+        if self.fused is None:
+            tokens = jnp.full((batch_size, max_length), self.pad_id, jnp.int32)
+            return init_replay(tokens, jnp.zeros(batch_size, jnp.int32), memory), start
+        steps, memories = self.fused.steps, FusedKVCache.of_memory(self.model.decoder_layers, memory.output)
+        cache = init_fused_cache(
+            steps,
+            [step.empty_cache(batch_size, memories[0].key.dtype) for step in steps],
+            max_new_tokens=max_length,
+            num_beams=num_beams,
+            memories=memories,
+            memory_mask=memory.mask,
+        )
+        return cache, start
+
+    def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
+        """Reads one token of each row (beam); returns logits of the next token and the new cache."""
+        if self.fused is None:
+            return replay_step(self._score_last, tokens, cache)
+        model, output = self.model, self.fused.output
+
+        def embed(tokens: Array, position: Array) -> Array:
+            return model.embed(tokens[:, None], position[None])
+
+        def score(x: Array) -> Array:
+            return output(model.last_norm(x), jnp.float32)[:, 0]
+
+        bias = model.step_bias if model.config.has_position_bias else None
+        return fused_step(self.fused.steps, embed, score, tokens, cache, bias=bias)
+
+    def _score_last(
+        self, tokens: Int[Array, "R C"], lengths: Int[Array, " R"], memory: EncoderMemory
+    ) -> Float[Array, "R V"]:
+        """Scores what follows the last token of each row; the beams of a source share its memory."""
+        num_beams = tokens.shape[0] // memory.output.shape[0]
+        x, _ = self.model.decode(tokens, EncoderMemory(*(jnp.repeat(array, num_beams, axis=0) for array in memory)))
+        return self.model.logits(at_last(x, lengths))[:, 0]
 
 
 class TokenIds(Protocol):
@@ -40,48 +285,6 @@ def check_token_ids(config: TokenIds) -> None:
 def with_padding(tokens: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None, pad_id: int) -> Int[Array, "B S"]:
     """Puts a model's own padding where no token exists."""
     return tokens if token_mask is None else jnp.where(token_mask, tokens, pad_id)
-
-
-def init_decoder(
-    fused: FusedDecoder | None,
-    layers: DecoderLayer,
-    memory: EncoderMemory,
-    *,
-    max_length: int,
-    num_beams: int,
-    pad_id: int,
-) -> dict[str, Any]:
-    """Makes the empty cache of a decoder that reads an encoder's output; of a replay where it is not `fused`."""
-    if fused is None:
-        batch_size = memory.output.shape[0]
-        tokens = jnp.full((batch_size, max_length), pad_id, jnp.int32)
-        return init_replay(tokens, jnp.zeros(batch_size, jnp.int32), memory)
-    memories = FusedKVCache.of_memory(layers, memory.output)
-    batch_size, dtype = memory.output.shape[0], memories[0].key.dtype
-    return init_fused_cache(
-        fused.steps,
-        [step.empty_cache(batch_size, dtype) for step in fused.steps],
-        room=max_length,
-        num_beams=num_beams,
-        memories=memories,
-        memory_mask=memory.mask,
-    )
-
-
-def replayed(decode: Callable[..., Any], score: Callable[[Array], Array]) -> Callable[..., Array]:
-    """Makes a decoder of whole targets into what `replay_step` calls; the beams of a sentence share its memory.
-
-    Args:
-      decode: from tokens, an encoder's output and its mask to a pair, first the output of the decoder's last layer.
-      score: from that to logits.
-    """
-
-    def score_last(tokens: Array, lengths: Array, memory: EncoderMemory) -> Array:
-        num_beams = tokens.shape[0] // memory.output.shape[0]
-        x, _ = decode(tokens, *(jnp.repeat(array, num_beams, axis=0) for array in memory))
-        return score(at_last(x, lengths))[:, 0]
-
-    return score_last
 
 
 def source_mask(source: Int[Array, "B S"], pad_id: int) -> Bool[Array, "B 1 1 S"]:

@@ -55,16 +55,16 @@ class GPTConfig:
     d_k: int | None = at_least(1, None)  # size of a head; None: d_model / num_heads
     d_ff: int | None = at_least(1, None)  # None: 4 * d_model
     dropout_rate: float = fraction(0.1)  # of each sublayer's output and of the sums of embeddings and positions
-    attention_dropout_rate: float = fraction(0.1)  # of the attention weights
+    attention_dropout_rate: float = fraction(0.1)  # dropout of attention weights
     pre_norm: bool = True  # x + f(norm(x)) and a norm at the end, since GPT-2; GPT has norm(x + f(x))
     use_bias: bool = True  # whether projections, feed-forward layers and norms have offsets
     activation: str = one_of(ACTIVATIONS, "gelu_tanh")
     layer_norm_epsilon: float = at_least(0, 1e-5)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
-    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
-    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
-    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
+    dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
+    remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
+    unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
 
     kind: ClassVar[str] = "decoder"
     is_causal: ClassVar[bool] = True
@@ -122,7 +122,7 @@ class GPT(LanguageModel):
         c.experts.validate()
         c.attention.check(is_causal=True)
         if c.activation not in ACTIVATIONS:
-            raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         dtype = jnp.dtype(c.dtype)
         make_norm = functools.partial(LayerNorm, use_bias=c.use_bias)
         residual = functools.partial(

@@ -11,7 +11,7 @@ from tfx_jax.models.padding import count, hide_padding, left_aligned
 from tfx_jax.nn.attention import KVCache
 from tfx_jax.nn.basic import Embedding
 from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import arrange, fused_step, init_fused_cache
+from tfx_jax.nn.fused_decoder import fuse_for_decoding, fused_step, init_fused_cache
 from tfx_jax.nn.layers import EncoderLayer
 from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import per_layer, scan_layers
@@ -144,7 +144,7 @@ class LanguageModelDecoder(nnx.Module):
         """Arranges the weights of the layers; the model stays as it is, and reads prompts."""
         output = model.output()
         self.model = model
-        self.fused = arrange(model.decoder_layers, output.table[...], dtype=output.dtype, int8=int8)
+        self.fused = fuse_for_decoding(model.decoder_layers, output.table[...], dtype=output.dtype, int8=int8)
 
     @property
     def vocab_size(self) -> int:
@@ -183,7 +183,7 @@ class LanguageModelDecoder(nnx.Module):
             tokens = jnp.pad(memory.tokens, ((0, 0), (0, max_length)))
             return init_replay(tokens, memory.is_past.sum(axis=1)), memory.last
         cache = init_fused_cache(
-            self.fused.steps, memory.past, room=max_length, num_beams=num_beams, is_past=memory.is_past
+            self.fused.steps, memory.past, max_new_tokens=max_length, num_beams=num_beams, is_past=memory.is_past
         )
         return cache, memory.last
 

@@ -1,7 +1,7 @@
-"""Llama, and the decoders that differ from it by options: Mistral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3.
+"""Llama, and the decoders that differ from it by options: Mistral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss.
 
 A layer is x = x + attention(norm(x)), then x = x + feed_forward(norm(x)), with rotary positions, grouped queries, RMS
-norms and a gated feed-forward network. `tfx_jax.models.hf.load` reads their Hugging Face folders.
+norms and a gated feed-forward network, or a mixture of them. `tfx_jax.models.hf.load` reads their Hugging Face folders.
 """
 
 import copy
@@ -21,6 +21,7 @@ from tfx_jax.models.language_model import LanguageModel
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
+from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import REMATS, stack_layers
 
 NORMS = ("pre", "output", "both")
@@ -43,6 +44,10 @@ class LlamaConfig:
     d_k: int | None = at_least(1, None)  # size of a head; None: d_model / num_heads
     d_ff: int = at_least(1, 11_008)
     activation: str = one_of(ACTIVATIONS, "swish")  # of the feed-forward network's gate
+    use_ff_bias: bool = False  # whether the maps of feed-forward networks have offsets
+    ff_gate_offset: float = 0.0  # added to what multiplies hidden units: 1 in gpt-oss
+    ff_limit: float | None = None  # bounds both factors of hidden units: 7 in gpt-oss
+    experts: ExpertsConfig = dataclasses.field(default_factory=lambda: ExpertsConfig(every=1))
     norms: str = one_of(NORMS, "pre")  # norms of a branch: before it, of its output, or both
     norm_epsilon: float = at_least(0, 1e-5)
     norm_scale_offset: float = 0.0  # added to the scales of norms: 1 in Gemma
@@ -77,7 +82,7 @@ class LlamaConfig:
     @property
     def pattern_length(self) -> int:
         """After how many layers their kinds repeat."""
-        return math.lcm(len(self.attention.names), self.no_rotary_every or 1)
+        return math.lcm(len(self.attention.names), self.no_rotary_every or 1, len(self.experts.pattern()))
 
     def validate(self) -> None:
         if self.d_k is None and self.d_model % self.num_heads:
@@ -90,6 +95,7 @@ class LlamaConfig:
             )
         if round(self.rotary.fraction * self.head_size / 2) < 1:
             raise ValueError(f"rotary.fraction={self.rotary.fraction} leaves no feature of {self.head_size} to rotate")
+        self.experts.validate()
         try:
             self.rotary.validate()
         except ValueError as error:
@@ -163,23 +169,27 @@ class Llama(LanguageModel):
                 rngs=rngs,
                 **qk_norms,
             )
-            feed_forward = FeedForward(
+            is_sparse = experts_pattern[index % len(experts_pattern)]
+            feed_forward = (c.experts.make if is_sparse else FeedForward)(
                 c.d_model,
                 c.d_ff,
                 activation_fn=ACTIVATIONS[c.activation],
-                use_bias=False,
+                use_bias=c.use_ff_bias,
                 is_gated=True,
+                gate_offset=c.ff_gate_offset,
+                limit=c.ff_limit,
                 dtype=dtype,
                 rngs=rngs,
             )
+            network = feed_forward.experts if isinstance(feed_forward, MixtureOfExperts) else feed_forward
             for param in (attention.query, attention.key, attention.value, attention.out):
                 param.kernel[...] = _normal(rngs, param.kernel)
-            for param in (feed_forward.up, feed_forward.gate, feed_forward.down):
+            for param in (network.up, network.gate, network.down):
                 if param is not None:
                     param[...] = _normal(rngs, param)
             return EncoderLayer(attention, feed_forward, residual)
 
-        kinds = c.attention.pattern()
+        kinds, experts_pattern = c.attention.pattern(), c.experts.pattern()
         makers = [functools.partial(make_layer, i, kinds[i % len(kinds)]) for i in range(c.pattern_length)]
         embedding = functools.partial(
             Embedding, c.vocab_size, c.d_model, init_stddev=_INIT_STDDEV, dtype=dtype, rngs=rngs

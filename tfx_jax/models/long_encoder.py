@@ -39,12 +39,12 @@ class LongEncoderConfig:
     num_heads: int = at_least(1, 8)
     d_ff: int = at_least(2, 2_048)
     dropout_rate: float = fraction(0.1)  # of embeddings, sublayers' outputs and feed-forward layers
-    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # attention of every layer
     num_sequences: int = at_least(1, 1)  # of an example: 2 where pairs are compared; the task sets it
     labels: tuple[str, ...] = ()  # the classes; the task sets them
-    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
-    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
-    unroll: bool = False  # whether layers are compiled one by one, see `scan_layers`
+    dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
+    remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
+    unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
 
     kind: ClassVar[str] = "long_sequence"
     is_causal: ClassVar[bool] = False

@@ -36,7 +36,7 @@ class ReformerConfig:
     num_heads: int = at_least(1, 8)
     d_ff: int = at_least(1, 4_096)
     dropout_rate: float = fraction(0.1)  # of embeddings and of what each sublayer adds
-    attention_dropout_rate: float = fraction(0.0)  # of the attention weights
+    attention_dropout_rate: float = fraction(0.0)  # dropout of attention weights
     full_attention: bool = False  # whether every earlier token is seen, whatever its hash
     num_hashes: int = at_least(1, 4)  # rounds; parameters do not depend on them: more can be taken to evaluate
     num_buckets: int | None = at_least(1, None)  # of a round, an even number; None: two per chunk of max_length tokens

@@ -48,7 +48,7 @@ class Seq2VecConfig:
     penalty: float = at_least(0, 1.0)  # of "structured": weight of ||A A^T - I||_F^2 in the loss of training; 0: none
     dropout_rate: float = fraction(0.3)  # of what is pooled and of the classifier's hidden layer
     event_dropout_rate: float = fraction(0.0)  # of whole events, as if they had not been measured
-    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, weights and logits stay float32
+    dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, weights, logits: float32
 
     kind: ClassVar[str] = "events"
 

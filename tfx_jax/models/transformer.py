@@ -1,4 +1,7 @@
-"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al., 2017)."""
+"""The encoder-decoder Transformer of "Attention Is All You Need" (Vaswani et al., 2017), and its relatives by options.
+
+These are Marian, BART, mBART, PEGASUS and M2M-100, whose Hugging Face folders `tfx_jax.models.hf.load` reads.
+"""
 
 import copy
 import dataclasses
@@ -8,32 +11,18 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.encoder_decoder import (
-    EncoderMemory,
-    check_token_ids,
-    init_decoder,
-    input_mask,
-    named_maps,
-    replayed,
-    shift_right,
-    source_mask,
-    with_padding,
-)
-from tfx_jax.models.padding import padding_last
+from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
-from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import arrange, fused_step
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
-from tfx_jax.nn.replay import replay_step
-from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
+from tfx_jax.nn.stack import REMATS, stack_layers
 
 PAD_ID = 0
 BOS_ID = 1
@@ -43,10 +32,11 @@ EOS_ID = 2
 @documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class TransformerConfig:
-    """Sizes of a Transformer; the defaults are the paper's base model (Table 3)."""
+    """Configuration of a Transformer; the defaults are the paper's base model (Table 3)."""
 
-    # One vocabulary for both languages; of a training, 0: by the size of its text.
+    # Size of the vocabulary that both languages share; 0: `train` chooses it by the amount of training text.
     vocab_size: int = at_least(0, 37_000)
+    source_vocab_size: int | None = at_least(1, None)  # None: sources use the vocabulary and embedding of targets
     num_layers: int = at_least(1, 6)  # the paper's N, in the encoder and again in the decoder
     num_decoder_layers: int | None = at_least(1, None)  # None: num_layers
     d_model: int = at_least(1, 512)
@@ -55,82 +45,86 @@ class TransformerConfig:
     d_v: int | None = at_least(1, None)  # None: d_k's default, d_model / num_heads
     d_ff: int = at_least(1, 2048)
     activation: str = one_of(ACTIVATIONS, "relu")
-    dropout_rate: float = fraction(0.1)  # of each sublayer's output and of the sums of embeddings and positions
-    attention_dropout_rate: float = fraction(0.0)  # of the attention weights; the paper's text has none
-    activation_dropout_rate: float = fraction(0.0)  # of the hidden units of a feed-forward layer; the paper has none
+    dropout_rate: float = fraction(0.1)  # dropout of each sublayer's output and of embeddings plus positions
+    attention_dropout_rate: float = fraction(0.0)  # dropout of attention weights; the paper's text has none
+    activation_dropout_rate: float = fraction(0.0)  # dropout of hidden feed-forward units; the paper has none
     pre_norm: bool = False  # norm(x + f(x)) as in the paper, or x + f(norm(x))
-    learned_positions: int = at_least(0, 0)  # 0: sinusoids; else the number of positions that have a learned vector
-    interleaved_sinusoids: bool = True  # a sine and its cosine side by side as in the paper, or all sines in front
-    scale_embedding: bool = True  # whether the vectors of tokens are multiplied by sqrt(d_model)
-    attention_bias: bool = False  # whether the attention's projections have offsets
-    logits_bias: bool = False  # whether the output layer has an offset for each token
-    layer_norm_epsilon: float = at_least(
-        0, 1e-5
-    )  # the paper's text has none; that of Marian, and of PyTorch's Transformer
-    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # to oneself; to a source: dense
+    learned_positions: int = at_least(0, 0)  # 0: sinusoidal positions; above 0: number of learned position vectors
+    first_position: int = at_least(0, 0)  # position of the first token: 2 in BART, mBART and M2M-100
+    interleaved_sinusoids: bool = True  # true: sine, cosine, sine, ... as in the paper; false: all sines first
+    sinusoids_reach_base: bool = False  # true: the longest wavelength is 10,000 * 2 pi, as in M2M-100
+    scale_embedding: bool = True  # whether token vectors are multiplied by sqrt(d_model)
+    embedding_norm: bool = False  # whether embeddings plus positions are normalized, as in BART
+    is_tied: bool = True  # true: logits use the embedding of the targets; false: a separate output matrix
+    attention_bias: bool = False  # whether the projections of attention have a bias
+    logits_bias: bool = False  # whether the output layer has a bias for each token
+    # The paper does not state a value; 1e-5 is the one of Marian and of PyTorch's Transformer.
+    layer_norm_epsilon: float = at_least(0, 1e-5)
+    # Self-attention of every layer; the attention to the output of the encoder is dense.
+    attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
-    pad_id: int = PAD_ID  # the token that fills a row
-    start_id: int = BOS_ID  # the one that the decoder reads first
-    eos_id: int = EOS_ID  # the one that ends a sentence; used by decoding only
-    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
-    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
-    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
+    pad_id: int = PAD_ID  # id of the padding token
+    start_id: int = BOS_ID  # id of the token that the decoder reads first
+    eos_id: int = EOS_ID  # id of the token that ends a sentence; used by decoding only
+    dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
+    remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
+    unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
 
     kind: ClassVar[str] = "encoder_decoder"
     is_causal: ClassVar[bool] = True
     has_position_bias: ClassVar[bool] = False
-    can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide them
+    can_shard_positions: ClassVar[bool] = True  # `config.mesh.sequence` may divide the positions of a sequence
 
     @classmethod
     def big(cls, **overrides: Any) -> "TransformerConfig":
-        """The paper's big model (Table 3, last row)."""
+        """Returns the configuration of the paper's big model (Table 3, last row)."""
         return cls(**{"d_model": 1024, "num_heads": 16, "d_ff": 4096, "dropout_rate": 0.3} | overrides)
 
     @classmethod
     def marian(cls, **overrides: Any) -> "TransformerConfig":
-        """The Transformer of Marian (Junczys-Dowmunt et al., 2018), as which `tfx_jax.models.hf` saves a model.
+        """Returns the configuration of Marian (Junczys-Dowmunt et al., 2018), which `tfx_jax.models.hf` exports.
 
-        The released ones of OPUS-MT (Tiedemann and Thottingal, 2020) are like this too, but for their tokens: 0 ends a
-        sentence, the last of the vocabulary starts and pads it.
+        The released OPUS-MT models (Tiedemann and Thottingal, 2020) differ only in token ids: EOS is 0, and the last
+        id of the vocabulary is both start token and padding.
         """
-        own = {"activation": "swish", "attention_bias": True, "logits_bias": True, "interleaved_sinusoids": False}
-        return cls(**own | overrides)
+        options = {"activation": "swish", "attention_bias": True, "logits_bias": True, "interleaved_sinusoids": False}
+        return cls(**options | overrides)
 
     def validate(self) -> None:
         if self.d_model % 2 and not self.learned_positions:
             raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
         if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
-            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}: give d_k and d_v")
+            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}: set d_k and d_v")
         self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
-        del max_length  # positions are computed, or as many as they were
+        del max_length  # sinusoids have no limit, and `learned_positions` is left as it is
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
 
     def make(self, *, rngs: nnx.Rngs) -> "Transformer":
         return Transformer(self, rngs=rngs)
 
 
-class Transformer(nnx.Module):
-    """Encoder and decoder over one shared embedding."""
+class Transformer(EncoderDecoder):
+    """Encoder-decoder Transformer; source, target and output layer share one embedding."""
 
     def __init__(self, config: TransformerConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
-          attention_fn: the self-attention of every layer, with the signature of `dot_product_attention`; None means
-            what `config.attention` names. The attention to the encoder's output is dense.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: self-attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`. Cross-attention, to the encoder's output, is dense.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other, the attention does not fit, or there is no such activation or
-            start token.
+          ValueError: if sizes contradict each other, the attention cannot be causal, the activation is unknown, or
+            `pad_id` or `start_id` is outside the vocabulary.
         """
         c = config
         c.validate()
         if c.activation not in ACTIVATIONS:
-            raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         check_token_ids(c)
         c.attention.check(is_causal=True)
         dtype = jnp.dtype(c.dtype)
@@ -145,8 +139,8 @@ class Transformer(nnx.Module):
             dtype=dtype,
         )
 
-        def self_attention(own: AttentionConfig, rngs: nnx.Rngs) -> MultiHeadAttention:
-            core = attention_fn or own.make(c.num_heads, c.d_k or c.d_model // c.num_heads, rngs=rngs)
+        def self_attention(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> MultiHeadAttention:
+            core = attention_fn or layer_attention.make(c.num_heads, c.d_k or c.d_model // c.num_heads, rngs=rngs)
             return attention(attention_fn=core, rngs=rngs)
 
         def feed_forward(is_sparse: bool, rngs: nnx.Rngs) -> FeedForward | MixtureOfExperts:
@@ -164,16 +158,21 @@ class Transformer(nnx.Module):
         )
         norm = functools.partial(LayerNorm, c.d_model, epsilon=c.layer_norm_epsilon)
 
-        def encoder_layer(own: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
-            return EncoderLayer(self_attention(own, rngs), feed_forward(is_sparse, rngs), residual)
+        def encoder_layer(layer_attention: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
+            return EncoderLayer(self_attention(layer_attention, rngs), feed_forward(is_sparse, rngs), residual)
 
-        def decoder_layer(own: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> DecoderLayer:
+        def decoder_layer(layer_attention: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> DecoderLayer:
             return DecoderLayer(
-                self_attention(own, rngs), attention(rngs=rngs), feed_forward(is_sparse, rngs), residual
+                self_attention(layer_attention, rngs), attention(rngs=rngs), feed_forward(is_sparse, rngs), residual
             )
 
         scale = math.sqrt(c.d_model) if c.scale_embedding else 1.0
         self.embedding = Embedding(c.vocab_size, c.d_model, scale=scale, dtype=dtype, rngs=rngs)
+        own = functools.partial(Embedding, d_model=c.d_model, scale=scale, dtype=dtype, rngs=rngs)
+        self.source_embedding = None if c.source_vocab_size is None else own(c.source_vocab_size)
+        self.output_embedding = None if c.is_tied else own(c.vocab_size)
+        self.source_embedding_norm = norm() if c.embedding_norm else None
+        self.target_embedding_norm = norm() if c.embedding_norm else None
         self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
         self.decoder_layers = stack_layers(
             layer_pattern(decoder_layer, c.attention, c.experts),
@@ -182,172 +181,45 @@ class Transformer(nnx.Module):
         )
         self.encoder_norm = norm() if c.pre_norm else None
         self.decoder_norm = norm() if c.pre_norm else None
-        learned = functools.partial(LearnedPositions, c.learned_positions, c.d_model)
+        learned = functools.partial(LearnedPositions, c.first_position + c.learned_positions, c.d_model)
         self.source_positions = learned(rngs=rngs) if c.learned_positions else None
         self.target_positions = learned(rngs=rngs) if c.learned_positions else None
         self.logits_bias = nnx.Param(jnp.zeros(c.vocab_size)) if c.logits_bias else None
         self.config = copy.deepcopy(c)
 
-    def __call__(
-        self,
-        source: Int[Array, "B S"],
-        target: Int[Array, "B T"],
-        *,
-        rngs: nnx.Rngs | None = None,
-        return_attention: bool = False,
-    ) -> Any:
-        """Scores every next target token, given the source and the target tokens before it (teacher forcing).
-
-        Args:
-          source: source tokens, `config.pad_id` where there is none: behind them, in front or in between.
-          target: target tokens to be predicted, padding behind them alone; the decoder reads them shifted right, behind
-            the start token.
-          rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
-
-        Returns:
-          float32 logits, [B, T, V]; with `return_attention` a pair of these and a dictionary with the keys
-          "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on;
-          columns of padding are last.
-        """
-        source = padding_last(source, self.config.pad_id)
-        memory, encoder_maps = self._encode(source, rngs, return_attention)
-        mask = source_mask(source, self.config.pad_id)
-        inputs = shift_right(target, self.config.start_id)
-        x, decoder_maps = self._decode(inputs, memory, mask, rngs, return_attention)
-        logits = self._logits(x)
-        if not return_attention:
-            return logits
-        return logits, encoder_maps | named_maps("decoder", decoder_maps)
-
-    def _decode(
-        self,
-        inputs: Int[Array, "B T"],
-        memory: Float[Array, "B S D"],
-        memory_mask: Bool[Array, "B 1 1 S"],
-        rngs: nnx.Rngs | None = None,
-        return_weights: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Any]:
-        """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
-        x = self._embed(inputs, jnp.arange(inputs.shape[1]), self.target_positions, rngs)
-        token_mask = input_mask(inputs, self.config.pad_id)
-
-        def decode(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            options: dict[str, Any] = {"memory_mask": memory_mask, "token_mask": token_mask}
-            return layer(x, memory, rngs=rngs, return_weights=return_weights, **options)
-
-        return scan_layers(decode, self.decoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-
-    def encode(
-        self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Returns the encoder's output and its attention maps (an empty dictionary unless asked for).
-
-        Padding is moved behind the tokens of each row, in the output and the maps as well.
-        """
-        return self._encode(padding_last(source, self.config.pad_id), rngs, return_attention)
-
-    def _encode(
-        self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Encodes rows whose padding is behind the tokens, where columns are positions."""
-        x = self._embed(source, jnp.arange(source.shape[1]), self.source_positions, rngs)
-        mask = source_mask(source, self.config.pad_id)
-
-        def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            return layer(x, mask=mask, token_mask=mask[:, 0, 0], rngs=rngs, return_weights=return_attention)
-
-        x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
-        return (x if self.encoder_norm is None else self.encoder_norm(x)), named_maps("encoder", maps)
-
-    def decoder(self, *, int8: bool = False) -> Decoder:
-        """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
-        return TransformerDecoder(self, int8=int8)
-
-    def _embed(
+    def embed(
         self,
         tokens: Int[Array, "B T"],
         positions: Int[Array, " T"],
-        learned: LearnedPositions | None,
-        rngs: nnx.Rngs | None,
+        rngs: nnx.Rngs | None = None,
+        *,
+        is_source: bool = False,
     ) -> Float[Array, "B T D"]:
-        x = self.embedding(tokens)
+        own = self.source_embedding if is_source else None
+        x = (self.embedding if own is None else own)(tokens)
+        positions = self.config.first_position + positions
+        learned = self.source_positions if is_source else self.target_positions
         if learned is None:
-            is_interleaved = self.config.interleaved_sinusoids
-            vectors = sinusoidal_positions(positions, x.shape[-1], is_interleaved=is_interleaved)
+            options = {
+                "is_interleaved": self.config.interleaved_sinusoids,
+                "reaches_base": self.config.sinusoids_reach_base,
+            }
+            vectors = sinusoidal_positions(positions, x.shape[-1], **options)
         else:
             vectors = learned(positions)
-        return drop(add_bias(x, vectors), self.config.dropout_rate, rngs)
+        norm = self.source_embedding_norm if is_source else self.target_embedding_norm
+        x = add_bias(x, vectors)
+        return drop(x if norm is None else norm(x), self.config.dropout_rate, rngs)
 
-    def _logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        logits = self.embedding.attend(x if self.decoder_norm is None else self.decoder_norm(x))
-        return logits if self.logits_bias is None else logits + self.logits_bias[...][None, None]
+    def encoder_output(self, x: Float[Array, "B S D"], rngs: nnx.Rngs | None) -> Float[Array, "B S D"]:
+        return x if self.encoder_norm is None else self.encoder_norm(x)
 
+    def last_norm(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
+        return x if self.decoder_norm is None else self.decoder_norm(x)
 
-class TransformerDecoder(nnx.Module):
-    """A Transformer that writes, as `tfx_jax.nn.decoding.Decoder` has it.
-
-    A source is encoded and projected once; a step then costs one token. Only where the attention needs all tokens at
-    every step, the model itself reads them all.
-    """
-
-    continues_inputs = False
-
-    def __init__(self, model: Transformer, *, int8: bool = False):
-        """Arranges the weights of the decoder; the model stays as it is, and its encoder is used where it is."""
-        self.model = model
-        embedding, bias = model.embedding, None if model.logits_bias is None else model.logits_bias[...]
-        self.fused = arrange(model.decoder_layers, embedding.table[...], bias, dtype=embedding.dtype, int8=int8)
+    def output(self) -> Embedding:
+        return self.embedding if self.output_embedding is None else self.output_embedding
 
     @property
-    def vocab_size(self) -> int:
-        """As in the configuration."""
-        return self.model.config.vocab_size
-
-    @property
-    def pad_id(self) -> int:
-        """As in the configuration."""
-        return self.model.config.pad_id
-
-    def max_input_length(self, max_new_tokens: int) -> int | None:
-        """As many as there are learned positions, which a source has apart from its target."""
-        num_learned = self.model.config.learned_positions
-        if not num_learned:
-            return None
-        return num_learned if max_new_tokens <= num_learned else 0
-
-    def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
-        """Reads sources."""
-        source = padding_last(with_padding(inputs, token_mask, self.pad_id), self.pad_id)
-        return EncoderMemory(self.model._encode(source)[0], source_mask(source, self.pad_id))
-
-    def init_cache(
-        self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1
-    ) -> tuple[dict[str, Any], Int[Array, " B"]]:
-        """Projects the memory for each layer, or keeps it for a replay; nothing is written yet."""
-        positions = self.model.target_positions
-        if positions is not None and max_length > positions.table.shape[0]:
-            raise ValueError(f"max_length={max_length}, but there are {positions.table.shape[0]} learned positions")
-        cache = init_decoder(
-            self.fused,
-            self.model.decoder_layers,
-            memory,
-            max_length=max_length,
-            num_beams=num_beams,
-            pad_id=self.pad_id,
-        )
-        return cache, jnp.full(memory.output.shape[:1], self.model.config.start_id)
-
-    def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-        """Takes one token of each row."""
-        if self.fused is None:
-            return replay_step(replayed(self.model._decode, self.model._logits), tokens, cache)
-        output, norm = self.fused.output, self.model.decoder_norm
-
-        def embed(tokens: Array, position: Array) -> Array:
-            return self.model._embed(tokens[:, None], position[None], self.model.target_positions, None)
-
-        def score(x: Array) -> Array:
-            return output(x if norm is None else norm(x), jnp.float32)[:, 0]
-
-        return fused_step(self.fused.steps, embed, score, tokens, cache)
+    def max_positions(self) -> int | None:
+        return self.config.learned_positions or None

@@ -20,7 +20,7 @@ from tfx_jax.nn.basic import ACTIVATIONS, FeedForward, LayerNorm, LearnedPositio
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
-# Layers, width and heads of Dosovitskiy et al. (2021), table 1, and the sides of the patches that they report.
+# num_layers, d_model, num_heads (Dosovitskiy et al., 2021, table 1) and patch_size of each published model.
 _SIZES = {
     "ViT-B/16": (12, 768, 12, 16),
     "ViT-B/32": (12, 768, 12, 32),
@@ -33,25 +33,28 @@ _SIZES = {
 @documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class ViTConfig:
-    """Sizes of a Vision Transformer; the defaults are those of ViT-B/16 with the classes of ImageNet."""
+    """Configuration of a Vision Transformer; the defaults are ViT-B/16 with the 1,000 classes of ImageNet."""
 
-    image_size: int = at_least(1, 224)  # pixels, of height and width
-    patch_size: int = at_least(1, 16)  # pixels, likewise
+    image_size: int = at_least(1, 224)  # height and width of an image in pixels
+    patch_size: int = at_least(1, 16)  # height and width of a patch in pixels
     num_channels: int = at_least(1, 3)
     num_layers: int = at_least(1, 12)
     d_model: int = at_least(1, 768)
     num_heads: int = at_least(1, 12)
     d_ff: int | None = at_least(1, None)  # None: 4 * d_model
-    dropout_rate: float = fraction(0.0)  # of each sublayer's output and of the sums of patches and positions
-    attention_dropout_rate: float = fraction(0.0)  # of the attention weights
-    activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is the exact one
+    dropout_rate: float = fraction(0.0)  # dropout of each sublayer's output and of patches plus positions
+    attention_dropout_rate: float = fraction(0.0)  # dropout of attention weights
+    activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is exact; "gelu_tanh" approximates it
     layer_norm_epsilon: float = at_least(0, 1e-6)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
+    # Whether a body without a head has a linear layer with tanh over the class token's vector: the hidden layer that
+    # the paper's classifier has in pre-training and loses afterwards.
+    has_pooler: bool = True
     labels: tuple[str, ...] = tuple(f"LABEL_{index}" for index in range(1000))  # names of the classes
-    problem_type: str | None = None  # Hugging Face's word for the loss of a classifier; nothing here depends on it
-    dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
-    remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
-    unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
+    problem_type: str | None = None  # kept for export to Hugging Face, which chooses a loss by it; unused here
+    dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
+    remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
+    unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
 
     kind: ClassVar[str] = "image_classifier"
     is_causal: ClassVar[bool] = False
@@ -69,7 +72,7 @@ class ViTConfig:
             raise ValueError(f"image_size={self.image_size} is not divisible by patch_size={self.patch_size}")
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; images are those that are built in."""
+        """Sets sizes that train in seconds on one CPU, for the built-in synthetic images of 48 x 48 pixels."""
         del max_length
         self.image_size, self.patch_size, self.num_channels = 48, 12, 3
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 2, 32, 2, 64
@@ -79,10 +82,10 @@ class ViTConfig:
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "ViTConfig":
-        """The sizes of a published model: "ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32" or "ViT-H/14".
+        """Returns the configuration of "ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32" or "ViT-H/14".
 
         Raises:
-          ValueError: for another name.
+          ValueError: if `name` is unknown; the message lists the names.
         """
         if name not in _SIZES:
             raise ValueError(f"no published ViT is called {name!r}; there are {', '.join(_SIZES)}")
@@ -93,11 +96,11 @@ class ViTConfig:
 
 
 class ViTOutput(NamedTuple):
-    """What an image becomes.
+    """Outputs of the encoder.
 
     Attributes:
-      sequence: a vector for the class token and, row by row, for each patch, [B, S, D], S = 1 + patches.
-      pooled: one for the whole image, made from that of the class token, [B, D]; None without a pooler.
+      sequence: vectors of the class token and then of the patches, row by row, [B, S, D], S = 1 + number of patches.
+      pooled: output of the pooler, tanh of a linear map of the class token's vector, [B, D]; None without a pooler.
     """
 
     sequence: Float[Array, "B S D"]
@@ -105,7 +108,7 @@ class ViTOutput(NamedTuple):
 
 
 class PatchEmbedding(nnx.Module):
-    """The linear map of all pixels of a patch (Dosovitskiy et al., 2021, equation 1)."""
+    """Linear map from all pixels of a patch to one vector (Dosovitskiy et al., 2021, equation 1)."""
 
     def __init__(self, num_channels: int, patch_size: int, d_model: int, *, dtype: Any, rngs: nnx.Rngs):
         init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
@@ -115,7 +118,7 @@ class PatchEmbedding(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, images: Float[Array, "B Y X C"]) -> Float[Array, "B P D"]:
-        """Embeds the patches of images, row by row; both sides are whole numbers of patches."""
+        """Embeds the patches of images, row by row; height and width must be multiples of the patch size."""
         batch, height, width, channels = images.shape
         size, d_model = self.kernel.shape[2:]
         patches = images.astype(self.dtype).reshape(batch, height // size, size, width // size, size, channels)
@@ -130,27 +133,24 @@ class ViT(nnx.Module):
         self,
         config: ViTConfig,
         *,
-        use_pooler: bool = True,
         attention_fn: AttentionFn | None = None,
         rngs: nnx.Rngs,
     ):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
-          use_pooler: whether there is a linear layer with tanh over the class token's vector: the hidden layer that
-            the paper's classifier has in pre-training and loses afterwards.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other, or the activation has no such name.
+          ValueError: if sizes contradict each other, or the activation is unknown.
         """
         c = config
         c.attention.check()
         if c.activation not in ACTIVATIONS:
-            raise ValueError(f"activation={c.activation!r} is none of {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         num_rows, num_columns = _grid((c.image_size, c.image_size), c.patch_size)
         dtype = jnp.dtype(c.dtype)
         attention = functools.partial(
@@ -173,8 +173,8 @@ class ViT(nnx.Module):
             Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True, epsilon=c.layer_norm_epsilon
         )
 
-        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
-            core = attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
+        def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+            core = attention_fn or layer_attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
             return EncoderLayer(attention(attention_fn=core, rngs=rngs), feed_forward(rngs=rngs), residual)
 
         self.patches = PatchEmbedding(c.num_channels, c.patch_size, c.d_model, dtype=dtype, rngs=rngs)
@@ -182,7 +182,7 @@ class ViT(nnx.Module):
         self.positions = LearnedPositions(1 + num_rows * num_columns, c.d_model, init_stddev=0.02, rngs=rngs)
         self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
         self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
-        self.pooler = nnx.Linear(c.d_model, c.d_model, dtype=dtype, rngs=rngs) if use_pooler else None
+        self.pooler = nnx.Linear(c.d_model, c.d_model, dtype=dtype, rngs=rngs) if c.has_pooler else None
         self.config = copy.deepcopy(c)
 
     def __call__(
@@ -193,31 +193,34 @@ class ViT(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Reads images; every patch sees all others.
+        """Encodes images with bidirectional self-attention between patches.
 
         Args:
-          images: [B, height, width, channels], normalized as the model was trained.
-          interpolate: whether they may have another size than the configuration's, any number of patches high and
-            wide; positions are then interpolated (section 3.2), see `interpolate_positions`.
+          images: [B, height, width, channels], normalized as in training.
+          interpolate: whether to accept images whose height and width are other multiples of the patch size than
+            `config.image_size`; positions are then interpolated (section 3.2), see `interpolate_positions`.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
+          return_attention: whether to also return the attention maps.
 
         Returns:
-          A `ViTOutput`; with `return_attention` a pair of it and {"encoder/0/self": [B, N, S, S], ...}.
+          A `ViTOutput`; with `return_attention` the pair (output, {"encoder/0/self": [B, N, S, S], ...}).
 
         Raises:
-          ValueError: if the images have another size, or none of whole patches, or another number of channels.
+          ValueError: if the number of channels is wrong, the size differs from `config.image_size` without
+            `interpolate`, or height or width is not a multiple of the patch size.
         """
         c = self.config
         _, height, width, channels = images.shape
-        size, own_size = (height, width), (c.image_size, c.image_size)
+        size, model_size = (height, width), (c.image_size, c.image_size)
         if channels != c.num_channels:
             raise ValueError(f"images of {channels} channels, but the model has num_channels={c.num_channels}")
-        if size != own_size and not interpolate:
-            raise ValueError(f"images of {size} pixels, but the model's are {own_size}: resize, or interpolate=True")
+        if size != model_size and not interpolate:
+            raise ValueError(
+                f"images of {size} pixels, but the model's are {model_size}: resize them, or pass interpolate=True"
+            )
         positions = self.positions.table[...]
-        if size != own_size:
-            positions = interpolate_positions(positions, _grid(own_size, c.patch_size), _grid(size, c.patch_size))
+        if size != model_size:
+            positions = interpolate_positions(positions, _grid(model_size, c.patch_size), _grid(size, c.patch_size))
         x = self.patches(images)
         class_token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
         x = add_bias(jnp.concatenate([class_token, x], axis=1), positions)
@@ -235,16 +238,16 @@ class ViT(nnx.Module):
 
 
 class ViTClassifier(nnx.Module):
-    """A Vision Transformer, as `vit`, and a linear layer over its class token: gives an image one of `config.labels`.
+    """A `ViT` encoder in `self.vit` with a linear layer over its class token: classifies images into `config.labels`.
 
-    The linear layer starts at zero, as the paper has it for fine-tuning (section 3.2).
+    The linear layer is initialized to zero, as in the paper's fine-tuning (section 3.2).
     """
 
     def __init__(self, config: ViTConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
-        """Initializes the parameters; arguments and errors are those of a `ViT`, and there must be labels."""
+        """Initializes the parameters; arguments and errors are those of `ViT`, and empty `labels` are an error."""
         if not config.labels:
-            raise ValueError("a model that classifies needs labels, but its configuration has none")
-        self.vit = ViT(config, use_pooler=False, attention_fn=attention_fn, rngs=rngs)
+            raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
+        self.vit = ViT(dataclasses.replace(config, has_pooler=False), attention_fn=attention_fn, rngs=rngs)
         zeros = nnx.initializers.zeros_init()
         self.classifier = nnx.Linear(
             config.d_model, len(config.labels), kernel_init=zeros, dtype=jnp.float32, rngs=rngs
@@ -259,9 +262,9 @@ class ViTClassifier(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Scores images: float32 logits, [B, labels]; with `return_attention` a pair of these and the maps.
+        """Returns float32 logits, [B, number of labels]; with `return_attention` the pair (logits, maps).
 
-        Arguments, maps and errors are those of a `ViT`.
+        Arguments, maps and errors are those of `ViT`.
         """
         result = self.vit(images, interpolate=interpolate, rngs=rngs, return_attention=return_attention)
         output, maps = result if return_attention else (result, None)
@@ -276,22 +279,22 @@ def interpolate_positions(
     *,
     method: str = "bicubic",
 ) -> Float[Array, "Q D"]:
-    """Positions for images of another size, from those learned (Dosovitskiy et al., 2021, section 3.2).
+    """Interpolates learned positions for images of another size (Dosovitskiy et al., 2021, section 3.2).
 
-    Patches keep their places in the image: the corners of both grids coincide, not the centers of their corner
-    patches. Beyond the border the last patch is repeated, and a smaller grid is not smoothed before.
+    Both grids cover the same image: their outer corners coincide, not the centers of their corner patches. Outside the
+    grid, the nearest patch is repeated. A smaller grid is sampled without anti-aliasing.
 
     Args:
-      table: the vector of the class token, which stays, then those of the patches, row by row.
-      grid: rows and columns of patches that it has vectors for.
-      new_grid: rows and columns wanted.
-      method: "bicubic" (Keys, 1981, with a = -0.75, as transformers has it) or "bilinear".
+      table: vectors of the class token, which is copied, and then of the patches, row by row.
+      grid: rows and columns of patches in `table`.
+      new_grid: rows and columns of patches in the result.
+      method: "bicubic" (Keys, 1981, with a = -0.75, as in transformers) or "bilinear".
 
     Returns:
-      The table for the new grid, float32.
+      The table for the new grid, float32, [1 + new_grid[0] * new_grid[1], D].
 
     Raises:
-      ValueError: if the table has not as many vectors as the grid says, or there is no such method.
+      ValueError: if `table` does not have 1 + grid[0] * grid[1] vectors, or the method is unknown.
 
     >>> table = jnp.array([[9.0], [0.0], [1.0]])
     >>> interpolate_positions(table, (1, 2), (1, 4), method="bilinear")[:, 0].tolist()
@@ -299,10 +302,10 @@ def interpolate_positions(
     """
     if table.shape[0] != 1 + grid[0] * grid[1]:
         raise ValueError(
-            f"{table.shape[0]} positions, but a class token and {grid} patches need {1 + grid[0] * grid[1]}"
+            f"table has {table.shape[0]} positions, but a class token and {grid} patches need {1 + grid[0] * grid[1]}"
         )
     if method not in _KERNELS:
-        raise ValueError(f"method={method!r} is none of {', '.join(_KERNELS)}")
+        raise ValueError(f"method must be one of {', '.join(_KERNELS)}, got {method!r}")
     patches = table[1:].reshape(*grid, -1)
     rows, columns = (_resampling(old, new, method) for old, new in zip(grid, new_grid, strict=True))
     patches = jnp.einsum("Yy,Xx,yxD->YXD", rows, columns, patches, precision=jax.lax.Precision.HIGHEST)
@@ -310,6 +313,7 @@ def interpolate_positions(
 
 
 def _cubic(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
+    """Returns the weights of bicubic interpolation at distances from a sample, in samples (Keys, 1981)."""
     near = (a + 2) * distance**3 - (a + 3) * distance**2 + 1
     far = a * (distance**3 - 5 * distance**2 + 8 * distance - 4)
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
@@ -322,18 +326,18 @@ _KERNELS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def _resampling(old: int, new: int, method: str) -> Float[np.ndarray, "new old"]:
-    """What every one of `old` points on a line contributes to each of `new` on the same line."""
-    places = (np.arange(new) + 0.5) * old / new - 0.5
+    """Returns the matrix that interpolates `old` samples of a line to `new` samples of the same line."""
+    centers = (np.arange(new) + 0.5) * old / new - 0.5  # of the new samples, in units of the old ones
     matrix = np.zeros((new, old))
     for offset in (-1, 0, 1, 2):
-        neighbor = np.floor(places) + offset
-        weights = _KERNELS[method](np.abs(places - neighbor))
+        neighbor = np.floor(centers) + offset
+        weights = _KERNELS[method](np.abs(centers - neighbor))
         np.add.at(matrix, (np.arange(new), np.clip(neighbor, 0, old - 1).astype(int)), weights)
     return matrix.astype(np.float32)
 
 
 def _grid(size: tuple[int, int], patch_size: int) -> tuple[int, int]:
-    """Rows and columns of patches."""
+    """Returns the numbers of rows and columns of patches in an image of `size`, (height, width) in pixels."""
     if size[0] % patch_size or size[1] % patch_size:
         raise ValueError(f"images of {size} pixels do not divide into patches of patch_size={patch_size}")
     return size[0] // patch_size, size[1] // patch_size

@@ -1,7 +1,7 @@
 """Flax NNX modules: each owns parameters and calls `tfx_jax.functional`.
 
-Modules hold `nnx.Param` and Python values only. Randomness comes in at the call (`rngs=None` means evaluation), caches
-go in and come out, so a module is a pytree that `jax.jit`, `jax.grad`, `jax.vmap` and `jax.lax.scan` take as it is.
+Modules hold variables and Python values only. Random keys (`rngs=None` means evaluation) and caches are arguments and
+results of calls, so a module is a pytree that can be passed to `jax.jit`, `jax.grad`, `jax.vmap` and `jax.lax.scan`.
 """
 
 from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, MultiHeadAttention
@@ -10,10 +10,12 @@ from tfx_jax.nn.basic import Embedding, FeedForward, LayerNorm, LearnedPositions
 from tfx_jax.nn.decoding import Decoder, DecodingModel
 from tfx_jax.nn.distribution import Distribution, distributed
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
+from tfx_jax.nn.lora import Adapter, Frozen, LoraConfig, adapt, merged
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 __all__ = [
+    "Adapter",
     "AttentionConfig",
     "AttentionOptions",
     "AuxiliaryLoss",
@@ -25,14 +27,18 @@ __all__ = [
     "EncoderLayer",
     "ExpertsConfig",
     "FeedForward",
+    "Frozen",
     "LayerNorm",
     "LearnedPositions",
     "Linear",
+    "LoraConfig",
     "MixtureOfExperts",
     "MultiHeadAttention",
     "RMSNorm",
     "StepMetric",
+    "adapt",
     "distributed",
+    "merged",
     "scan_layers",
     "stack_layers",
     "unstack_layers",

@@ -1,6 +1,6 @@
-"""Attention as layers: `MultiHeadAttention`, and `AttentionConfig`, which names the attention of a model's layers.
+"""Attention layers: `MultiHeadAttention`, and `AttentionConfig`, which selects the attention of a model's layers.
 
-Everything that configurations know of an attention comes from its `AttentionSpec`, in
+Options and checks in configurations are derived from the `AttentionSpec` of each attention, in
 `tfx_jax.functional.attention`. Read `MultiHeadAttention` first: projections around a pure attention function.
 """
 
@@ -25,17 +25,18 @@ from tfx_jax.functional.attention.spec import CachedDecoding, RecurrentDecoding,
 from tfx_jax.functional.positions import ROTARY_SCALINGS, rotary_embedding, rotary_frequencies
 from tfx_jax.nn.basic import Linear
 from tfx_jax.nn.distribution import current_distribution
+from tfx_jax.nn.lora import Frozen
 
 AttentionFn = Callable[..., Any]
 """A callable with the signature of `tfx_jax.functional.dot_product_attention`."""
 
 
 class KVCache(NamedTuple):
-    """Keys, values and gates of S tokens before those of a layer's input.
+    """Keys, values and gates of the S tokens before a layer's input.
 
-    A layer attends to it and to its own input, and returns it extended: an empty cache reads a prompt, a full one the
-    next part of a text. Positions are the caller's business, as they are without a cache; so is a mask, which covers
-    all keys.
+    A layer attends to the cache and to its input, and returns the cache extended by its input. Pass an empty cache with
+    a prompt, and the returned cache with the tokens that follow. The caller passes positions, as without a cache, and a
+    mask that covers all keys.
     """
 
     key: Float[Array, "B S K H"]
@@ -46,12 +47,12 @@ class KVCache(NamedTuple):
     def empty(
         cls, batch_size: int, num_heads: int, d_k: int, d_v: int | None = None, dtype: DTypeLike = "float32"
     ) -> "KVCache":
-        """Returns the cache of no token; `d_v` is d_k by default."""
+        """Returns an empty cache; `d_v` is d_k by default."""
         shape = (batch_size, 0, num_heads)
         return cls(jnp.zeros((*shape, d_k), dtype), jnp.zeros((*shape, d_k if d_v is None else d_v), dtype))
 
     def append(self, newer: "KVCache") -> "KVCache":
-        """Returns the cache with newer tokens behind its own."""
+        """Returns the cache extended by newer tokens."""
         older = self.gates or {}
         gates = {name: jnp.concatenate([older[name], gate], axis=1) for name, gate in (newer.gates or {}).items()}
         key, value = (jnp.concatenate(pair, axis=1) for pair in ((self.key, newer.key), (self.value, newer.value)))
@@ -61,9 +62,9 @@ class KVCache(NamedTuple):
 class MultiHeadAttention(nnx.Module):
     """Multi-head attention (Vaswani et al., 2017, section 3.2.2).
 
-    Owns the four projections and nothing else: what happens between them is `attention_fn`, so every attention of
-    `tfx_jax.functional` plugs in, with its own options bound by `functools.partial`. Kernels keep the heads as an axis
-    of their own (query [D, N, H], key [D, K, H], value [D, K, U], out [N, U, D]), so heads can be sharded.
+    The module owns the projections; `attention_fn` computes attention between them. Every attention of
+    `tfx_jax.functional` can be used, with its options bound by `functools.partial`. Kernels have a separate axis for
+    heads (query [D, N, H], key [D, K, H], value [D, K, U], out [N, U, D]), so that heads can be sharded.
     """
 
     def __init__(
@@ -96,35 +97,33 @@ class MultiHeadAttention(nnx.Module):
         """Initializes the projections.
 
         Args:
-          d_model: width D of the query inputs, and of whatever is not said otherwise.
+          d_model: width D of the query inputs, and the default of the other widths.
           num_heads: N, the paper's h.
           d_k: query and key head size H; None means d_model / num_heads.
           d_v: value head size U; None means d_k.
           num_kv_heads: K, a divisor of num_heads; None means num_heads.
-          d_key_input: width of the inputs that keys are made from; None means d_model.
-          d_value_input: width of the inputs that values are made from; None means d_key_input.
+          d_key_input: width of the inputs of the key projection; None means d_model.
+          d_value_input: width of the inputs of the value projection; None means d_key_input.
           d_out: width of the output; None means d_model.
-          use_bias: whether the projections have one; the paper's have none.
-          use_out_bias: whether the output projection has one; None means `use_bias`.
-          use_sinks: whether each head has a learned logit that takes a share of the softmax (gpt-oss, 2025).
-          query_norm: normalizes queries before rotary positions, each head by itself or, with a scale of N * H numbers,
-            all heads together (Henry et al., 2020).
-          key_norm: likewise for keys.
-          rotary: rotates queries and keys by their positions; None leaves them.
-          dropout_rate: of the attention weights; 0 in the paper's text, 0.1 in its code.
+          use_bias: whether the projections have a bias; the paper's have none.
+          use_out_bias: whether the output projection has a bias; None means `use_bias`.
+          use_sinks: whether each head has a learned logit that takes weight from the keys (gpt-oss, 2025).
+          query_norm: norm of queries, before rotary positions (Henry et al., 2020). It normalizes each head separately,
+            or all heads together if its scale has N * H numbers. None means no norm.
+          key_norm: norm of keys, as `query_norm`.
+          rotary: rotates queries and keys by their positions; None means no rotation.
+          dropout_rate: dropout rate of the attention weights; 0 in the paper's text, 0.1 in its code.
           attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`, a function or a
             Module that owns parameters.
           scale: multiplies the logits; None leaves it to `attention_fn`.
           logits_soft_cap: c of c * tanh(logits / c) (Gemma 2, 2024); None leaves logits unbounded.
-          attention_axes: for inputs [B, ..., D] of more axes, those to attend over, negative ones counted from the end;
-            see `tfx_jax.functional.attention_over_axes`. None means the one axis of a sequence.
-          dtype: of the computation.
-          param_dtype: of the parameters.
-          rngs: stream `params` initializes the parameters: Glorot uniform, query, key and value with half the
-          variance, as
-            if they were one matrix. The paper is silent; attention then starts flatter.
-          flax_arguments: must be empty; the error says what the arguments of `flax.nnx.MultiHeadAttention` are called
-            here.
+          attention_axes: for inputs [B, ..., D] with several axes, the axes to attend over; negative numbers count from
+            the end. See `tfx_jax.functional.attention_over_axes`. None means inputs [B, T, D].
+          dtype: dtype of the computation.
+          param_dtype: dtype of the parameters.
+          rngs: stream `params` initializes the kernels: Glorot uniform; query, key and value with half the variance, as
+            if they were one matrix, so that attention starts flatter. The paper does not specify this.
+          flax_arguments: must be empty; for arguments of `flax.nnx.MultiHeadAttention` the error says their names here.
 
         Raises:
           TypeError: for a missing size or an unknown argument.
@@ -143,12 +142,12 @@ class MultiHeadAttention(nnx.Module):
                 raise ValueError(f"{name} must be at least 1, got {size}")
         if d_k is None:
             if d_model % num_heads:
-                raise ValueError(f"d_model={d_model} is not divisible by num_heads={num_heads}; give d_k")
+                raise ValueError(f"d_model={d_model} is not divisible by num_heads={num_heads}; set d_k, the head size")
             d_k = d_model // num_heads
         d_v = d_k if d_v is None else d_v
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         if num_heads % num_kv_heads:
-            raise ValueError(f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}")
+            raise ValueError(f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}")
         d_key_input = d_model if d_key_input is None else d_key_input
         d_value_input = d_key_input if d_value_input is None else d_value_input
         linear = functools.partial(Linear, use_bias=use_bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
@@ -194,19 +193,19 @@ class MultiHeadAttention(nnx.Module):
         """Attends from `x` to `memory`.
 
         Args:
-          x: what the queries are made from.
-          memory: what the keys are made from; None means `x`, self-attention.
-          value_memory: what the values are made from; None means `memory`.
-          bias: see `tfx_jax.functional.dot_product_attention`, like the arguments below.
-          mask: True where a query may attend.
-          is_causal: hide the future.
-          segment_ids: of packed sequences.
-          positions: of the tokens of `x` in their texts, for `rotary`; None counts columns.
+          x: inputs of the query projection.
+          memory: inputs of the key projection; None means `x`, self-attention.
+          value_memory: inputs of the value projection; None means `memory`.
+          bias: added to the logits, as in `tfx_jax.functional.dot_product_attention`.
+          mask: True where a query may attend, broadcastable to [B, N, T, S].
+          is_causal: whether future keys are hidden.
+          segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
+          positions: positions of the tokens of `x` in their sequences, for `rotary`; None means 0 .. T - 1.
           rngs: stream `dropout`; None means evaluation.
           return_weights: also return the attention weights, [B, N, T, S].
 
         Returns:
-          [B, T, d_out], or a pair of it and the weights; with `attention_axes`, the axes of `x` instead of T.
+          [B, T, d_out], or a pair of output and weights; with `attention_axes`, the axes of `x` instead of T.
         """
         memory = x if memory is None else memory
         key, value = self.project_memory(memory, value_memory, positions)
@@ -230,16 +229,16 @@ class MultiHeadAttention(nnx.Module):
         value_memory: Float[Array, "B S _"] | None = None,
         positions: Int[Array, "#B S"] | None = None,
     ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K U"]]:
-        """Returns the keys and values that `attend` takes: once for a memory that many steps look at."""
+        """Returns keys and values for `attend`, so that a memory used in many steps is projected only once."""
         key = with_positions(self.key(memory), self.key_norm, self.rotary, positions)
         return key, self.value(memory if value_memory is None else value_memory)
 
     def project_gates(self, memory: Float[Array, "B S _"]) -> dict[str, Float[Array, "B S ..."]]:
-        """Returns the gates that the attention takes beside keys and values, by name."""
+        """Returns the gates of the attention by name, for `attend`; empty for most attentions."""
         return {name: getattr(self, f"gate_{name}")(memory) for name in self.gate_names}
 
     def project_cache(self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"] | None = None) -> KVCache:
-        """Returns all that later tokens need of these, for self-attention."""
+        """Returns keys, values and gates of `x` as a cache, for self-attention."""
         return KVCache(*self.project_memory(x, None, positions), self.project_gates(x))
 
     def attend(
@@ -254,8 +253,8 @@ class MultiHeadAttention(nnx.Module):
         return_weights: bool = False,
         **options: Any,
     ) -> Any:
-        """Attends from `x` to keys and values that are projected already; options and result as in the call."""
-        # Options that are not set are not passed on: not every attention has every option.
+        """Attends from `x` to keys and values that are already projected; options and result as in `__call__`."""
+        # Pass on only options that are set: not every attention has every option.
         options = {name: option for name, option in options.items() if option is not None} | dict(gates or {})
         options |= logit_options(self)
         if rngs is not None and self.dropout_rate:
@@ -277,23 +276,24 @@ class MultiHeadAttention(nnx.Module):
 class RotaryConfig:
     """Rotary positions of queries and keys (Su et al., 2021); see `tfx_jax.functional.rotary_frequencies`."""
 
-    base: float = at_least(1, 10_000.0)  # of the geometric sequence of wavelengths
-    fraction: float = within(0, 1, 1.0)  # share of each head's features that are rotated, the first ones
-    scaling: str = one_of(ROTARY_SCALINGS, "none")  # how longer texts than trained on are fitted in
-    factor: float = at_least(1, 1.0)  # how much longer than original_max_length
-    original_max_length: int = at_least(1, 8192)  # tokens that the model was first trained on
-    low_frequency_factor: float = 1.0  # llama3: below this many turns a wavelength is divided by factor
-    high_frequency_factor: float = 4.0  # llama3: above this many turns it stays
-    beta_fast: float = 32.0  # yarn: turns above which a wavelength stays
-    beta_slow: float = 1.0  # yarn: turns below which it is divided by factor
-    attention_factor: float | None = None  # yarn: multiplies queries and keys; None: the paper's
+    base: float = at_least(1, 10_000.0)  # base of the geometric sequence of frequencies
+    fraction: float = within(0, 1, 1.0)  # share of each head's features that is rotated, from the first feature on
+    scaling: str = one_of(ROTARY_SCALINGS, "none")  # method for sequences longer than those of the original training
+    factor: float = at_least(1, 1.0)  # ratio of the new maximum length to original_max_length
+    original_max_length: int = at_least(1, 8192)  # sequence length of the original training, in tokens
+    low_frequency_factor: float = 1.0  # llama3: number of turns below which a frequency is divided by factor
+    high_frequency_factor: float = 4.0  # llama3: number of turns above which a frequency is unchanged
+    beta_fast: float = 32.0  # yarn: number of turns above which a frequency is unchanged
+    beta_slow: float = 1.0  # yarn: number of turns below which a frequency is divided by factor
+    attention_factor: float | None = None  # yarn: multiplies queries and keys; None means the paper's value
+    is_truncated: bool = True  # yarn: whether the interpolation starts and ends at whole pairs of features
 
     def validate(self) -> None:
-        """Raises ValueError where `rotary_frequencies` would, whatever the size of a head."""
+        """Raises ValueError for options that `rotary_frequencies` rejects for every head size."""
         dataclasses.replace(self, fraction=1.0).frequencies(2)
 
     def frequencies(self, head_size: int) -> tuple[np.ndarray, float]:
-        """Returns what `rotary_frequencies` does for heads of a size; raises ValueError as it does."""
+        """Returns the result of `rotary_frequencies` for a head size."""
         options = dataclasses.asdict(self)
         return rotary_frequencies(2 * round(options.pop("fraction") * head_size / 2), **options)
 
@@ -304,7 +304,7 @@ class RotaryConfig:
 
 
 def logit_options(layer: Any) -> dict[str, Any]:
-    """Returns the options of attention that concern logits, as far as a layer sets them: scale, soft cap and sinks."""
+    """Returns the attention options `scale`, `logits_soft_cap` and `sinks` of a layer, without those that are None."""
     sinks = None if layer.sinks is None else layer.sinks[...]
     options = {"scale": layer.scale, "logits_soft_cap": layer.logits_soft_cap, "sinks": sinks}
     return {name: option for name, option in options.items() if option is not None}
@@ -316,9 +316,9 @@ def with_positions(
     rotary: RotaryConfig | None,
     positions: Int[Array, "#B T"] | None,
 ) -> Float[Array, "B T N H"]:
-    """Normalizes queries or keys and rotates them by their positions, both if asked."""
+    """Applies the norm and then the rotary positions to queries or keys; None skips either."""
     if norm is not None:
-        is_shared = norm.scale.shape[-1] != heads.shape[-1]  # one norm of all heads
+        is_shared = norm.scale.shape[-1] != heads.shape[-1]  # one norm over all heads
         heads = norm(heads.reshape(*heads.shape[:2], -1) if is_shared else heads).reshape(heads.shape)
     if rotary is None:
         return heads
@@ -327,7 +327,7 @@ def with_positions(
 
 
 class LearnedAttention(nnx.Module):
-    """An attention whose spec has parameters or state, which this module owns."""
+    """An attention function together with the parameters or the state that its spec declares."""
 
     def __init__(
         self,
@@ -342,7 +342,7 @@ class LearnedAttention(nnx.Module):
         """Initializes the parameters and the state of the attention called `name` in `SPECS`."""
         spec = SPECS[name]
         self.name = name
-        self.options = tuple(options.items())  # static parts of a module have to be hashable
+        self.options = tuple(options.items())  # a tuple, because static parts of a module must be hashable
         self.has_running_statistics = spec.update_state is not None
         for kind, init in ((nnx.Param, spec.parameters), (nnx.BatchStat, spec.state)):
             arrays = init(rngs.params(), num_heads, d_k, param_dtype, **options) if init else {}
@@ -360,26 +360,29 @@ class LearnedAttention(nnx.Module):
         is_training: bool = False,
         **options: Any,
     ) -> Any:
-        """Attends with the parameters; `is_training` updates the state afterwards."""
-        spec, own, arrays = SPECS[self.name], dict(self.options), self.arrays(query.dtype)
+        """Attends with the parameters and the current state; with `is_training` the state is updated."""
+        spec, bound_options, arrays = SPECS[self.name], dict(self.options), self.arrays(query.dtype)
         if is_training and spec.update_state is not None:
-            for name, x in spec.update_state(arrays, query, key, mask, **own).items():
+            for name, x in spec.update_state(arrays, query, key, mask, **bound_options).items():
                 getattr(self, name)[...] = x
-        return spec.function(query, key, value, bias, mask, **arrays, **own, **options)
+        return spec.function(query, key, value, bias, mask, **arrays, **bound_options, **options)
 
     def arrays(self, dtype: DTypeLike) -> dict[str, Array]:
-        """Returns the parameters, in a dtype, and the state, as the attention takes them."""
+        """Returns the parameters, cast to `dtype`, and the state by name, as options of the attention."""
         variables = {name: x for name, x in vars(self).items() if isinstance(x, nnx.Variable)}
-        return {name: x[...].astype(dtype) if isinstance(x, nnx.Param) else x[...] for name, x in variables.items()}
+        return {
+            name: x[...].astype(dtype) if isinstance(x, (nnx.Param, Frozen)) else x[...]
+            for name, x in variables.items()
+        }
 
 
 def spec_of(attention_fn: AttentionFn) -> AttentionSpec | None:
-    """Returns the spec of an attention, whatever options are bound to it; None for one that has no spec."""
+    """Returns the spec of an attention, whatever options are bound to it; None if it has no spec."""
     if isinstance(attention_fn, LearnedAttention):
         return SPECS[attention_fn.name]
     try:
         return _SPEC_OF.get(unbound(attention_fn)[0])
-    except (ValueError, TypeError):  # positional arguments are bound, or the callable has no hash
+    except (ValueError, TypeError):  # positional arguments are bound, or the callable is not hashable
         return None
 
 
@@ -392,14 +395,13 @@ def decoding_of(attention_fn: AttentionFn) -> CachedDecoding | RecurrentDecoding
     """Returns how an attention decodes one token at a time.
 
     Returns:
-      None for an attention that has to see all tokens, and for one without a spec: such a model reads all tokens again
-      for each new one.
+      None if the attention has no decoding or no spec: then the model processes all tokens again for each new token.
     """
     spec = spec_of(attention_fn)
     if spec is None or spec.decoding is None:
         return None
     options = options_of(attention_fn)
-    if any(isinstance(option, (jax.Array, np.ndarray)) for option in options.values()):  # which have no hash
+    if any(isinstance(option, (jax.Array, np.ndarray)) for option in options.values()):  # arrays are not hashable
         decoding = spec.decoding(**options)
     else:
         decoding = _decoding(spec.name, tuple(options.items()))
@@ -410,7 +412,7 @@ def decoding_of(attention_fn: AttentionFn) -> CachedDecoding | RecurrentDecoding
 
 @functools.lru_cache(maxsize=256)
 def _decoding(name: str, options: tuple[tuple[str, Any], ...]) -> CachedDecoding | RecurrentDecoding | None:
-    """The same functions for the same options, so that programs are shared."""
+    """Returns the same function objects for equal options, so that compiled programs are shared."""
     decoding = SPECS[name].decoding
     return decoding and decoding(**dict(options))
 
@@ -421,7 +423,7 @@ for _spec in SPECS.values():
 
 
 def _option_fields() -> list[tuple[str, Any, Any]]:
-    """The fields of `AttentionOptions`: all options of all specs, each with what each attention says about it."""
+    """Returns the fields of `AttentionOptions`: the options of all specs, with the help texts of all attentions."""
     owners: dict[str, dict[str, Any]] = {}
     for spec in SPECS.values():
         for name, option in spec.options.items():
@@ -431,9 +433,10 @@ def _option_fields() -> list[tuple[str, Any, Any]]:
         texts: dict[str, list[str]] = {}
         for spec_name, option in by_spec.items():
             texts.setdefault(option.help, []).append(spec_name)
-        metadata: dict[str, Any] = {"help": "; ".join(f"{', '.join(of)}: {text}" for text, of in texts.items())}
+        texts_by_specs = (f"{', '.join(spec_names)}: {text}" for text, spec_names in texts.items())
+        metadata: dict[str, Any] = {"help": "; ".join(texts_by_specs)}
         options = list(by_spec.values())
-        for limit in ("at_least", "at_most"):  # those that all attentions with the option have in common
+        for limit in ("at_least", "at_most"):  # the loosest limit, if all attentions with the option have one
             values = [getattr(option, limit) for option in options]
             if None not in values:
                 metadata[limit] = min(values) if limit == "at_least" else max(values)
@@ -445,9 +448,9 @@ _Options: Any = dataclasses.make_dataclass("_Options", _option_fields(), unsafe_
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # part of a model's configuration, which is a static part of the model
+@dataclasses.dataclass(unsafe_hash=True)  # hashable, because configurations are static parts of models
 class AttentionOptions(_Options):
-    """Options of the attentions that `AttentionConfig` names; None is the default of the function itself."""
+    """Options of the attentions that `AttentionConfig` names; None means the default of the attention function."""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -455,7 +458,7 @@ class AttentionOptions(_Options):
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def only(self, names: Collection[str]) -> "AttentionOptions":
-        """Returns these options without all others."""
+        """Returns a copy with only the named options set."""
         return AttentionOptions(**{name: value for name, value in self.given.items() if name in names})
 
 
@@ -464,11 +467,11 @@ class AttentionOptions(_Options):
 class AttentionConfig:
     """The self-attention of a model's layers, by name: `--config.model.attention.name=window`.
 
-    Several names are a pattern that the layers repeat: of "window,window,dense" every third layer has dense attention.
-    Each takes those of the options that are its own.
+    Several names are a pattern that the layers repeat: with "window,window,dense" every third layer has dense
+    attention. Each attention gets only the options that its spec has.
     """
 
-    name: str = "dense"  # or others of `SPECS`, comma-separated
+    name: str = "dense"  # name of an attention in `SPECS`, or several, comma-separated, which the layers repeat
     options: AttentionOptions = dataclasses.field(default_factory=AttentionOptions)
 
     def check(
@@ -483,49 +486,54 @@ class AttentionConfig:
         num_kv_heads: int | None = None,
         d_k: int = 8,
     ) -> None:
-        """Checks that there is such a core, that the options are its own, and that it does what a model needs.
+        """Checks that the attentions exist, have the options that are set, and support what a model needs.
 
         Args:
-          is_causal: whether the model hides the future.
+          is_causal: whether the model hides future tokens.
           has_bias: whether it adds a bias for each pair of positions.
-          is_packed: whether several texts share a row without seeing each other.
+          is_packed: whether it is trained on packed sequences.
           is_float32: whether it computes in float32.
-          drops: the field by which training drops attention weights; None where it drops none.
+          drops: name of the field that sets a dropout rate of attention weights above 0; None if there is no dropout.
           num_heads: N.
           num_kv_heads: K; None means N.
-          d_k: size of a head.
+          d_k: head size.
 
         Raises:
-          ValueError: if not; the message names the core and what does not fit.
+          ValueError: if a check fails; the message names the attention and the requirement.
         """
-        given = self.options.given
+        set_options = self.options.given
         for name in self.names:
             if name not in SPECS:
-                raise ValueError(f"attention.name={name!r} is none of {', '.join(SPECS)}")
-        taken = list(dict.fromkeys(option for name in self.names for option in SPECS[name].options))
-        strange = [name for name in given if name not in taken]
-        if strange:
+                raise ValueError(f"attention.name={name!r} must be one of {', '.join(SPECS)}")
+        known = list(dict.fromkeys(option for name in self.names for option in SPECS[name].options))
+        unknown = [name for name in set_options if name not in known]
+        if unknown:
             raise ValueError(
-                f"attention.options.{strange[0]} is not for {self.name} attention, whose options: "
-                f"{', '.join(taken) or 'none'}"
+                f"attention.options.{unknown[0]} is not an option of {self.name} attention; its options are: "
+                f"{', '.join(known) or 'none'}"
             )
         for name in self.names:
             spec = SPECS[name]
-            missing = [key for key, option in spec.options.items() if option.required and key not in given]
+            missing = [key for key, option in spec.options.items() if option.required and key not in set_options]
             if missing:
-                raise ValueError(f"{name} attention needs attention.options.{missing[0]}")
+                raise ValueError(f"{name} attention needs attention.options.{missing[0]}: set it")
             if spec.causal_only and not is_causal:
-                raise ValueError(f"{name} attention is causal only, and this model is not")
+                raise ValueError(f"{name} attention is causal only, and this model is not: use another attention")
             if is_causal and not spec.causal:
-                raise ValueError(f"{name} attention has no causal form, which a model that generates needs")
+                raise ValueError(f"{name} attention has no causal form, which this model needs: use another attention")
             if has_bias and not spec.bias:
-                raise ValueError(f"{name} attention takes no bias for each pair of positions, which this model adds")
+                raise ValueError(
+                    f"{name} attention takes no bias for each pair of positions, which this model adds: use another "
+                    "attention or other positions"
+                )
             if is_packed and not spec.segments:
-                raise ValueError(f"{name} attention cannot keep texts apart that share a row")
+                raise ValueError(
+                    f"{name} attention does not support packed sequences: turn packing off or use another attention"
+                )
             if num_kv_heads not in (None, num_heads) and not spec.grouped_queries:
                 raise ValueError(f"{name} attention needs as many key heads as query heads: leave num_kv_heads out")
             if drops is not None and not spec.dropout:
-                raise ValueError(f"{drops} must be 0 with {name} attention, which can drop no weights")
+                raise ValueError(f"{drops} must be 0 with {name} attention, which has no dropout of weights")
             if is_float32 and spec.bfloat16_only:
                 raise ValueError(f'dtype must be "bfloat16" with {name} attention')
         for attention in self.pattern():
@@ -533,24 +541,26 @@ class AttentionConfig:
 
     @property
     def names(self) -> list[str]:
-        """The attentions of the pattern, first the one nearest to the input; `local_attention` is "local" too."""
+        """Names of the attentions in the order of the layers; "local_attention" is accepted for "local"."""
         names = self.name.split(",")
         return [name if name in SPECS else name.removesuffix("_attention") for name in names]
 
     def pattern(self) -> "list[AttentionConfig]":
-        """Takes a pattern apart into the attention of its first, its second ... layer."""
+        """Returns the configuration of each layer of the pattern, in order."""
         if len(self.names) == 1:
             return [self]
         return [AttentionConfig(name, self.options.only(SPECS[name].options)) for name in self.names]
 
     def make(self, num_heads: int, d_k: int, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> AttentionFn:
-        """Returns the attention of one layer; functions of equal options are one object, so that programs are shared.
+        """Returns the attention of one layer: a function, or a `LearnedAttention` if its spec has parameters or state.
+
+        For equal options the same function object is returned, so that compiled programs are shared.
 
         Args:
           num_heads: N.
           d_k: H, the size of a query and a key.
-          param_dtype: of the parameters, where the attention has any.
-          rngs: stream `params` initializes these.
+          param_dtype: dtype of the parameters, if the attention has any.
+          rngs: stream `params` initializes the parameters.
         """
         (name,) = self.names
         spec = SPECS[name]
@@ -567,7 +577,7 @@ def _bound(name: str, options: AttentionOptions) -> AttentionFn:
 
 @functools.lru_cache(maxsize=256)
 def _check_options(attention: AttentionConfig, num_heads: int, num_kv_heads: int, d_k: int) -> None:
-    """Lets the attention itself say what is wrong with its options, from shapes alone; kernels have none."""
+    """Raises the errors of the attention function for its options, by tracing it; skips kernels, which have none."""
     if SPECS[attention.names[0]].platform is not None:
         return
     spec = SPECS[attention.names[0]]

@@ -1,7 +1,7 @@
-"""What parts of a model say of a training step besides their outputs, such as the losses of a router.
+"""Auxiliary losses and metrics recorded by modules, such as the losses of a router.
 
-A part writes into a Variable of its own when it is called in training; the train step reads it after the loss of the
-task, so that neither the layers between nor the tasks know of it.
+A module writes into its own Variables when it is called in training. The training step reads them after the loss of
+the task, so that the layers in between and the tasks need not pass them on.
 """
 
 import jax.numpy as jnp
@@ -10,11 +10,11 @@ from jaxtyping import Array, Float
 
 
 class AuxiliaryLoss(nnx.Variable[Array]):
-    """A scalar, weighted already, that the train step adds to the mean loss of a prediction."""
+    """A scalar, already weighted, that the training step adds to the mean loss of the task."""
 
 
 class StepMetric(nnx.Variable[Array]):
-    """A scalar of this step: the trainer tells the mean over all that have the same name."""
+    """A scalar of this step; the trainer logs the mean over all metrics with the same name."""
 
 
 def record_masked_mean(
@@ -25,6 +25,9 @@ def record_masked_mean(
     *,
     scale: float,
 ) -> None:
-    """Leaves the mean of the values that exist, 0 if none does: in the metric as it is, in the loss times `scale`."""
+    """Writes the mean of `values` where `exists` is 1 to `metric`, and this mean times `scale` to `loss`.
+
+    The mean of no values is 0.
+    """
     mean = (values * exists).sum() / jnp.maximum(exists.sum(), 1)
     loss[...], metric[...] = scale * mean, mean

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +11,25 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.layers import dropout, feed_forward, layer_norm, linear, linear_logits, lookup, rms_norm
+from tfx_jax.functional.layers import (
+    dropout,
+    feed_forward,
+    layer_norm,
+    linear,
+    linear_logits,
+    lookup,
+    rms_norm,
+)
 from tfx_jax.functional.positions import learned_positions
 
 _LECUN_NORMAL = nnx.initializers.lecun_normal()
 
 
 class Linear(nnx.Module):
-    """`tfx_jax.functional.layers` from and to one axis or several, with a kernel [*in, *out].
+    """Linear map from one or several axes to one or several axes, with a kernel [*in, *out].
 
-    Unlike `nnx.LinearGeneral`, whose parameters it draws, it computes their gradients in their own precision.
+    The parameters are those of `nnx.LinearGeneral`; unlike there, gradients are computed in the dtype of the parameters
+    (`tfx_jax.functional.linear`).
     """
 
     def __init__(
@@ -36,32 +46,41 @@ class Linear(nnx.Module):
         """Initializes the parameters.
 
         Args:
-          in_features: sizes of the last axes of what it is given.
-          out_features: sizes of the axes that take their place.
-          use_bias: whether it has an offset.
-          kernel_init: initializes the kernel as a matrix [in, out]; LeCun normal as in Flax by default.
-          dtype: of the computation.
-          param_dtype: of the parameters.
+          in_features: sizes of the last axes of the input, which are summed over.
+          out_features: sizes of the axes that replace them in the output.
+          use_bias: whether to add a bias.
+          kernel_init: initializes the kernel as a matrix [in, out]; LeCun normal, as in Flax, by default.
+          dtype: dtype of the computation.
+          param_dtype: dtype of the parameters.
           rngs: stream `params`.
         """
         self.in_features = (in_features,) if isinstance(in_features, int) else tuple(in_features)
         out = (out_features,) if isinstance(out_features, int) else tuple(out_features)
         matrix = kernel_init(rngs.params(), (math.prod(self.in_features), math.prod(out)), param_dtype)
+        self.out_features = out
         self.kernel = nnx.Param(matrix.reshape(*self.in_features, *out))
         self.bias = nnx.Param(nnx.initializers.zeros(rngs.params(), out, param_dtype)) if use_bias else None
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "*batch_and_in"]) -> Float[Array, "*batch_and_out"]:
-        """Maps the last axes."""
+        """Returns x W + b over the last axes."""
         bias = None if self.bias is None else self.bias[...]
-        return linear(x.astype(self.dtype), self.kernel[...], bias, num_axes=len(self.in_features))
+        return linear(x.astype(self.dtype), matrix_of(self, "kernel"), bias, num_axes=len(self.in_features))
+
+
+def matrix_of(module: nnx.Module, name: str) -> Any:
+    """Returns a matrix of a module, with the adapter that `tfx_jax.nn.lora` may have put beside it, or None."""
+    param, adapter = getattr(module, name), getattr(module, f"{name}_adapter", None)
+    if param is None:
+        return None
+    return param[...] if adapter is None else adapter.beside(param[...])
 
 
 class Embedding(nnx.Module):
-    """One matrix [V, D] for source tokens, target tokens and the pre-softmax layer (Press and Wolf, 2017).
+    """Embedding matrix [V, D] for tokens and for the output layer (Press and Wolf, 2017).
 
-    Tie both ends of a model by calling one module twice. With `scale=sqrt(d_model)` (Vaswani et al., 2017, section 3.4)
-    the vectors that are looked up start with unit variance; the output layer uses the matrix without the scale.
+    To tie input and output embeddings, use the same module for both. With `scale=sqrt(d_model)` (Vaswani et al., 2017,
+    section 3.4) the embeddings start with unit variance; the output layer uses the matrix without the scale.
     """
 
     def __init__(
@@ -80,10 +99,10 @@ class Embedding(nnx.Module):
         Args:
           vocab_size: V.
           d_model: D.
-          scale: multiplies the vectors that are looked up. Vaswani et al. (2017) use sqrt(d_model).
-          init_stddev: of the numbers drawn; None means d_model^-0.5.
-          dtype: of the computation.
-          param_dtype: of the matrix.
+          scale: multiplies the embeddings that `__call__` returns. Vaswani et al. (2017) use sqrt(d_model).
+          init_stddev: standard deviation of the distribution; None means d_model^-0.5.
+          dtype: dtype of the computation.
+          param_dtype: dtype of the matrix.
           rngs: stream `params`.
         """
         init = nnx.initializers.normal(d_model**-0.5 if init_stddev is None else init_stddev)
@@ -92,16 +111,16 @@ class Embedding(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
-        """Looks tokens up and scales; the vector of an id outside 0 .. V - 1 is NaN."""
+        """Looks up and scales the embeddings of tokens; that of an id outside 0 .. V - 1 is NaN."""
         return lookup(self.table[...], tokens).astype(self.dtype) * self.scale
 
     def attend(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
-        """Scores every token of the vocabulary against `x`; float32 logits."""
+        """Returns float32 logits, the product of `x` with every row of the matrix."""
         return linear_logits(x.astype(self.dtype), self.table[...])
 
 
 class LearnedPositions(nnx.Module):
-    """A learned vector for each of `max_length` positions, drawn with `init_stddev` (None means d_model^-0.5)."""
+    """Learned embeddings of `max_length` positions, initialized with `init_stddev` (None means d_model^-0.5)."""
 
     def __init__(
         self,
@@ -116,12 +135,12 @@ class LearnedPositions(nnx.Module):
         self.table = nnx.Param(init(rngs.params(), (max_length, d_model), param_dtype))
 
     def __call__(self, positions: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:
-        """Looks positions up; see `tfx_jax.functional.learned_positions`."""
+        """Looks up the embeddings of positions; that of a position outside the table is NaN."""
         return learned_positions(self.table[...], positions)
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalization (Ba et al., 2016) with a learned gain and, with `use_bias`, offset for each feature."""
+    """Layer normalization (Ba et al., 2016) with a learned scale and, with `use_bias`, a bias for each feature."""
 
     def __init__(
         self,
@@ -137,13 +156,13 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        """Normalizes the last axis; see `tfx_jax.functional.layer_norm`."""
+        """Normalizes the last axis."""
         bias = None if self.bias is None else self.bias[...]
         return layer_norm(x, self.scale[...], bias, epsilon=self.epsilon)
 
 
 class RMSNorm(nnx.Module):
-    """Normalization by the root mean square (Zhang and Sennrich, 2019) with a learned gain for each feature."""
+    """Normalization by the root mean square (Zhang and Sennrich, 2019) with a learned scale for each feature."""
 
     def __init__(
         self,
@@ -152,15 +171,15 @@ class RMSNorm(nnx.Module):
         epsilon: float = 1e-6,
         scale_offset: float = 0.0,
         param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs | None = None,  # unused, as in Flax: the gain starts as one
+        rngs: nnx.Rngs | None = None,  # unused, as in Flax: the scale starts as one
     ):
-        """Initializes the gain.
+        """Initializes the scale.
 
         Args:
           d_model: width D.
           epsilon: added to the mean square.
-          scale_offset: added to the parameter, 1 in Gemma: weight decay then pulls the gain to 1.
-          param_dtype: of the parameter.
+          scale_offset: added to the parameter to get the scale; 1 in Gemma, so that weight decay pulls the scale to 1.
+          param_dtype: dtype of the parameter.
           rngs: unused.
         """
         self.scale = nnx.Param(jnp.full(d_model, 1.0 - scale_offset, param_dtype))
@@ -168,17 +187,18 @@ class RMSNorm(nnx.Module):
         self.scale_offset = scale_offset
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        """Normalizes the last axis; see `tfx_jax.functional.rms_norm`."""
+        """Normalizes the last axis."""
         scale = self.scale[...]
         return rms_norm(x, scale + self.scale_offset if self.scale_offset else scale, epsilon=self.epsilon)
 
 
-# By the names that configurations have for them.
+# Activations by their names in configurations.
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "swish": jax.nn.swish,
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
 }
 
 
@@ -193,6 +213,8 @@ class FeedForward(nnx.Module):
         activation_fn: Callable[[Array], Array] = jax.nn.relu,
         use_bias: bool = True,
         is_gated: bool = False,
+        gate_offset: float = 0.0,
+        limit: float | None = None,
         dropout_rate: float = 0.0,
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
@@ -202,23 +224,28 @@ class FeedForward(nnx.Module):
         self.up = nnx.Param(init(rngs.params(), (d_model, d_ff), param_dtype))
         self.up_bias = nnx.Param(jnp.zeros(d_ff, param_dtype)) if use_bias else None
         self.gate = nnx.Param(init(rngs.params(), (d_model, d_ff), param_dtype)) if is_gated else None
+        self.gate_bias = nnx.Param(jnp.zeros(d_ff, param_dtype)) if is_gated and use_bias else None
         self.down = nnx.Param(init(rngs.params(), (d_ff, d_model), param_dtype))
         self.down_bias = nnx.Param(jnp.zeros(d_model, param_dtype)) if use_bias else None
         self.activation_fn = activation_fn
+        self.gate_offset, self.limit = gate_offset, limit
         self.dropout_rate = dropout_rate
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "*batch D"], *, rngs: nnx.Rngs | None = None) -> Float[Array, "*batch D"]:
-        """Transforms every position alone; `rngs=None` means evaluation."""
-        biases_and_gate = (self.up_bias, self.down_bias, self.gate)
-        up_bias, down_bias, gate = (None if p is None else p[...] for p in biases_and_gate)
+        """Transforms each position separately; `rngs=None` means evaluation."""
+        biases = (self.up_bias, self.down_bias, self.gate_bias)
+        up_bias, down_bias, gate_bias = (None if p is None else p[...] for p in biases)
         return feed_forward(
             x.astype(self.dtype),
-            self.up[...],
-            self.down[...],
+            matrix_of(self, "up"),
+            matrix_of(self, "down"),
             up_bias,
             down_bias,
-            gate=gate,
+            gate=matrix_of(self, "gate"),
+            gate_bias=gate_bias,
+            gate_offset=self.gate_offset,
+            limit=self.limit,
             activation_fn=self.activation_fn,
             dropout_rate=self.dropout_rate,
             dropout_rng=rngs.dropout() if rngs is not None and self.dropout_rate else None,
@@ -226,28 +253,28 @@ class FeedForward(nnx.Module):
 
 
 def drop(x: Float[Array, "*shape"], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "*shape"]:
-    """Drops elements as `tfx_jax.functional.layers` does, with a key of the stream `dropout`.
+    """Applies `tfx_jax.functional.dropout` with a key of the stream `dropout`.
 
     Args:
       x: any shape.
-      rate: probability of a zero; of 0 no key is taken, so that what is random elsewhere does not depend on it.
+      rate: probability of a zero. With rate 0 no key is taken, so that the keys of other layers do not change.
       rngs: None means evaluation and returns `x` unchanged.
     """
     return dropout(x, rate, rngs.dropout() if rngs is not None and rate else None)
 
 
 def dropout_mask(shape: tuple[int, ...], rate: float, rngs: nnx.Rngs | None) -> Float[Array, "*shape"] | None:
-    """What `drop` would multiply an array by, for what is dropped alike at every step; None where it drops nothing."""
+    """Returns a scaled dropout mask, for dropout that is the same at every step; None if there is no dropout."""
     return drop(jnp.ones(shape), rate, rngs) if rngs is not None and rate else None
 
 
 def mean_over_tokens(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"]) -> Float[Array, "B D"]:
-    """Returns the mean of the vectors where there is a token, float32 [B, D]; zeros for a row without any."""
+    """Returns the mean over the tokens of each row, float32 [B, D]; zeros for a row without tokens."""
     kept = jnp.where(token_mask[..., None], x.astype(jnp.float32), 0.0)
     return kept.sum(axis=1) / jnp.maximum(token_mask.sum(axis=1, keepdims=True), 1).astype(jnp.float32)
 
 
 def max_over_tokens(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"]) -> Float[Array, "B D"]:
-    """Returns the largest number of each column where there is a token, float32 [B, D]; zeros for a row without any."""
+    """Returns each feature's maximum over the tokens of each row, float32 [B, D]; zeros for a row without tokens."""
     largest = jnp.where(token_mask[..., None], x.astype(jnp.float32), -jnp.inf).max(axis=1)
     return jnp.where(token_mask.any(axis=1, keepdims=True), largest, 0.0)

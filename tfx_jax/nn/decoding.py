@@ -1,7 +1,6 @@
-"""Protocols of models that generate: `tfx_jax.generation` drives every model through them.
+"""Protocols of models that generate; `tfx_jax.generation` uses every model through them.
 
-It is here, below the models, so that a model needs nothing but its own file to satisfy it, and above the searches of
-`tfx_jax.functional.search`, which know of no model: they call `Decoder.step`.
+A model implements them in its own file. The searches of `tfx_jax.functional.search` call `Decoder.step` only.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -12,77 +11,79 @@ from tfx_jax.functional.search import Cache
 
 
 class Decoder(Protocol):
-    """A model, or what it has made of itself, that reads inputs once and then takes one token of each row at a time.
+    """A model, or a version of it prepared for decoding, that encodes inputs once and then processes token by token.
 
-    It is a pytree, such as a Module, that `jax.jit` takes. R = B * W rows are the beams of B inputs, those of an input
-    next to each other.
+    It is a pytree, such as a Module, that can be passed to `jax.jit`. There are R = B * W rows, the W beams of each of
+    B inputs next to each other.
     """
 
     @property
     def vocab_size(self) -> int:
-        """V, how many tokens `step` scores."""
+        """V, the number of logits of `step`."""
         ...
 
     @property
     def pad_id(self) -> int:
-        """The token that is never written; -1 if every token may be."""
+        """The id of PAD, which is never generated; -1 if there is no PAD."""
         ...
 
     @property
     def continues_inputs(self) -> bool:
-        """Whether what is written continues an input, as a language model does, or answers it."""
+        """Whether the output continues the input, as in a language model, or is a separate sequence."""
         ...
 
     def max_input_length(self, max_new_tokens: int) -> int | None:
-        """Returns how long an input may be where so many tokens are to follow; below 1, none may; None is no limit."""
+        """Returns the maximum input length, in tokens, if `max_new_tokens` follow.
+
+        Below 1 means that no input fits, None means no limit.
+        """
         ...
 
     def encode(self, inputs: Shaped[Array, "B ..."], token_mask: Bool[Array, "B S"] | None = None) -> Any:
-        """Reads inputs.
+        """Encodes inputs, once before decoding.
 
         Args:
-          inputs: tokens, [B, S], of which every row of a language model has at least one; or images, of a captioner.
-          token_mask: which of them exist, padding may be on either side; None means all but the model's own padding.
+          inputs: tokens, [B, S], at least one per row for a language model; or images for a captioning model.
+          token_mask: True for tokens, False for padding on either side; None means that PAD is the padding.
 
         Returns:
-          What the model remembers of them, any pytree: the output of an encoder, the keys and values of a prompt, a
-          recurrent state.
+          The memory, any pytree: the output of an encoder, the keys and values of a prompt, or a recurrent state.
         """
         ...
 
     def init_cache(self, memory: Any, *, max_length: int, num_beams: int = 1) -> tuple[Cache, Int[Array, " B"]]:
-        """Makes the cache of the first step.
+        """Returns the cache and the tokens of the first step.
 
         Args:
-          memory: what `encode` returned.
-          max_length: how many tokens will be written at most.
+          memory: the result of `encode`.
+          max_length: maximum number of tokens that will be generated.
           num_beams: W.
 
         Returns:
-          The cache as `tfx_jax.functional.search` has it: its arrays have B rows, which a search repeats for each beam
-          and lets follow their beams, and what is `BeamInvariant` stays. And the tokens that the first step takes, [B].
+          The cache, as in `tfx_jax.functional.search`: its arrays have B rows, which beam search repeats and reorders,
+          except in `BeamInvariant` parts. And the tokens that the first step gets, [B].
 
         Raises:
-          ValueError: if the model has no room for so many tokens.
+          ValueError: if input and output together are too long for the model.
         """
         ...
 
     def step(self, tokens: Int[Array, " R"], cache: Cache) -> tuple[Float[Array, "R V"], Cache]:
-        """Takes the newest token of each row, and returns the scores of what may follow, and the next step's cache."""
+        """Processes the newest token of each row; returns the logits of the next token and the new cache."""
         ...
 
 
 @runtime_checkable
 class DecodingModel(Protocol):
-    """A model that writes."""
+    """A model that can generate."""
 
     def decoder(self, *, int8: bool = False) -> Decoder:
-        """Returns the model as it decodes best: itself, or with its weights arranged again, once for all inputs.
+        """Returns the fastest decoder of the model: the model itself, or a version with its weights rearranged.
 
         Args:
-          int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
+          int8: whether weights are quantized to int8, see `tfx_jax.functional.int8_product`.
 
         Raises:
-          UserError: if `int8` is asked of a model that has no such products.
+          UserError: if the model does not support `int8`.
         """
         ...

@@ -1,7 +1,7 @@
-"""How attention and experts run where arrays are divided over a mesh: a context that modules read while traced.
+"""Context that tells attention and experts how to run on arrays sharded over a mesh; read while tracing.
 
-Models know of no mesh. A training step enters `distributed` with the `Distribution` that `tfx_jax.training.sharding`
-makes for its mesh, and every `MultiHeadAttention` and `MixtureOfExperts` inside follows it.
+Models do not know the mesh. A training step enters `distributed` with the `Distribution` that
+`tfx_jax.training.sharding` makes for its mesh, and every `MultiHeadAttention` and `MixtureOfExperts` inside uses it.
 """
 
 import dataclasses
@@ -25,25 +25,25 @@ def _no_exchange(num_groups: int, num_experts: int) -> Exchange | None:
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """How attention and experts run. By default directly: on one device, or as the compiler divides them."""
+    """How attention and experts run. The default calls them directly: on one device, or partitioned by the compiler."""
 
     attend: Callable[..., Any] = _call
     """Calls an attention function: `attend(attention_fn, query, key, value, ...)`."""
     num_groups: int = 1
-    """Groups of tokens that a mixture of experts routes separately in training: the devices with rows of their own."""
+    """Number of groups of tokens that a mixture of experts routes separately in training: the shards of the batch."""
     exchange: Callable[[int, int], Exchange | None] = _no_exchange
-    """Given the numbers of groups and experts, returns how tokens travel to their experts, or None if they stay."""
+    """`exchange(num_groups, num_experts)` returns how tokens are sent to their experts; None if they are not sent."""
 
 
 DIRECT = Distribution()
 
-# A context variable would do, but for the caches of JAX: this value is part of their keys, so a function that was
-# traced for one distribution is traced again for another.
+# Unlike a `contextvars.ContextVar`, this value is part of the keys of JAX's caches, so a function that was traced with
+# one distribution is traced again with another.
 _current = jax.make_user_context(DIRECT)
 
 
 def distributed(distribution: Distribution) -> AbstractContextManager[None]:
-    """Makes the context in which modules follow `distribution`, in the thread that enters it.
+    """Returns a context manager within which modules use `distribution`, in the thread that enters it.
 
     >>> @jax.jit
     ... def num_groups():
@@ -58,5 +58,5 @@ def distributed(distribution: Distribution) -> AbstractContextManager[None]:
 
 
 def current_distribution() -> Distribution:
-    """Returns the distribution of the innermost `distributed`, or `DIRECT` outside."""
+    """Returns the distribution of the innermost `distributed` context, or `DIRECT` outside of one."""
     return _current.value

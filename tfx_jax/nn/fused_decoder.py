@@ -1,8 +1,9 @@
-"""Decoder layers in the form in which they take one token at a time.
+"""Decoder layers with their weights rearranged for fast decoding, one token per row at a time.
 
-Training wants parameters that shard and restore well: a stack of layers, a projection each for query, key and value. A
-step of decoding has a few rows, and its time is that of reading the weights: here they are one layer after the other,
-with one matrix where the inputs are the same, transposed as they are read, and of eight bits if wanted.
+Training uses parameters that shard and restore well: stacked layers, with separate projections for query, key and
+value. A decoding step has few rows, and reading the weights takes most of its time. So here layers are not stacked,
+projections of the same input are fused into one matrix, weights are in the layout in which they are read, and they are
+int8 on request.
 """
 
 import functools
@@ -33,14 +34,16 @@ from tfx_jax.nn.attention import (
 from tfx_jax.nn.basic import FeedForward, Linear
 from tfx_jax.nn.fused_linear import FusedFeedForward, FusedLinear
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
+from tfx_jax.nn.lora import merged
 from tfx_jax.nn.moe import MixtureOfExperts
 from tfx_jax.nn.stack import LayerGroup, map_layers, unstack_layers
 
 
 class FusedKVCache(NamedTuple):
-    """Keys and values with the heads in front and the keys transposed, as the products of each head want them.
+    """Keys and values in the layout of the products of each head: heads first, keys transposed.
 
-    Of W beams, S = L * W: what the beams of a sentence write for a token lies side by side and never moves.
+    With W beams and room for L tokens, S = L * W: the entries of all beams of an input for one token are adjacent, and
+    never move.
     """
 
     key: Float[Array, "B K H S"]
@@ -48,82 +51,83 @@ class FusedKVCache(NamedTuple):
 
     @classmethod
     def of(cls, key: Float[Array, "B S K H"], value: Float[Array, "B S K U"]) -> "FusedKVCache":
-        """Arranges what `MultiHeadAttention.project_memory` returns."""
+        """Converts the keys and values of `MultiHeadAttention.project_memory`."""
         return cls(key.transpose(0, 2, 3, 1), value.swapaxes(1, 2))
 
     @classmethod
     def of_memory(cls, layers: DecoderLayer, memory: Float[Array, "B S D"]) -> "list[FusedKVCache]":
-        """What each layer of a stack attends to in the encoder's output, projected once."""
+        """Projects the encoder's output to the keys and values of the cross-attention of each layer of a stack."""
         stacked = map_layers(lambda layer: layer.cross_attention.project_memory(memory), layers)
         return [cls.of(*layer) for layer in zip(*stacked, strict=True)]
 
     def append(self, newest: "FusedKVCache", position: Int[Array, ""]) -> "FusedKVCache":
-        """Writes those of W beams as one block: for anything else XLA would copy all of the past."""
+        """Writes the entries of all W beams at token `position`, as one block: otherwise XLA would copy the cache."""
         start = position * newest.key.shape[-1]
         return FusedKVCache(
             jax.lax.dynamic_update_slice_in_dim(self.key, newest.key, start, 3),
             jax.lax.dynamic_update_slice_in_dim(self.value, newest.value, start, 2),
         )
 
-    def arranged(self) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K U"]]:
-        """The arguments of an attention function, for which XLA has nothing to move."""
+    def keys_and_values(self) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K U"]]:
+        """Returns keys and values in the layout of attention functions; XLA compiles this without a copy."""
         return self.key.transpose(0, 3, 1, 2), self.value.swapaxes(1, 2)
 
 
 class FusedDecoderLayer(nnx.Module):
-    """A layer of a decoder or of a language model that extends every row by one token."""
+    """A layer of a decoder or of a language model that processes one token per row."""
 
     def __init__(self, layer: DecoderLayer | EncoderLayer, *, int8: bool = False):
         """Rearranges the weights of a layer.
 
         Args:
-          layer: what was trained; it stays as it is.
-          int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
+          layer: the trained layer; it is not changed.
+          int8: whether weights are quantized to int8, see `tfx_jax.functional.int8_product`.
         """
-        own, feed_forward = layer.self_attention, layer.feed_forward
-        product = functools.partial(FusedLinear, dtype=feed_forward.dtype, int8=int8)
-        self.query_key_value = product(*_joined(own.query, own.key, own.value))
-        self.own_out = product(*_joined(own.out))
-        self.own_residual = layer.self_attention_residual
+        layer = merged(layer)
+        attention, feed_forward = layer.self_attention, layer.feed_forward
+        linear = functools.partial(FusedLinear, dtype=feed_forward.dtype, int8=int8)
+        self.query_key_value = linear(*_joined(attention.query, attention.key, attention.value))
+        self.self_out = linear(*_joined(attention.out))
+        self.self_residual = layer.self_attention_residual
         if isinstance(layer, DecoderLayer):
-            self.cross_query = product(*_joined(layer.cross_attention.query))
-            self.cross_out = product(*_joined(layer.cross_attention.out))
+            self.cross_query = linear(*_joined(layer.cross_attention.query))
+            self.cross_out = linear(*_joined(layer.cross_attention.out))
             self.cross_residual = layer.cross_attention_residual
         is_plain = isinstance(feed_forward, FeedForward)
         self.feed_forward = FusedFeedForward(feed_forward, int8=int8) if is_plain else feed_forward
         self.feed_forward_residual = layer.feed_forward_residual
-        self.num_kv_heads, self.d_k, self.d_v = (
-            own.key.kernel.shape[1],
-            own.key.kernel.shape[2],
-            own.value.kernel.shape[2],
-        )
-        self.query_norm, self.key_norm, self.rotary, self.sinks = own.query_norm, own.key_norm, own.rotary, own.sinks
-        self.gates = nnx.Dict({name: getattr(own, f"gate_{name}") for name in own.gate_names})
-        decoding = _decoding_of(own)
+        _, self.num_kv_heads, self.d_k = attention.key.kernel.shape
+        self.d_v = attention.value.kernel.shape[2]
+        self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
+        self.rotary, self.sinks = attention.rotary, attention.sinks
+        self.gates = nnx.Dict({name: getattr(attention, f"gate_{name}") for name in attention.gate_names})
+        decoding = _decoding_of(attention)
         is_recurrent = isinstance(decoding, RecurrentDecoding)
         self.read_fn, self.step_fn = decoding if is_recurrent else (None, None)
         self.attention_fn, self.is_visible = (None, None) if is_recurrent else decoding
-        self.learned = own.attention_fn if isinstance(own.attention_fn, LearnedAttention) else None
-        self.scale, self.logits_soft_cap = own.scale, own.logits_soft_cap
+        self.learned = attention.attention_fn if isinstance(attention.attention_fn, LearnedAttention) else None
+        self.scale, self.logits_soft_cap = attention.scale, attention.logits_soft_cap
         self.cross_attention_fn = self.cross_scale = None
         if isinstance(layer, DecoderLayer):
             cross_decoding = _decoding_of(layer.cross_attention)
             if isinstance(cross_decoding, RecurrentDecoding):
-                raise ValueError("attention to an encoder's output decodes from its keys and values")
+                raise ValueError(
+                    "cross-attention must decode from cached keys and values, got an attention with a recurrent state"
+                )
             self.cross_attention_fn, self.cross_scale = cross_decoding.attention_fn, layer.cross_attention.scale
 
     def empty_cache(self, batch_size: int, dtype: DTypeLike) -> KVCache:
-        """Returns the keys, values and gates of no token."""
+        """Returns an empty cache of keys, values and gates."""
         gates = {name: jnp.zeros((batch_size, 0, *gate.kernel.shape[1:]), dtype) for name, gate in self.gates.items()}
         empty = KVCache.empty(batch_size, self.num_kv_heads, self.d_k, self.d_v, dtype)
         return empty._replace(gates=gates)
 
     def init_cache(
-        self, past: KVCache, is_past: Bool[Array, "B P"] | None, *, room: int, num_beams: int
+        self, past: KVCache, is_past: Bool[Array, "B P"] | None, *, max_new_tokens: int, num_beams: int
     ) -> "FusedKVCache | Any":
-        """Returns what `__call__` takes as `past`: a cache with room for more tokens, or a state of constant size."""
+        """Returns the `past` of the first `__call__`: a cache with room for `max_new_tokens`, or a recurrent state."""
         if self.read_fn is None:
-            return _with_room(FusedKVCache.of(past.key, past.value), room, num_beams)
+            return _extended_cache(FusedKVCache.of(past.key, past.value), max_new_tokens, num_beams)
         mask = None if is_past is None else is_past[:, None, None, :]
         return self.read_fn(past.key, past.value, mask, **(past.gates or {}), **self._parameters(past.key.dtype))
 
@@ -141,63 +145,66 @@ class FusedDecoderLayer(nnx.Module):
         bias: Bias | None = None,
         positions: Int[Array, "#B 1"] | None = None,
     ) -> tuple[Float[Array, "R 1 D"], Any]:
-        """Takes one token a row.
+        """Processes one token per row.
 
         Args:
-          x: the newest token of each row; R = B * W rows, the W beams of one sentence next to each other.
+          x: the newest token of each row; R = B * W rows, the W beams of an input next to each other.
           past: keys and values of all beams so far, [B, K, H, S] and [B, K, S, U], S = L * W, with room for L tokens;
-            or the state of each row, of an attention that decodes from one.
-          position: how many tokens they hold; x is written there.
-          mask: which of the keys of a sentence are of tokens that a beam consists of, x among them.
+            or the recurrent state of each row, for an attention that decodes from one.
+          position: number of tokens in the cache; x is written there.
+          mask: which keys of an input belong to the tokens of each beam, x included.
           memory: projected keys and values of the encoder's output, [B, K, H, S] and [B, K, S, U]; None for a layer
             without an encoder.
-          memory_mask: which of them exist, [B, 1, 1, S].
-          bias: of the attention to the past, broadcastable to [B, N, W, S].
-          positions: of the newest token of each sentence in its text, for rotary positions; None means `position`.
+          memory_mask: True for visible keys of the memory, [B, 1, 1, S].
+          bias: bias of the self-attention, broadcastable to [B, N, W, S].
+          positions: position of the newest token in its sequence, for rotary positions; None means `position`.
 
         Returns:
-          The layer's output and the longer past.
+          The layer's output and the extended past.
         """
         shape, beams = x.shape, (mask.shape[0], x.shape[0] // mask.shape[0])
 
-        def attend_own(x: Array) -> tuple[Array, Any]:
-            # The beams of a sentence are the queries of one attention to what any of them has seen.
+        def attend_self(x: Array) -> tuple[Array, Any]:
+            # The beams of an input are the queries of one attention to the keys of all its beams; the mask selects.
             joined = self.query_key_value(x).reshape(*beams, -1)
             value_start = joined.shape[-1] - self.num_kv_heads * self.d_v
             parts = jnp.split(joined, [value_start - self.num_kv_heads * self.d_k, value_start], axis=-1)
             query, key, value = (
                 part.reshape(*beams, -1, size) for part, size in zip(parts, (self.d_k, self.d_k, self.d_v), strict=True)
             )
-            at = jnp.broadcast_to(position if positions is None else positions, beams)
-            query = with_positions(query, self.query_norm, self.rotary, at)
-            key = with_positions(key, self.key_norm, self.rotary, at)
+            token_positions = jnp.broadcast_to(position if positions is None else positions, beams)
+            query = with_positions(query, self.query_norm, self.rotary, token_positions)
+            key = with_positions(key, self.key_norm, self.rotary, token_positions)
             options = logit_options(self)
             if self.step_fn is not None:
                 options |= {name: gate(x) for name, gate in self.gates.items()} | self._parameters(x.dtype)
                 rows = (part.reshape(*shape[:2], *part.shape[2:]) for part in (query, key, value))
-                context, longer = self.step_fn(past, *rows, **options)
+                context, extended = self.step_fn(past, *rows, **options)
             else:
-                longer = past.append(FusedKVCache.of(key, value), position)
-                context = cast(AttentionFn, self.attention_fn)(query, *longer.arranged(), bias, mask=mask, **options)
-            return self.own_out(context.reshape(*shape[:2], -1)), longer
+                extended = past.append(FusedKVCache.of(key, value), position)
+                attend = cast(AttentionFn, self.attention_fn)
+                context = attend(query, *extended.keys_and_values(), bias, mask=mask, **options)
+            return self.self_out(context.reshape(*shape[:2], -1)), extended
 
         def attend_memory(attend: AttentionFn, memory: FusedKVCache, x: Array) -> tuple[Array, None]:
             query = self.cross_query(x).reshape(*beams, -1, memory.key.shape[2])
-            context = attend(query, *memory.arranged(), mask=memory_mask, **_scaled(self.cross_scale))
+            context = attend(query, *memory.keys_and_values(), mask=memory_mask, **_scaled(self.cross_scale))
             return self.cross_out(context.reshape(*shape[:2], -1)), None
 
         attend_cross = self.cross_attention_fn
         if (attend_cross is None) != (memory is None):
-            raise ValueError("a decoder layer takes the memory of an encoder, a layer without an encoder takes none")
-        x, longer = self.own_residual(attend_own, x)
+            if memory is None:
+                raise ValueError("this layer has cross-attention: pass the encoder's output as memory")
+            raise ValueError("this layer has no cross-attention: pass memory=None")
+        x, extended = self.self_residual(attend_self, x)
         if attend_cross is not None and memory is not None:
             x, _ = self.cross_residual(functools.partial(attend_memory, attend_cross, memory), x)
         x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x), None), x)
-        return x, longer
+        return x, extended
 
 
 class FusedDecoder(nnx.Module):
-    """The layers of a decoder or of a language model, and its output layer, all as a step reads them."""
+    """The layers and the output layer of a decoder or of a language model, rearranged for decoding."""
 
     def __init__(
         self,
@@ -212,7 +219,7 @@ class FusedDecoder(nnx.Module):
         self.output = FusedLinear(kernel, bias, dtype=dtype, int8=int8)
 
 
-def arrange(
+def fuse_for_decoding(
     layers: DecoderLayer | EncoderLayer,
     table: Float[Array, "V D"],
     bias: Float[Array, " V"] | None = None,
@@ -220,49 +227,49 @@ def arrange(
     dtype: DTypeLike,
     int8: bool,
 ) -> FusedDecoder | None:
-    """Arranges weights for decoding, in one program: worth it once for all that will be decoded with them.
+    """Rearranges weights for decoding, in one compiled program. Call it once, before decoding.
 
     Args:
-      layers: a stack of them.
-      table: of the output layer, a vector for each token.
-      bias: likewise.
-      dtype: of the output layer's computation.
-      int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`.
+      layers: a stack of layers.
+      table: matrix of the output layer, one row per token of the vocabulary.
+      bias: bias of the output layer.
+      dtype: dtype of the output layer's computation.
+      int8: whether weights are quantized to int8, see `tfx_jax.functional.int8_product`.
 
     Returns:
-      None if the attention needs all tokens at every step, so that the model itself decodes; a warning says why.
+      The fused decoder. None if `fusing_obstacle` finds a reason against it, which is logged as a warning; the model
+      then decodes without a cache.
 
     Raises:
-      UserError: if integers are asked of such a model.
+      UserError: if `int8` is set for such a model.
     """
     if (obstacle := fusing_obstacle(layers)) is None:
-        return _arrange(layers, table, bias, dtype=dtype, int8=int8)
+        return _fuse(layers, table, bias, dtype=dtype, int8=int8)
     if int8:
-        raise UserError(
-            f"int8 is for models whose attention decodes from cached keys and values: leave it out ({obstacle})"
-        )
+        raise UserError(f"int8 needs a model whose attention decodes from a cache: leave int8 out ({obstacle})")
     _warn_of_slow_decoding(obstacle)
     return None
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "int8"))
-def _arrange(layers: Any, table: Array, bias: Array | None, *, dtype: DTypeLike, int8: bool) -> FusedDecoder:
+def _fuse(layers: Any, table: Array, bias: Array | None, *, dtype: DTypeLike, int8: bool) -> FusedDecoder:
     return FusedDecoder(layers, table.T, bias, dtype=dtype, int8=int8)
 
 
-class Given(NamedTuple):
-    """What every step reads and none changes.
+class DecodingConstants(NamedTuple):
+    """Arrays that every decoding step reads and none changes.
 
     Attributes:
-      sentences: their numbers.
-      beams: the numbers of a sentence's beams.
-      exists: which of the P tokens of a prompt and of the room behind them there are; None means all.
-      positions: how many tokens exist before each, [B, P + room]; None where nothing was read before.
-      memories: of each layer the keys and values of the encoder's output, or None.
-      memory_mask: which of these exist, [B, 1, 1, S].
+      inputs: indices 0 .. B - 1 of the inputs; only its shape is used.
+      beams: indices 0 .. W - 1 of an input's beams; only its shape is used.
+      exists: False for padding of the prompt, True for its tokens and for new ones, [B, P + max_new_tokens]; None means
+        that there is no padding.
+      positions: position of each token in its sequence, without padding, [B, P + max_new_tokens]; None without padding.
+      memories: for each layer, the keys and values of the encoder's output, or None.
+      memory_mask: True for visible keys of the memories, [B, 1, 1, S].
     """
 
-    sentences: Int[Array, " B"]
+    inputs: Int[Array, " B"]
     beams: Int[Array, " W"]
     exists: Bool[Array, "B S"] | None
     positions: Int[Array, "B S"] | None
@@ -274,33 +281,33 @@ def init_fused_cache(
     steps: Sequence[FusedDecoderLayer],
     past: Sequence[KVCache],
     *,
-    room: int,
+    max_new_tokens: int,
     num_beams: int,
     is_past: Bool[Array, "B P"] | None = None,
     memories: Sequence[FusedKVCache | None] | None = None,
     memory_mask: Mask | None = None,
 ) -> dict[str, Any]:
-    """Makes the cache of `fused_step`.
+    """Returns the cache of `fused_step`.
 
-    Rows are the beams of the sentences, those of a sentence next to each other. Keys and values stay where a beam has
-    written them: what follows the beams is a table of who wrote which token of each.
+    Rows are the beams of the inputs, the beams of an input next to each other. Keys and values stay where a beam wrote
+    them. Beam search reorders only `beam_ancestry`, which says which beam wrote each token of a row.
 
     Args:
       steps: the layers.
-      past: of each layer the keys, values and gates of the P tokens that were read before; P may be 0.
-      room: how many tokens the cache has room for beside these.
-      num_beams: W, rows of each sentence.
-      is_past: which of the P exist; None means all.
-      memories: of each layer the keys and values of the encoder's output; None where there is none.
-      memory_mask: which of these exist, [B, 1, 1, S].
+      past: for each layer, the keys, values and gates of the P tokens of the prompt; P may be 0.
+      max_new_tokens: how many more tokens the cache has room for.
+      num_beams: W, rows per input.
+      is_past: True for tokens of the prompt, False for padding; None means no padding.
+      memories: for each layer, the keys and values of the encoder's output, or None.
+      memory_mask: True for visible keys of the memories, [B, 1, 1, S].
 
     Returns:
-      The cache of B rows.
+      The cache, with B rows; beam search repeats them.
     """
     batch_size, num_past = past[0].key.shape[:2]
-    exists = None if is_past is None else jnp.pad(is_past, ((0, 0), (0, room)), constant_values=True)
-    given = Given(
-        sentences=jnp.arange(batch_size),
+    exists = None if is_past is None else jnp.pad(is_past, ((0, 0), (0, max_new_tokens)), constant_values=True)
+    constants = DecodingConstants(
+        inputs=jnp.arange(batch_size),
         beams=jnp.arange(num_beams),
         exists=exists,
         positions=None if exists is None else jnp.cumsum(exists, axis=1) - 1,
@@ -308,16 +315,16 @@ def init_fused_cache(
         memory_mask=memory_mask,
     )
     pasts = [
-        step.init_cache(layer_past, is_past, room=room, num_beams=num_beams)
+        step.init_cache(layer_past, is_past, max_new_tokens=max_new_tokens, num_beams=num_beams)
         for step, layer_past in zip(steps, past, strict=True)
     ]
     return {
         "position": jnp.full((), num_past, jnp.int32),
-        # Which beam wrote each token of a row; what was read before counts as the first beam's, for all of them.
-        "beam_ancestry": jnp.zeros((batch_size, num_past + room), jnp.int32),
+        # Which beam wrote each token of a row. The prompt is stored once, as if the first beam had written it.
+        "beam_ancestry": jnp.zeros((batch_size, num_past + max_new_tokens), jnp.int32),
         "past": BeamInvariant([past if isinstance(past, FusedKVCache) else None for past in pasts]),
         "states": [None if isinstance(past, FusedKVCache) else past for past in pasts],
-        "given": BeamInvariant(given),
+        "constants": BeamInvariant(constants),
     }
 
 
@@ -328,68 +335,80 @@ def fused_step(
     tokens: Int[Array, " R"],
     cache: dict[str, Any],
     *,
-    bias: Callable[[Int[Array, ""], int], Float[Array, "1 N 1 S"]] | None = None,
+    bias: Callable[[Int[Array, ""], int], Float[Array, "L N 1 S"]] | None = None,
 ) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-    """Takes one token a row through all layers, as `tfx_jax.nn.decoding.Decoder.step` does.
+    """Processes one token per row through all layers, as `tfx_jax.nn.decoding.Decoder.step` does.
 
     Args:
       steps: the layers.
-      embed: from tokens and their positions to the input of the first layer; a position for each row if something was
-        read before, else one for all.
-      score: from the output of the last layer to float32 logits.
-      tokens: the newest of each row.
-      cache: of `init_fused_cache`.
-      bias: from the place of a token, and how many there are, to the bias of its attention to all places.
+      embed: called as `embed(tokens, positions)`; returns the input of the first layer. There is one position per row
+        if `is_past` was passed to `init_fused_cache`, otherwise one for all rows.
+      score: maps the output of the last layer to float32 logits.
+      tokens: the newest token of each row.
+      cache: the cache from `init_fused_cache` or from the previous step.
+      bias: called as `bias(position, length)` with the token's index in the cache and the cache's length; returns the
+        bias of the self-attention, with a leading axis of layers or of size 1.
 
     Returns:
-      Logits and the next step's cache.
+      Logits and the new cache.
     """
-    position, beam_ancestry, given = cache["position"], cache["beam_ancestry"], cache["given"].value
-    batch_size, num_places = given.sentences.shape[0], beam_ancestry.shape[1]
-    num_beams = given.beams.shape[0]
+    position, beam_ancestry, constants = cache["position"], cache["beam_ancestry"], cache["constants"].value
+    batch_size, num_beams, length = constants.inputs.shape[0], constants.beams.shape[0], beam_ancestry.shape[1]
     if tokens.shape[0] != batch_size * num_beams:
-        raise ValueError(f"{tokens.shape[0]} rows for {batch_size} sentences of num_beams={num_beams}")
-    beams, places = jnp.arange(num_beams), jnp.arange(num_places)
-    exists = jnp.ones((1, num_places), bool) if given.exists is None else given.exists
-    positions = places[None] if given.positions is None else given.positions
-    newest = jax.lax.dynamic_slice_in_dim(positions, position, 1, axis=1)
+        raise ValueError(
+            f"tokens must have batch size * num_beams = {batch_size} * {num_beams} rows, got {tokens.shape[0]}"
+        )
+    beams, indices = jnp.arange(num_beams), jnp.arange(length)
+    exists = jnp.ones((1, length), bool) if constants.exists is None else constants.exists
+    positions = indices[None] if constants.positions is None else constants.positions
+    newest = jax.lax.dynamic_slice_in_dim(positions, position, 1, axis=1)  # position of the newest token
     beam_ancestry = beam_ancestry.at[:, position].set(jnp.tile(beams, batch_size))
-    is_own = beam_ancestry.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
-    is_there = exists & (places <= position)[None]
+    is_of_beam = beam_ancestry.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]  # [B, W, L, W]
+    is_written = exists & (indices <= position)[None]
 
     def mask(is_visible: Any) -> Bool[Array, "B 1 W S"]:
-        is_seen = is_there if is_visible is None else is_there & is_visible(newest, positions)
-        return (is_own & is_seen[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
+        is_seen = is_written if is_visible is None else is_written & is_visible(newest, positions)
+        return (is_of_beam & is_seen[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
 
     masks = {is_visible: mask(is_visible) for is_visible in dict.fromkeys(step.is_visible for step in steps)}
-    place_bias = None if bias is None else jnp.repeat(bias(position, num_places), num_beams, axis=-1)
-    x = embed(tokens, position if given.positions is None else jnp.repeat(newest[:, 0], num_beams))
+    biases: list[Array | None] = [None] * len(steps)
+    if bias is not None:
+        layer_biases = jnp.repeat(bias(position, length), num_beams, axis=-1)
+        biases = [layer_biases[index % len(layer_biases)][None] for index in range(len(steps))]
+    x = embed(tokens, position if constants.positions is None else jnp.repeat(newest[:, 0], num_beams))
     pasts, states = [], []
-    for step, layer_past, state, memory in zip(
-        steps, cache["past"].value, cache["states"], given.memories, strict=True
+    for step, layer_cache, state, memory, layer_bias in zip(
+        steps, cache["past"].value, cache["states"], constants.memories, biases, strict=True
     ):
-        own = state if layer_past is None else layer_past
-        of_memory = memory, given.memory_mask, place_bias
-        x, longer = step(x, own, position, masks[step.is_visible], *of_memory, positions=newest)
-        pasts.append(None if layer_past is None else longer)
-        states.append(longer if layer_past is None else None)
-    longer = {"past": BeamInvariant(pasts), "states": states}
-    return score(x), cache | {"position": position + 1, "beam_ancestry": beam_ancestry} | longer
+        x, extended = step(
+            x,
+            state if layer_cache is None else layer_cache,
+            position,
+            masks[step.is_visible],
+            memory,
+            constants.memory_mask,
+            layer_bias,
+            positions=newest,
+        )
+        pasts.append(None if layer_cache is None else extended)
+        states.append(extended if layer_cache is None else None)
+    new_cache = {"position": position + 1, "beam_ancestry": beam_ancestry}
+    return score(x), cache | new_cache | {"past": BeamInvariant(pasts), "states": states}
 
 
-def _with_room(past: FusedKVCache, room: int, num_beams: int) -> FusedKVCache:
-    """Lays keys and values [B, K, H, P] and [B, K, P, U] out with a place for every beam, and appends empty places."""
+def _extended_cache(past: FusedKVCache, max_new_tokens: int, num_beams: int) -> FusedKVCache:
+    """Adds a beam axis to keys [B, K, H, P] and values [B, K, P, U], appends empty entries, and flattens to S."""
     key, value = past.key[..., None], past.value[:, :, :, None]
-    key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, room), (0, num_beams - 1)))
-    value = jnp.pad(value, ((0, 0), (0, 0), (0, room), (0, num_beams - 1), (0, 0)))
+    key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, max_new_tokens), (0, num_beams - 1)))
+    value = jnp.pad(value, ((0, 0), (0, 0), (0, max_new_tokens), (0, num_beams - 1), (0, 0)))
     return FusedKVCache(key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1]))
 
 
 def fusing_obstacle(layers: Any) -> str | None:
-    """Returns why `FusedDecoderLayer` does not compute what a layer, or a stack of layers, computes; None if it does.
+    """Returns why `FusedDecoderLayer` cannot replace a layer or a stack of layers; None if it can.
 
-    It knows the classes of this package and the attentions that score each pair of positions by itself; of a subclass
-    it knows nothing.
+    It can replace the layer classes of this package, but no subclasses, with attentions that have an
+    `AttentionSpec.decoding`.
     """
     if type(layers) is LayerGroup:
         return next(filter(None, map(fusing_obstacle, layers.layers)), None)
@@ -403,53 +422,50 @@ def fusing_obstacle(layers: Any) -> str | None:
     for name, kinds in known.items():
         part = getattr(layers, name, None) if name else layers
         if part is not None and type(part) not in kinds:
-            return f"{type(part).__name__} is not {' or '.join(kind.__name__ for kind in kinds)}"
+            required = " or ".join(kind.__name__ for kind in kinds)
+            return f"{name or 'layer'} must be {required}, got {type(part).__name__}"
     for attention in (layers.self_attention, getattr(layers, "cross_attention", None)):
         if attention is not None and decoding_of(attention.attention_fn) is None:
-            return f"{_name_of(attention.attention_fn)} has no form for one token (`AttentionSpec.decoding`)"
+            return f"{_name_of(attention.attention_fn)} cannot decode from a cache (it has no `AttentionSpec.decoding`)"
     if isinstance(layers, DecoderLayer) and not _is_plain(layers.cross_attention):
-        return "attention to the encoder's output has more than projections and a scale"
+        return "cross-attention must have only projections and a scale: no norms, rotary positions, sinks or soft cap"
     return None
 
 
 def _name_of(attention_fn: Any) -> str:
     if isinstance(attention_fn, LearnedAttention):
         return f"{attention_fn.name} attention"
-    function = getattr(attention_fn, "func", attention_fn)  # of a partial
+    function = getattr(attention_fn, "func", attention_fn)  # the function inside a functools.partial
     return getattr(function, "__name__", type(function).__name__)
 
 
 @functools.cache
 def _warn_of_slow_decoding(obstacle: str) -> None:
-    logging.warning("each new token reads all tokens before it again: %s", obstacle)
+    logging.warning("decoding is slow, because each new token processes all earlier tokens again: %s", obstacle)
 
 
 def _is_plain(cross: MultiHeadAttention) -> bool:
-    """Whether attention to an encoder's output has projections and a scale alone, as the fused layer computes it."""
+    """Whether cross-attention has only projections and a scale, which is all that the fused layer supports."""
     others = (cross.query_norm, cross.key_norm, cross.rotary, cross.sinks, cross.logits_soft_cap)
     is_recurrent = isinstance(decoding_of(cross.attention_fn), RecurrentDecoding)
     return not is_recurrent and all(other is None for other in others)
 
 
 def _decoding_of(attention: MultiHeadAttention) -> CachedDecoding | RecurrentDecoding:
-    """Returns how one token of each row attends.
-
-    Raises:
-      ValueError: if the attention has to read all tokens.
-    """
+    """Returns the decoding of an attention; raises ValueError if it has none."""
     decoding = decoding_of(attention.attention_fn)
     if decoding is None:
-        raise ValueError(f"{attention.attention_fn} does not decode from cached keys and values")
+        raise ValueError(f"{attention.attention_fn} cannot decode from a cache: it has no `AttentionSpec.decoding`")
     return decoding
 
 
 def _scaled(scale: float | None) -> dict[str, float]:
-    """Options of an attention function. Not bound to it, for it may be a module, whose parameters a partial hides."""
+    """Returns the scale as an option. It is not bound by a partial, which would hide the parameters of a module."""
     return {} if scale is None else {"scale": scale}
 
 
 def _joined(*projections: Linear) -> tuple[Float[Array, "D N"], Float[Array, " N"] | None]:
-    """Kernel and bias of one product for several projections of the same inputs; heads are flattened."""
+    """Returns kernel and bias of one fused projection for several projections of the same input; flattens heads."""
     kernels = [projection.kernel[...].reshape(math.prod(projection.in_features), -1) for projection in projections]
     biases = [projection.bias[...].reshape(-1) for projection in projections if projection.bias is not None]
     return jnp.concatenate(kernels, axis=1), jnp.concatenate(biases) if biases else None

@@ -1,4 +1,4 @@
-"""Encoder and decoder layers (Vaswani et al., 2017, section 3.1), composed of sublayers that the caller builds."""
+"""Encoder and decoder layers (Vaswani et al., 2017, section 3.1), composed of sublayers that the caller makes."""
 
 import functools
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from tfx_jax.nn.moe import MixtureOfExperts
 class Residual(nnx.Module):
     """Dropout, residual connection and layer normalization around a sublayer.
 
-    Post-norm, the paper's: norm(x + f(x)). Pre-norm (Xiong et al., 2020): x + f(norm(x)), which trains without
-    warm-up and wants one more normalization after the last layer. Either may be with or without a norm of the branch:
-    x + output_norm(f(norm(x))), as in Gemma 2, or x + output_norm(f(x)), as in OLMo 2.
+    Post-norm, the paper's: norm(x + f(x)). Pre-norm (Xiong et al., 2020): x + f(norm(x)), which trains without warm-up
+    and needs another norm after the last layer. `output_norm` also normalizes the output of f:
+    x + output_norm(f(norm(x))) as in Gemma 2, or, without `input_norm`, x + output_norm(f(x)) as in OLMo 2.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Residual(nnx.Module):
 
         Args:
           d_model: width D.
-          dropout_rate: of the branch.
+          dropout_rate: dropout rate of the sublayer's output.
           pre_norm: whether the norm is before the sublayer instead of after the sum.
-          input_norm: with `pre_norm`, whether there is a norm before the sublayer at all.
+          input_norm: with `pre_norm`, whether there is a norm before the sublayer.
           output_norm: whether the output of the sublayer is normalized.
-          epsilon: of the norms.
-          make_norm: makes them.
-          param_dtype: of their parameters.
+          epsilon: epsilon of the norms.
+          make_norm: makes a norm, such as `LayerNorm`.
+          param_dtype: dtype of the norms' parameters.
         """
         make = functools.partial(make_norm, d_model, epsilon=epsilon, param_dtype=param_dtype)
         self.norm = make() if input_norm or not pre_norm else None
@@ -59,7 +59,7 @@ class Residual(nnx.Module):
         x: Float[Array, "B T D"],
         rngs: nnx.Rngs | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Wraps `y, extra = sublayer(x)`; `extra` is handed through."""
+        """Applies `y, extra = sublayer(x)` with residual connection, dropout and norms; returns the sum and `extra`."""
         y, extra = sublayer(self.norm(x) if self.pre_norm and self.norm is not None else x)
         y = y if self.output_norm is None else self.output_norm(y)
         x = x + drop(y, self.dropout_rate, rngs)
@@ -67,7 +67,7 @@ class Residual(nnx.Module):
 
 
 class EncoderLayer(nnx.Module):
-    """Self-attention, then feed-forward; causal, it is the layer of a language model such as GPT."""
+    """Self-attention, then feed-forward. With `is_causal` it is the layer of a language model such as GPT."""
 
     def __init__(
         self,
@@ -96,19 +96,19 @@ class EncoderLayer(nnx.Module):
         Args:
           x: [B, S, D].
           rngs: stream `dropout`; None means evaluation.
-          return_weights: whether the extras hold "self", the attention weights [B, N, S, keys].
-          cache: the keys and values of tokens before `x`; the extras then hold "cache", with those of `x` behind them.
-          return_cache: whether the extras hold "cache" also where there are no tokens before `x`.
-          token_mask: which tokens of `x` exist, so that no other takes a place at an expert; None means all.
-          **options: of the attention: `bias`, `mask`, `is_causal`, `segment_ids`, `positions`.
+          return_weights: whether to return "self" in the extras, the attention weights [B, N, S, keys].
+          cache: keys and values of the tokens before `x`; the extras then have "cache", extended by those of `x`.
+          return_cache: whether to return "cache" in the extras even if `cache` is None.
+          token_mask: True for tokens, False for padding, which is not sent to experts; None means no padding.
+          **options: options of the attention: `bias`, `mask`, `is_causal`, `segment_ids`, `positions`.
 
         Returns:
-          The output and the extras that are asked for, or None.
+          The output, and a dictionary of the extras, None if it is empty.
         """
 
         def attend(x: Array) -> tuple[Array, dict[str, Any]]:
-            returned = {"return_weights": return_weights, "return_cache": return_cache}
-            return _attend(self.self_attention, x, cache, rngs=rngs, **returned, **options)
+            requested = {"return_weights": return_weights, "return_cache": return_cache}
+            return _attend(self.self_attention, x, cache, rngs=rngs, **requested, **options)
 
         x, extras = self.self_attention_residual(attend, x, rngs)
         x, _ = self.feed_forward_residual(lambda x: (_transform(self.feed_forward, x, token_mask, rngs), None), x, rngs)
@@ -149,15 +149,15 @@ class DecoderLayer(nnx.Module):
         Args:
           x: [B, T, D].
           memory: the encoder's output, [B, S, D].
-          memory_mask: which of it exist, [B, 1, 1, S].
-          bias: of the self-attention, broadcastable to [B, N, T, keys].
+          memory_mask: True for visible positions of the memory, [B, 1, 1, S].
+          bias: bias of the self-attention, broadcastable to [B, N, T, keys].
           rngs: stream `dropout`; None means evaluation.
-          return_weights: whether the extras hold "self" and "cross", the attention weights [B, N, T, keys].
-          cache: the keys and values of targets before `x`; the extras then hold "cache", with those of `x` behind them.
-          token_mask: which tokens of `x` exist, see `EncoderLayer`.
+          return_weights: whether to return "self" and "cross" in the extras, the attention weights [B, N, T, keys].
+          cache: keys and values of the tokens before `x`; the extras then have "cache", extended by those of `x`.
+          token_mask: True for tokens, False for padding, which is not sent to experts; None means no padding.
 
         Returns:
-          The output and the extras that are asked for, or None.
+          The output, and a dictionary of the extras, None if it is empty.
         """
         options: dict[str, Any] = {"rngs": rngs, "return_weights": return_weights}
 
@@ -183,19 +183,19 @@ def _attend(
     positions: Array | None = None,
     **options: Any,
 ) -> tuple[Array, dict[str, Any]]:
-    """Attends from `x` to a cache and to itself; returns the weights and the longer cache, where there are any."""
-    own = attention.project_cache(x, positions)
-    attended = own if cache is None else cache.append(own)
-    options |= {"gates": attended.gates, "positions": positions, "return_weights": return_weights}
-    y, weights = _with_extra(attention.attend(x, attended.key, attended.value, **options))
+    """Attends from `x` to a cache and to `x`; returns the output and the extras "self" (weights) and "cache"."""
+    new_entries = attention.project_cache(x, positions)
+    extended = new_entries if cache is None else cache.append(new_entries)
+    options |= {"gates": extended.gates, "positions": positions, "return_weights": return_weights}
+    y, weights = _with_extra(attention.attend(x, extended.key, extended.value, **options))
     extras: dict[str, Any] = {"self": weights} if return_weights else {}
-    return y, extras | {"cache": attended} if return_cache or cache is not None else extras
+    return y, extras | {"cache": extended} if return_cache or cache is not None else extras
 
 
 def _transform(
     feed_forward: FeedForward | MixtureOfExperts, x: Array, token_mask: Array | None, rngs: nnx.Rngs | None
 ) -> Array:
-    """Calls what stands at the end of a layer; experts have to know which tokens there are."""
+    """Calls the feed-forward network or the experts; only experts need the mask of tokens."""
     if isinstance(feed_forward, MixtureOfExperts):
         return feed_forward(x, mask=token_mask, rngs=rngs)
     return feed_forward(x, rngs=rngs)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented
+from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.moe import (
     Routing,
     expert_capacity,
@@ -20,14 +21,12 @@ from tfx_jax.functional.moe import (
     mixture_of_experts,
     router_z_loss,
     top_1_routing,
-    top_2_routing,
+    top_k_routing,
 )
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.basic import FeedForward
 from tfx_jax.nn.distribution import current_distribution
 from tfx_jax.nn.stack import stack_layers
-
-_ROUTINGS = {1: top_1_routing, 2: top_2_routing}
 
 
 @documented
@@ -37,7 +36,10 @@ class ExpertsConfig:
 
     num_experts: int = at_least(0, 0)  # of each mixture; 0: there is none
     every: int = at_least(1, 2)  # which layers have one: the second, the fourth ... as in GShard and Switch
-    experts_per_token: int = at_least(1, 1)  # 1 as in Switch, or 2 as in GShard
+    experts_per_token: int = at_least(1, 1)  # 1 as in Switch, 2 as in GShard and Mixtral, or more
+    is_normalized: bool | None = None  # whether a token's weights have the sum 1; None: of several experts, not of one
+    d_ff: int | None = at_least(1, None)  # hidden units of an expert; None: as in other feed-forward networks
+    use_router_bias: bool = False  # whether the router has offsets, as in gpt-oss
     capacity_factor: float = at_least(0, 1.25)  # places of a training step, in even shares; GShard: 2
     num_groups: int = at_least(0, 0)  # of a batch, whose tokens compete for places; 0: one for each device with rows
     load_balancing: float = at_least(0, 0.01)  # weight of the loss that spreads tokens evenly
@@ -49,8 +51,6 @@ class ExpertsConfig:
         Raises:
           ValueError: if they do not.
         """
-        if self.experts_per_token not in _ROUTINGS:
-            raise ValueError(f"experts.experts_per_token={self.experts_per_token} is none of 1, 2")
         if self.num_experts and self.num_experts < self.experts_per_token:
             raise ValueError(
                 f"experts.num_experts={self.num_experts} is less than experts.experts_per_token="
@@ -63,14 +63,20 @@ class ExpertsConfig:
         """Returns which of the layers of a pattern have a mixture."""
         return [False] * (self.every - 1) + [True] if self.num_experts else [False]
 
+    @property
+    def has_normalized_weights(self) -> bool:
+        """Whether a token's weights have the sum 1."""
+        return self.experts_per_token > 1 if self.is_normalized is None else self.is_normalized
+
     def make(self, d_model: int, d_ff: int, *, rngs: nnx.Rngs, **options: Any) -> "MixtureOfExperts":
         """Makes the mixture of a layer; `options` are those of `FeedForward`."""
         return MixtureOfExperts(
             d_model,
-            d_ff,
+            d_ff if self.d_ff is None else self.d_ff,
             self.num_experts,
             capacity_factor=self.capacity_factor,
-            routing_fn=_ROUTINGS[self.experts_per_token],
+            routing_fn=_routing(self.experts_per_token, self.has_normalized_weights),
+            use_router_bias=self.use_router_bias,
             num_groups=self.num_groups,
             load_balancing=self.load_balancing,
             router_z_loss=self.router_z_loss,
@@ -79,10 +85,17 @@ class ExpertsConfig:
         )
 
 
+@functools.lru_cache
+def _routing(num_choices: int, is_normalized: bool) -> Callable[..., Routing]:
+    """Returns one object for equal options, so that programs are shared."""
+    return functools.partial(top_k_routing, num_choices=num_choices, is_normalized=is_normalized)
+
+
 class MixtureOfExperts(nnx.Module):
     """`num_experts` feed-forward networks and a router that sends each token to one of them (Fedus et al., 2021).
 
-    With `routing_fn=top_2_routing` and twice the capacity factor, to two of them (Lepikhin et al., 2020).
+    With `routing_fn=top_2_routing` and twice the capacity factor, to two of them (Lepikhin et al., 2020); with
+    `top_k_routing`, to more.
 
     In training an expert takes so many tokens and drops the rest, and what the router adds to the loss is left in
     `auxiliary_loss`, for the train step to add. Evaluation drops none: an answer does not depend on other tokens.
@@ -96,6 +109,7 @@ class MixtureOfExperts(nnx.Module):
         *,
         capacity_factor: float = 1.25,
         routing_fn: Callable[..., Routing] = top_1_routing,
+        use_router_bias: bool = False,
         num_groups: int = 0,
         load_balancing: float = 0.01,
         router_z_loss: float = 0.001,
@@ -111,7 +125,8 @@ class MixtureOfExperts(nnx.Module):
           d_ff: hidden units of an expert.
           num_experts: E.
           capacity_factor: see `tfx_jax.functional.expert_capacity`; of training.
-          routing_fn: `top_1_routing`, `top_2_routing` or their like.
+          routing_fn: `top_1_routing`, `top_2_routing`, `top_k_routing` or their like.
+          use_router_bias: whether the router has offsets.
           num_groups: of a batch in training, see `tfx_jax.functional.mixture_of_experts`; 0 means one for each device
             that has rows of the batch.
           load_balancing: weight of `tfx_jax.functional.load_balancing_loss` in the auxiliary loss.
@@ -122,6 +137,7 @@ class MixtureOfExperts(nnx.Module):
           **options: of the experts, see `FeedForward`.
         """
         self.router = nnx.Param(nnx.initializers.glorot_uniform()(rngs.params(), (d_model, num_experts), param_dtype))
+        self.router_bias = nnx.Param(jnp.zeros(num_experts, param_dtype)) if use_router_bias else None
         make_expert = functools.partial(FeedForward, d_model, d_ff, dtype=dtype, param_dtype=param_dtype, **options)
         self.experts = stack_layers(lambda rngs: make_expert(rngs=rngs), num_experts, rngs)
         self.auxiliary_loss = AuxiliaryLoss(jnp.zeros(()))
@@ -160,7 +176,11 @@ class MixtureOfExperts(nnx.Module):
         """
         # In float32 whatever `dtype`, as in the Switch Transformer: a rounding here can send a token elsewhere.
         logits = jnp.einsum("...D,DE->...E", x.astype(jnp.float32), self.router[...].astype(jnp.float32))
+        if self.router_bias is not None:
+            logits = add_bias(logits, self.router_bias[...].astype(jnp.float32))
         num_tokens = logits.size // self.num_experts
+        if rngs is None and num_tokens * self.experts_per_token <= self.num_experts:
+            return self._answer_few(x.astype(self.dtype), logits, mask)
         num_groups, capacity, exchange = 1, num_tokens, None
         if rngs is not None:
             distribution = current_distribution()
@@ -198,3 +218,15 @@ class MixtureOfExperts(nnx.Module):
             is_dropped = is_real & (routing.position == capacity).all(axis=1)
             self.dropped_tokens[...] = is_dropped.sum() / jnp.maximum(is_real.sum(), 1)
         return y
+
+    def _answer_few(
+        self, x: Float[Array, "*batch D"], logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] | None
+    ) -> Float[Array, "*batch D"]:
+        """Evaluates a few tokens, such as those of a decoding step, with the parameters of their experts alone."""
+        tokens, mask = x.reshape(-1, x.shape[-1]), None if mask is None else mask.reshape(-1)
+        routing = self.routing_fn(logits.reshape(-1, self.num_experts), capacity=len(tokens), mask=mask)
+        chosen = jax.tree.map(lambda leaf: leaf[routing.expert], self.experts)  # leaves [T, A, ...]
+        answer_all = jax.vmap(lambda expert, token: expert(token), in_axes=(0, None))
+        answers = jax.vmap(answer_all)(chosen, tokens)
+        y = jnp.einsum("TAD,TA->TD", answers.astype(routing.weight.dtype), routing.weight)
+        return y.astype(answers.dtype).reshape(x.shape)

@@ -16,7 +16,7 @@ from tfx_jax.functional.recurrent import State, gru_cell, lstm_cell, narrow_prod
 
 
 class Cell(NamedTuple):
-    """A recurrent cell: its step, how many blocks of H columns its matrices have, and the arrays of its state."""
+    """A recurrent cell: its step function, the number of gates (blocks of H columns), and of arrays in its state."""
 
     step: Callable[[Array, State, Array, Array | None], State]
     num_gates: int
@@ -27,27 +27,35 @@ CELLS = {"lstm": Cell(lstm_cell, 4, 2), "gru": Cell(gru_cell, 3, 1)}
 
 
 class RecurrentLayer(nnx.Module):
-    """A cell's parameters: W [I, G H], U [H, G H] and b [G H]."""
+    """A recurrent layer: a cell with its parameters W [I, G H], U [H, G H] and b [G H], where G is the number of gates.
+
+    `gates` arguments are input projections x W + b. `kept` arguments are dropout masks, as in `lstm_cell`.
+    """
 
     def __init__(self, cell: Cell, input_size: int, size: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
-        """Draws W as Glorot and Bengio (2010) do and each block of U orthogonal; the forget gate starts open."""
+        """Initializes each block of W by Glorot and Bengio (2010), each block of U orthogonal, and b with zeros.
+
+        The forget gates of an LSTM have a bias of 1.
+        """
         glorot = nnx.initializers.glorot_uniform()
-        blocks = range(cell.num_gates)
-        draw = lambda init, rows: jnp.concatenate([init(rngs.params(), (rows, size)) for _ in blocks], axis=1)  # noqa: E731
         orthogonal = lambda rng, shape: orthogonal_of_normal(jax.random.normal(rng, shape))  # noqa: E731
-        self.kernel = nnx.Param(draw(glorot, input_size))
-        self.recurrent = nnx.Param(draw(orthogonal, size))
+
+        def init_blocks(init: Callable[..., Array], rows: int) -> Array:
+            return jnp.concatenate([init(rngs.params(), (rows, size)) for _ in range(cell.num_gates)], axis=1)
+
+        self.kernel = nnx.Param(init_blocks(glorot, input_size))
+        self.recurrent = nnx.Param(init_blocks(orthogonal, size))
         bias = jnp.zeros(cell.num_gates * size)
         is_lstm = cell.step is lstm_cell
         self.bias = nnx.Param(bias.at[size : 2 * size].set(1.0) if is_lstm else bias)  # Jozefowicz et al. (2015)
         self.step, self.dtype = cell.step, dtype
 
     def gates(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch GH"]:
-        """What inputs add to the gates, float32: of a whole sequence one product."""
+        """Returns x W + b, float32; one product for a whole sequence."""
         return add_bias(narrow_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
 
     def __call__(self, gates: Float[Array, "B GH"], state: State, kept: Float[Array, "B H"] | None = None) -> State:
-        """Takes one step; `kept` is a mask of dropout, as the cells have it."""
+        """Takes one step from `state` and returns the new state."""
         return self.step(gates, state, self.weights, kept)
 
     def scan(
@@ -59,18 +67,18 @@ class RecurrentLayer(nnx.Module):
         kept: Float[Array, "B H"] | None = None,
         is_reversed: bool = False,
     ) -> tuple[Float[Array, "B T H"], State]:
-        """Runs along a sequence, see `scan_cell`, with one mask at all steps."""
+        """Runs along a sequence, as `scan_cell` does, with the same dropout mask at all steps."""
         step = lambda gates, state, recurrent: self.step(gates, state, recurrent, kept)  # noqa: E731
         return scan_cell(step, gates, state, self.weights, token_mask, is_reversed=is_reversed)
 
     @property
     def weights(self) -> Array:
-        """U, as products take it."""
+        """U, in the dtype of the computation."""
         return self.recurrent[...].astype(self.dtype)
 
 
 class BidirectionalLayer(nnx.Module):
-    """Two cells that read in opposite directions (Schuster and Paliwal, 1997), each with half the units."""
+    """Two recurrent layers that read in opposite directions (Schuster and Paliwal, 1997), each with half the units."""
 
     def __init__(
         self,
@@ -81,7 +89,7 @@ class BidirectionalLayer(nnx.Module):
         dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        """Initializes the parameters; `input_size` is the output size by default."""
+        """Initializes the parameters; `input_size` is `size`, the size of the output, by default."""
         input_size = size if input_size is None else input_size
         make = functools.partial(RecurrentLayer, cell, input_size, size // 2, dtype=dtype, rngs=rngs)
         self.forward, self.backward = make(), make()
@@ -90,20 +98,20 @@ class BidirectionalLayer(nnx.Module):
     def __call__(
         self, x: Float[Array, "B S I"], token_mask: Bool[Array, "B S"], kept: Float[Array, "2 B D/2"] | None = None
     ) -> tuple[Float[Array, "B S D"], Float[Array, "B D"]]:
-        """Returns both outputs at each position beside each other, and the last ones of either direction.
+        """Returns the concatenated outputs of both directions at each position, and their concatenated final outputs.
 
         Args:
           x: inputs.
-          token_mask: where there is one.
-          kept: masks of dropout of either direction, as the cells have them.
+          token_mask: True for tokens, False for padding.
+          kept: dropout masks of the forward and the backward direction.
         """
         outputs, last = [], []
         masks = (None, None) if kept is None else kept
         for layer, mask, is_reversed in zip((self.forward, self.backward), masks, (False, True), strict=True):
             gates, zeros = layer.gates(x), jnp.zeros((x.shape[0], layer.recurrent.shape[0]))
             state = (zeros,) * self.num_states
-            read, state = layer.scan(gates, state, token_mask, kept=mask, is_reversed=is_reversed)
-            outputs.append(read)
+            output, state = layer.scan(gates, state, token_mask, kept=mask, is_reversed=is_reversed)
+            outputs.append(output)
             last.append(state[0])
         return jnp.concatenate(outputs, axis=-1).astype(x.dtype), jnp.concatenate(last, axis=-1)
 
@@ -116,14 +124,17 @@ def run_layers(
     between: Callable[[Array], Array],
     kept: Float[Array, "L B H"] | None = None,
 ) -> Float[Array, "B T H"]:
-    """Runs layers along whole sequences, one after the other: of each all products with inputs are one.
+    """Runs a stack of layers along whole sequences, layer by layer, so that each input projection is one product.
 
     Args:
-      layers: from below.
-      gates: what inputs add to the gates of the first.
-      states: what each begins with.
-      between: what becomes of a layer's outputs before the next one reads them, such as dropout.
-      kept: a mask of dropout for each layer, as the cells have it.
+      layers: the layers, from input to output.
+      gates: input projections of the first layer.
+      states: initial state of each layer.
+      between: function applied to the outputs of a layer before the next one, such as dropout.
+      kept: dropout mask of each layer.
+
+    Returns:
+      The outputs of the last layer.
     """
     (first, *above), (state, *others) = layers, states
     mask, *masks = [None] * len(layers) if kept is None else kept
@@ -141,18 +152,22 @@ def step_layers(
     between: Callable[[Array, int], Array],
     kept: Float[Array, "L B H"] | None = None,
 ) -> tuple[State, ...]:
-    """Takes one step of each layer, for what `run_layers` cannot run: a decoder that is told what it wrote before.
+    """Takes one step of a stack of layers, for decoders whose next input depends on the output of the step.
 
     Args:
-      layers: from below.
-      gates: what inputs add to the gates of the first.
-      states: what each was before.
-      between: what becomes of the output of a layer, by its number, before the next one reads it.
-      kept: a mask of dropout for each layer, the same at every step.
+      layers: the layers, from input to output.
+      gates: input projections of the first layer.
+      states: state of each layer.
+      between: called as `between(output, index)` with the output of a layer and its index, before the next layer.
+      kept: dropout mask of each layer, the same at every step.
+
+    Returns:
+      The new state of each layer.
     """
     (first, *above), (state, *others) = layers, states
     mask, *masks = [None] * len(layers) if kept is None else kept
-    after = [first(gates, state, mask)]
-    for number, (layer, state, mask) in enumerate(zip(above, others, masks, strict=True)):
-        after.append(layer(layer.gates(between(after[-1][0], number)), state, mask))
-    return tuple(after)
+    new_states = [first(gates, state, mask)]
+    for index, (layer, state, mask) in enumerate(zip(above, others, masks, strict=True)):
+        output, *_ = new_states[-1]
+        new_states.append(layer(layer.gates(between(output, index)), state, mask))
+    return tuple(new_states)

@@ -1,7 +1,7 @@
-"""Decoding that reads everything again for each token: for attentions that no cache of keys and values serves.
+"""Decoding without a cache: for each new token the model processes the whole sequence again.
 
-It costs a factor of the length more than `tfx_jax.nn.fused_decoder`, and is right for every causal model, since it is
-the model itself that is called.
+For attentions that cannot decode from a cache. It costs L times as much as `tfx_jax.nn.fused_decoder`, with L the
+length, and works for every causal model.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from tfx_jax.functional.search import BeamInvariant
 
 
 def init_replay(tokens: Int[Array, "B C"], lengths: Int[Array, " B"], memory: Any = None) -> dict[str, Any]:
-    """Makes the cache of a model that scores whole sequences.
+    """Returns the cache of `replay_step`.
 
     Args:
-      tokens: what was read before, [B, C], with room behind it for all that will be written.
-      lengths: how many of them exist.
-      memory: what no step changes, for `replay_step` to hand over.
+      tokens: tokens of the prompt, [B, C], followed by free columns for all tokens that will be generated.
+      lengths: number of tokens of each row, [B].
+      memory: constant data that `replay_step` passes to `score`.
     """
     return {"tokens": tokens, "lengths": lengths.astype(jnp.int32), "memory": BeamInvariant(memory)}
 
@@ -29,13 +29,15 @@ def replay_step(
     newest: Int[Array, " R"],
     cache: dict[str, Any],
 ) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-    """Takes one token a row, as `tfx_jax.nn.decoding.Decoder.step` does.
+    """Appends one token per row and scores the next one, as `tfx_jax.nn.decoding.Decoder.step` does.
 
     Args:
-      score: from the tokens of R rows, of which the first `lengths` [R] exist, and the memory to the logits after the
-        last of these.
-      newest: the tokens.
-      cache: of `init_replay`, its rows repeated for beams.
+      score: called as `score(tokens, lengths, memory)`; returns the logits after the last of `lengths` tokens per row.
+      newest: the newest token of each row.
+      cache: the cache from `init_replay`, with rows repeated for beams, or from the previous step.
+
+    Returns:
+      Logits and the new cache.
     """
     rows = jnp.arange(newest.shape[0])
     tokens = cache["tokens"].at[rows, cache["lengths"]].set(newest.astype(cache["tokens"].dtype))
@@ -44,5 +46,5 @@ def replay_step(
 
 
 def at_last(x: Float[Array, "R C D"], lengths: Int[Array, " R"]) -> Float[Array, "R 1 D"]:
-    """Takes what belongs to the last token of each row."""
+    """Returns the vector of the last token of each row."""
     return jnp.take_along_axis(x, lengths[:, None, None] - 1, axis=1)

@@ -1,9 +1,9 @@
-"""Many layers as one: parameters stacked along a leading axis, run by `jax.lax.scan`.
+"""Stacks of layers: parameters stacked along a leading axis, run by `jax.lax.scan`.
 
-This is the one representation of a stack in our states: against a list of layers it halves the time to trace and
-compile a training step of the base model, makes it independent of depth, and leaves the time of the step as it is.
-Decoding, where a scan would copy each layer's weights at every token, takes the stack apart once with
-`unstack_layers`, outside its loop.
+All models store their layers in this form. Compared with a list of layers, it halves the time to trace and compile a
+training step of the base model, makes that time independent of the depth, and does not change the time of the step. In
+decoding a scan would copy each layer's weights for every token, so `unstack_layers` splits the stack once before the
+loop.
 """
 
 import operator
@@ -15,14 +15,19 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from tfx_jax.nn.lora import Frozen
+
 Layer = TypeVar("Layer", bound=nnx.Module)
+
+_CHANGING = nnx.Not(nnx.Any(nnx.Param, Frozen))
+"""Variables of a layer that a training step may change by itself, such as running statistics."""
 
 
 class LayerGroup(nnx.Module):
-    """Different layers that a stack repeats in this order, such as one with local and one with dense attention.
+    """Different layers that a stack repeats in order, such as one with local and one with dense attention.
 
     Attributes:
-      layers: of one repetition, first the one nearest to the input.
+      layers: the layers of one repetition, from input to output.
     """
 
     def __init__(self, layers: Sequence[nnx.Module]):
@@ -35,22 +40,22 @@ def stack_layers(
     """Builds `num_layers` layers, each from its own key, as one module whose parameters have a leading layer axis.
 
     Args:
-      make_layer: makes a layer; several make the first, the second ... layer, and begin again after the last of them.
-        All layers take and give the same shapes.
-      num_layers: how many.
+      make_layer: makes a layer; or several such functions, which are used in turn. The output of every layer has the
+        shape of its input.
+      num_layers: number of layers.
       rngs: stream `params`.
 
     Returns:
       The stack; with several kinds of layers, a `LayerGroup` whose parameters have a leading axis of repetitions.
 
     Raises:
-      ValueError: if there are no layers, or the kinds do not come out even.
+      ValueError: if `num_layers` is below 1 or not a multiple of the number of functions.
     """
     kinds = make_layer if isinstance(make_layer, Sequence) else [make_layer]
     if num_layers < 1:
-        raise ValueError(f"a stack needs at least one layer, got {num_layers}")
+        raise ValueError(f"num_layers must be at least 1, got {num_layers}")
     if num_layers % len(kinds):
-        raise ValueError(f"num_layers={num_layers} is no multiple of the {len(kinds)} layers of the pattern")
+        raise ValueError(f"num_layers={num_layers} must be a multiple of {len(kinds)}, the layers of the pattern")
 
     def make(key: Array) -> Any:
         rngs = nnx.Rngs(params=key)
@@ -60,7 +65,7 @@ def stack_layers(
 
 
 REMATS = ("none", "full", "dots")
-"""What the backward pass may compute again instead of keeping it."""
+"""Values of `remat` of `scan_layers`: what the backward pass recomputes instead of storing it."""
 
 
 def scan_layers(
@@ -70,71 +75,87 @@ def scan_layers(
     rngs: nnx.Rngs | None,
     *,
     inputs: Any = None,
+    repeats: int = 1,
     remat: str = "none",
     unroll: bool = False,
 ) -> tuple[Array, Any]:
     """Runs `x, extra = fn(layer, x, rngs)`, or `fn(layer, x, rngs, layer_inputs)`, through a stack of layers.
 
     Args:
-      fn: one layer's work; `extra` is any pytree, None for nothing.
-      layers: what `stack_layers` built.
-      x: the input of the first layer; every layer keeps its shape and dtype.
-      rngs: stream `dropout`, from which each layer gets its own; None means evaluation.
-      inputs: what each layer is given besides, such as its cache, stacked along a leading layer axis: any pytree.
-      remat: what the backward pass computes again instead of keeping it (Chen et al., 2016): nothing; "full", all of a
-        layer from its input; or "dots", all but the results of matrix products with weights, which are dear to compute.
-      unroll: whether to compile the layers one after the other instead of as a loop: the time to compile grows with
-        their number. What a loop keeps for the backward pass it writes into arrays of all layers and reads again, by
-        the compiler's estimates a fifth of a training step of GPT-2 on a TPU v5e, and it keeps more than the compiler
-        would of layers that it sees.
+      fn: computes one layer; `extra` is any pytree or None.
+      layers: a stack from `stack_layers`.
+      x: the input of the first layer; all layers keep its shape and dtype.
+      rngs: stream `dropout`, split for the layers; None means evaluation.
+      inputs: further inputs of each layer, such as its cache: any pytree, stacked along a leading layer axis.
+      repeats: how many times `x` passes through the whole stack, with separate dropout in each pass: for ALBERT, whose
+        layers share their parameters. The extras are those of all passes, in order.
+      remat: what the backward pass recomputes instead of storing it (Chen et al., 2016). "none": nothing. "full": the
+        whole layer from its input. "dots": all but the results of matrix products with weights, which are expensive.
+      unroll: whether to compile the layers one after the other instead of as a loop. The compile time grows with their
+        number. A loop writes the residuals of the backward pass into arrays over all layers and reads them again (by
+        the compiler's estimates a fifth of a training step of GPT-2 on a TPU v5e), and it stores more residuals than
+        unrolled layers need.
 
-    What `fn` changes in training in a layer's Variables that are no parameters, such as running statistics, is changed
-    in `layers`.
+    In training, changes of `fn` to a layer's Variables other than parameters, such as running statistics, are written
+    back to `layers`.
 
     Returns:
-      The output of the last layer and the extras, stacked along a leading layer axis.
+      The output of the last layer and the extras, stacked along a leading layer axis; see `per_layer`.
 
     Raises:
-      ValueError: if `remat` is none of the three.
+      ValueError: if `remat` is unknown, or `repeats` is above 1 for layers with running statistics.
     """
+    if repeats > 1:
+        if jax.tree.leaves(nnx.state(layers, nnx.Not(nnx.Param))):
+            raise ValueError("layers with running statistics cannot share their parameters")
+
+        def again(x: Array, key: Array | None) -> tuple[Array, Any]:
+            rngs = None if key is None else nnx.Rngs(dropout=key)
+            return scan_layers(fn, layers, x, rngs, inputs=inputs, remat=remat)
+
+        keys = None if rngs is None else jax.random.split(rngs.dropout(), repeats)
+        x, extras = jax.lax.scan(again, x, keys, length=repeats, unroll=unroll)
+        return x, jax.tree.map(lambda extra: extra.reshape(-1, *extra.shape[2:]), extras)
     members = _members(layers)
     keys = None if rngs is None else jax.random.split(rngs.dropout(), _num_groups(layers) * len(members))
 
-    def one(x: Array, of_layer: tuple[nnx.Module, Array | None, Any]) -> tuple[Array, Any]:
-        layer, key, given = of_layer
-        x, extra = fn(layer, x, None if key is None else nnx.Rngs(dropout=key), *(() if given is None else (given,)))
-        return x, (extra, None if key is None else nnx.state(layer, nnx.Not(nnx.Param)))
+    def run_layer(x: Array, layer_arguments: tuple[nnx.Module, Array | None, Any]) -> tuple[Array, Any]:
+        layer, key, layer_inputs = layer_arguments
+        further = () if layer_inputs is None else (layer_inputs,)
+        x, extra = fn(layer, x, None if key is None else nnx.Rngs(dropout=key), *further)
+        return x, (extra, None if key is None else nnx.state(layer, _CHANGING))
 
-    one = _rematerialized(one, remat)
+    run_layer = _rematerialized(run_layer, remat)
 
-    def body(x: Array, of_group: list[Any]) -> tuple[Array, list[Any]]:
+    def run_group(x: Array, group_arguments: list[Any]) -> tuple[Array, list[Any]]:
         results = []
-        for of_layer in of_group:
-            x, result = one(x, of_layer)
+        for layer_arguments in group_arguments:
+            x, result = run_layer(x, layer_arguments)
             results.append(result)
         return x, results
 
-    # Layers of a group need not have the same structure, so each kind has a column of its own.
-    columns = list(zip(members, *(_columns(tree, len(members)) for tree in (keys, inputs)), strict=True))
-    x, results = jax.lax.scan(body, x, columns, unroll=unroll)
+    # The layers of a group may have different structures, so the arguments of each member are stacked separately.
+    arguments = list(zip(members, *(_split_by_member(tree, len(members)) for tree in (keys, inputs)), strict=True))
+    x, results = jax.lax.scan(run_group, x, arguments, unroll=unroll)
     for member, (_, model_state) in zip(members, results, strict=True):
         if jax.tree.leaves(model_state):
             nnx.update(member, model_state)
     return x, _interleaved([extra for extra, _ in results])
 
 
-def _rematerialized(body: Callable[..., Any], remat: str) -> Callable[..., Any]:
+def _rematerialized(run_layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
     if remat == "none":
-        return body
+        return run_layer
     policies = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
     if remat not in policies:
         raise ValueError(f'remat must be "none", "full" or "dots", got {remat!r}')
-    # Forward and backward are two loops, so there is no common subexpression that barriers would have to protect.
-    return jax.checkpoint(body, prevent_cse=False, policy=policies[remat])
+    # Forward and backward pass are separate loops, so XLA cannot undo the recomputation by eliminating common
+    # subexpressions, and no barriers are needed.
+    return jax.checkpoint(run_layer, prevent_cse=False, policy=policies[remat])
 
 
 def unstack_layers(layers: Layer) -> list[Layer]:
-    """Takes a stack apart into a list of its layers."""
+    """Splits a stack into a list of its layers."""
     members = _members(layers)
     return [
         jax.tree.map(operator.itemgetter(index), member) for index in range(_num_groups(layers)) for member in members
@@ -142,24 +163,24 @@ def unstack_layers(layers: Layer) -> list[Layer]:
 
 
 def per_layer(extras: Any, num_layers: int) -> list[Any]:
-    """Splits the extras of `scan_layers` into a list of the layers."""
+    """Splits the extras of `scan_layers` into a list with one element per layer."""
     if isinstance(extras, list):
         return extras
     return [jax.tree.map(operator.itemgetter(index), extras) for index in range(num_layers)]
 
 
 def map_layers(fn: Callable[[Any], Any], layers: nnx.Module) -> Any:
-    """Calls `fn(layer)`, which returns a pytree of arrays, for each layer of a stack; stacks the results."""
+    """Calls `fn(layer)`, which returns a pytree of arrays, for each layer of a stack, and stacks the results."""
     return _interleaved([jax.vmap(fn)(member) for member in _members(layers)])
 
 
 def _members(layers: Layer) -> list[Layer]:
-    """Returns the kinds of layers of a stack, each a stack of its own; one where all layers are alike."""
+    """Returns the members of a `LayerGroup`, each a stack over the repetitions; without a group, the stack itself."""
     return cast(list[Layer], list(layers.layers)) if isinstance(layers, LayerGroup) else [layers]
 
 
 def is_stack(name: str) -> bool:
-    """Whether an attribute of a model is a stack, which all of ours say by their names.
+    """Whether an attribute of a model is a stack: the names of all stacks end in "_layers".
 
     >>> is_stack("encoder_layers"), is_stack("embedding")
     (True, False)
@@ -171,23 +192,26 @@ def _num_groups(layers: nnx.Module) -> int:
     return jax.tree.leaves(layers)[0].shape[0]
 
 
-def _columns(tree: Any, count: int) -> list[Any]:
-    """Divides what is stacked over layers among the first, the second ... layers of all groups."""
+def _split_by_member(tree: Any, count: int) -> list[Any]:
+    """Splits arrays stacked over all layers into `count` trees, one for each member of the groups."""
     if count == 1:
         return [tree]
     return [jax.tree.map(operator.itemgetter(slice(index, None, count)), tree) for index in range(count)]
 
 
-def _interleaved(columns: list[Any]) -> Any:
-    """Joins such columns in the order of the layers; of kinds with different structures, into a list of the layers."""
-    if len(columns) == 1:
-        return columns[0]
-    if len({jax.tree.structure(column) for column in columns}) > 1:
-        if all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
-            return {name: _interleaved([column[name] for column in columns]) for name in columns[0]}
-        num_groups = jax.tree.leaves(columns)[0].shape[0]
-        return [jax.tree.map(operator.itemgetter(i), column) for i in range(num_groups) for column in columns]
+def _interleaved(trees: list[Any]) -> Any:
+    """Inverts `_split_by_member`: stacks the trees of all members in the order of the layers.
+
+    If the structures differ, returns a list of the layers instead, also inside dictionaries with equal keys.
+    """
+    if len(trees) == 1:
+        return trees[0]
+    if len({jax.tree.structure(tree) for tree in trees}) > 1:
+        if all(isinstance(tree, dict) and tree.keys() == trees[0].keys() for tree in trees):
+            return {name: _interleaved([tree[name] for tree in trees]) for name in trees[0]}
+        num_groups = jax.tree.leaves(trees)[0].shape[0]
+        return [jax.tree.map(operator.itemgetter(i), tree) for i in range(num_groups) for tree in trees]
     return jax.tree.map(
         lambda *leaves: jnp.stack(leaves, axis=1).reshape(len(leaves) * leaves[0].shape[0], *leaves[0].shape[1:]),
-        *columns,
+        *trees,
     )

@@ -1,10 +1,12 @@
 """Attention functions that `bench` measures: those of `SPECS`, with the options of their `example`, and a few more."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
@@ -41,8 +43,12 @@ def _from_spec(name: str) -> Measured:
 def _with_gates(
     core: Callable[..., Any], shapes: dict[str, tuple[int, ...]], query: Array, key: Array, *args: Any, **options: Any
 ) -> Any:
-    """Attends with gates taken from the keys: whole key vectors, or the first feature of each head."""
-    gates = {name: key if len(shape) == 2 else key[..., 0] for name, shape in shapes.items()}
+    """Attends with gates taken from the features of the keys, repeated if a gate needs more of them."""
+    flat = key.reshape(*key.shape[:2], -1)
+    gates = {
+        name: flat[..., np.arange(math.prod(shape)) % flat.shape[-1]].reshape(*key.shape[:2], *shape)
+        for name, shape in shapes.items()
+    }
     return core(query, key, *args, **gates, **options)
 
 

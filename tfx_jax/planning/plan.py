@@ -2,13 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from flax import nnx
 from jax.sharding import Mesh
 
 from tfx_jax.data.batching.batches import LoaderOptions
@@ -21,6 +21,7 @@ from tfx_jax.training.config import ExperimentConfig, validate
 from tfx_jax.training.flops import training_flops
 from tfx_jax.training.guards.memory import state_memory
 from tfx_jax.training.reporting.meter import peak_flops
+from tfx_jax.training.run import make_model
 from tfx_jax.training.sharding.strategies import TrainSetup, batch_sharding, make_mesh, num_batch_shards, process_shard
 from tfx_jax.training.train_setup import make_train_setup
 
@@ -159,10 +160,8 @@ def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
     task: Any = planned.task
     make_carry = getattr(task, "make_carry", lambda: None)
 
-    def make_model() -> nnx.Module:
-        return task.make_model(rngs=nnx.Rngs(params=config.seed))
-
-    setup = make_train_setup(config, make_model, task.loss, mesh, make_carry=make_carry)
+    make = functools.partial(make_model, config, task)
+    setup = make_train_setup(config, make, task.loss, mesh, make_carry=make_carry)
     shapes = {name: array.shape for name, array in planned.batch.items()}
     kind = mesh.devices.flat[0].device_kind
     processes = sorted({device.process_index for device in mesh.devices.flat})
@@ -174,7 +173,7 @@ def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
         batch=shapes,
         hosts=(len(processes), process_shard(mesh, processes[0]).count),
         memory_bytes=CHIPS[kind].program_memory if kind in CHIPS else None,
-        model_flops=training_flops(make_model, task.loss, planned.batch, make_carry=make_carry),
+        model_flops=training_flops(make, task.loss, planned.batch, make_carry=make_carry),
         tokens=max(shape[0] * shape[1] for shape in shapes.values() if len(shape) > 1),
     )
     batch = {

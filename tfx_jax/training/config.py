@@ -14,6 +14,7 @@ from tfx_jax.fields import at_least, check_fields, documented, fraction, one_of,
 from tfx_jax.files import check_store
 from tfx_jax.models.config import ModelConfig, SelfAttentionConfig, check_pattern
 from tfx_jax.models.transformer import TransformerConfig
+from tfx_jax.nn.lora import LoraConfig
 from tfx_jax.nn.moe import ExpertsConfig
 from tfx_jax.tasks.task import TaskConfig
 from tfx_jax.tasks.text.translation import TranslationConfig
@@ -63,6 +64,8 @@ class ExperimentConfig:
     model: ModelConfig = dataclasses.field(default_factory=TransformerConfig)
     task: TaskConfig = dataclasses.field(default_factory=TranslationConfig)
     init_from: str = ""  # workdir or Hugging Face folder that provides tokenizer, model sizes and initial parameters
+    lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
+    frozen: str = ""  # regular expression; parameters whose paths contain a match are not trained; empty: all are
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     accumulate: int = at_least(1, 1)  # gradient accumulation: parts of a batch processed in turn to save memory
@@ -109,7 +112,7 @@ def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
     """Changes an experiment into its `test` variant: seconds on one CPU, built-in data, frequent checkpoints."""
     config.task.tiny()
     config.model.tiny(max_length=config.task.data.max_length)
-    config.init_from = ""
+    config.init_from, config.lora = "", LoraConfig()
     config.num_steps, config.checkpoint_every, config.eval_every, config.log_every = 6, 2, 0, 2
     return config
 
@@ -275,6 +278,8 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
         )
     if optimizer.schedule != "inverse_sqrt" and optimizer.peak_learning_rate is None:
         raise UserError(f'config.optimizer.schedule="{optimizer.schedule}" needs config.optimizer.peak_learning_rate')
+    if config.lora.rank and not config.init_from:
+        raise UserError("config.lora.rank needs config.init_from: adapters modify a pretrained model")
     if config.spike_factor and not config.spike_factor > 1:
         raise UserError(f"config.spike_factor must be 0 or above 1, got {config.spike_factor}")
     if every % config.checkpoint_every and (not config.eval_every or every % config.eval_every):

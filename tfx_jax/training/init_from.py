@@ -13,6 +13,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.attention import AttentionConfig
+from tfx_jax.nn.lora import merge_params
 from tfx_jax.training.checkpoint.artifacts import check_artifact
 from tfx_jax.training.checkpoint.checkpoints import load_best_params
 from tfx_jax.training.config import ExperimentConfig, load_valid_config
@@ -97,7 +98,8 @@ def _initial_config(folder: epath.Path) -> Any:
 
 def _initial_params(folder: epath.Path) -> Params:
     if is_workdir(folder):
-        return load_best_params(folder)
+        params, lora = load_best_params(folder), load_valid_config(folder).lora
+        return merge_params(params, lora) if lora.rank else params
     model = hf.load(folder)
     params = nnx.to_pure_dict(nnx.state(model))
     body = getattr(model, "name_below_heads", None)  # a body alone is what models with heads contain

@@ -17,6 +17,7 @@ from tfx_jax.data.batching.batches import Batch, LoaderOptions, ProcessShard
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError, one_line
 from tfx_jax.models.config import SelfAttentionConfig
+from tfx_jax.nn.lora import adapt
 from tfx_jax.tasks.prediction import OnBatch, TrainedModel
 from tfx_jax.tasks.task import EvalResult, Task
 from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
@@ -48,12 +49,7 @@ class Run(Generic[AnyTask]):
         Raises:
           UserError: if sizes and tokens do not fit together, which may depend on the tokenizer.
         """
-        try:
-            return self.task.make_model(rngs=nnx.Rngs(params=self.config.seed))
-        except UserError:
-            raise
-        except ValueError as error:
-            raise UserError(f"config.model: {one_line(error)}") from None
+        return make_model(self.config, self.task)
 
     @functools.cached_property
     def graphdef(self) -> nnx.GraphDef[Any]:
@@ -146,6 +142,25 @@ class Run(Generic[AnyTask]):
     def _trained(self) -> TrainedModel:
         shard = ProcessShard(jax.process_index(), jax.process_count())
         return TrainedModel(self.graphdef, None, shard=shard, gather=gather_lists)
+
+
+def make_model(config: ExperimentConfig, task: Task) -> Any:
+    """Builds the model that a task trains, with the adapters and frozen parameters of the configuration.
+
+    Raises:
+      UserError: as `Run.make_model`, and if adapters or frozen parameters fit no part of the model.
+    """
+    try:
+        model = task.make_model(rngs=nnx.Rngs(params=config.seed))
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"config.model: {one_line(error)}") from None
+    try:
+        adapt(model, config.lora, frozen=config.frozen, seed=config.seed)
+    except ValueError as error:
+        raise UserError(f"config.{one_line(error)}") from None
+    return model
 
 
 def make_run(

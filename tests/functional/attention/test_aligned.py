@@ -129,8 +129,8 @@ def test_dropout_keeps_the_mean_and_leaves_the_weights():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"window": -1}, "window must not be negative.* got -1 and None"),
-        ({"sigma": 0.0}, "sigma positive, got 2 and 0.0"),
+        ({"window": -1}, "window must be at least 0 .* got window=-1 and sigma=None"),
+        ({"sigma": 0.0}, "sigma above 0, got window=2 and sigma=0.0"),
         ({"position": POSITION[0]}, r"position must be broadcastable to \(2, 4, 5\), got shape \(4, 5\)"),
         ({"position": POSITION[..., :3]}, r"position must be broadcastable to \(2, 4, 5\), got shape \(2, 4, 3\)"),
         ({"key_position": np.zeros((B, T), np.int32)}, r"key_position .* \(2, 9\), got shape \(2, 5\)"),

@@ -93,9 +93,9 @@ def test_axes_that_are_none(axes):
 
 def test_sizes_that_do_not_fit():
     query, key, value = _inputs((2,))
-    with pytest.raises(ValueError, match="differ in an axis that is not attended over"):
+    with pytest.raises(ValueError, match="equal lengths in the axes that are not attended over"):
         attention_over_axes(dot_product_attention, query, key, value, axes=(1,))
-    with pytest.raises(ValueError, match="must have one rank, got 6, 5 and 6"):
+    with pytest.raises(ValueError, match="must have equal ranks, got 6, 5 and 6"):
         attention_over_axes(dot_product_attention, query, key[0], value, axes=(2,))
     with pytest.raises(ValueError, match=r"broadcastable to \(2, 3, 4, 4, 2, 6\), got shape \(1, 6\)"):
         attention_over_axes(dot_product_attention, query, key, value, mask=np.ones((1, 6), bool), axes=(2,))

@@ -121,7 +121,7 @@ def test_keys_of_the_first_block_count_several_times(t, shown):
     np.testing.assert_allclose(weights, want, atol=1e-5)
     np.testing.assert_allclose(out, mixed(want, value), atol=1e-5)
     for wrong in ({"first_block_times": 0}, {"num_last_global_blocks": -1}):
-        with pytest.raises(ValueError, match="first_block_times must be at least 1 and num_last_global_blocks not neg"):
+        with pytest.raises(ValueError, match="must be at least 1 and num_last_global_blocks at least 0"):
             bigbird_attention(query, key, value, block_size=3, **blocks | wrong)
 
 
@@ -265,11 +265,14 @@ def test_memory_of_the_base_model_is_linear_up_to_65536_tokens():
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"num_global_blocks": -1}, "-1 global and 2 random"),
         ({"num_random_blocks": -2}, "2 global and -2 random"),
-        ({"num_window_blocks": 2}, "must be odd, the block itself in the middle, got 2"),
+        ({"num_window_blocks": 2}, r"must be odd and at least 1 \(it counts the block itself\), got 2"),
         ({"mask": np.ones((1, 1, 6, 6), bool)}, r"\(1, 1, 6, 6\): a mask of pairs"),
-        ({"mask": np.ones((1, 4, 1, 6), bool)}, "mask must hide whole tokens"),
-        ({"bias": np.ones((1, 1, 6, 6), np.float32)}, r"bias of shape \(1, 1, 6, 6\) is over pairs"),
-        ({"segment_ids": np.ones((2, 6), np.int32)}, "BigBird attention cannot keep texts apart that share a row"),
+        ({"mask": np.ones((1, 4, 1, 6), bool)}, "mask must be a padding mask"),
+        (
+            {"bias": np.ones((1, 1, 6, 6), np.float32)},
+            r"bias must be the same for all queries, got shape \(1, 1, 6, 6\)",
+        ),
+        ({"segment_ids": np.ones((2, 6), np.int32)}, "BigBird attention does not support packed sequences"),
     ],
 )
 def test_what_is_impossible_is_refused(options, message):

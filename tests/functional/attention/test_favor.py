@@ -210,13 +210,13 @@ def test_errors_say_what_to_do():
     with pytest.raises(ValueError, match="takes no bias"):
         favor(np.zeros((1, 1, 1, 17), np.float32))
     with pytest.raises(
-        ValueError, match=r"padding mask only, \[B, 1, 1, S\], got shape \(1, 4, 1, 17\).*is_causal=True"
+        ValueError, match=r"only a padding mask, \[B, 1, 1, S\], got shape \(1, 4, 1, 17\).*is_causal=True"
     ):
         favor(mask=np.ones((1, 4, 1, 17), bool))
-    with pytest.raises(ValueError, match=r"scale must not be negative.*-1"):
+    with pytest.raises(ValueError, match=r"scale must be at least 0.*-1"):
         favor(scale=-1.0)
     for block_size in (0, 12):
         with pytest.raises(ValueError, match=f"block_size must be a power of two, got {block_size}"):
             favor(block_size=block_size)
-    with pytest.raises(ValueError, match="query and key head sizes differ: 8 != 7"):
+    with pytest.raises(ValueError, match="query and key must have equal head sizes, got 8 != 7"):
         linear_attention(query, key[..., :7], value)

@@ -226,15 +226,15 @@ def test_decoding_in_linen_equals_a_causal_pass(name):
         ),
         (
             functools.partial(lsh_attention, rng=jax.random.key(0), num_buckets=2),
-            "self-attention, but there are 1 queries and 10 keys",
+            "needs as many keys as queries, got 1 queries and 10 keys",
         ),
-        (functools.partial(longformer_attention, window=2), "self-attention, but there are 1 queries and 10 keys"),
-        (nystrom_attention, "of one sequence, but there are 1 queries and 10 keys"),
+        (functools.partial(longformer_attention, window=2), "needs as many keys as queries, got 1 queries and 10 keys"),
+        (nystrom_attention, "needs as many keys as queries, got 1 queries and 10 keys"),
         (
             functools.partial(
                 bigbird_attention, block_size=2, num_global_blocks=1, num_window_blocks=3, num_random_blocks=0
             ),
-            "self-attention, but there are 1 queries and 10 keys",
+            "needs as many keys as queries, got 1 queries and 10 keys",
         ),
     ],
     ids=["routing", "lsh", "longformer", "nystrom", "bigbird"],

@@ -129,5 +129,5 @@ class TestScoreFunction:
 
     @pytest.mark.parametrize("shapes", [((2, 3), (2,), ()), ((2,), (2,), (1,)), ((2,), (2,), (3,))])
     def test_errors(self, shapes):
-        with pytest.raises(ValueError, match=r"differ in shape: add up the log-probabilities"):
+        with pytest.raises(ValueError, match=r"must have equal shapes .*: sum the log-probabilities"):
             score_function_loss(*map(np.ones, shapes))

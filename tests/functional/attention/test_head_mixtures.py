@@ -75,7 +75,9 @@ def test_gates_that_forget_nothing_leave_dense_attention():
 
 def test_errors_say_what_to_do():
     query, key, value = _inputs()
-    with pytest.raises(ValueError, match="needs even numbers of heads, got 3 of queries and 1 of keys"):
+    with pytest.raises(
+        ValueError, match="needs even numbers of query and key heads, got 3 query heads and 1 key heads"
+    ):
         differential_attention(query[:, :, :3], key[:, :, :1], value[:, :, :1], **PARAMETERS)
     with pytest.raises(ValueError, match=r"lambda_key must have shape \(2, 8\), got \(8,\)"):
         differential_attention(query, key, value, **PARAMETERS | {"lambda_key": LAMBDAS[1][0]})

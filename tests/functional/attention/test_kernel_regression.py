@@ -103,11 +103,11 @@ def test_learns_a_bandwidth_that_beats_one_and_the_mean():
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (((2,), (3, 1), (3,)), r"points must be .* got \(2,\), \(3, 1\)"),
-        (((2, 2), (3, 1), (3,)), r"points must be .* got \(2, 2\), \(3, 1\)"),
-        (((2, 1, 1), (3, 1, 1), (3,)), "points must be"),
-        (((2,), (3,), (4,)), r"values must be .* for 3 points, got shape \(4,\)"),
-        (((2,), (3,), (3, 1, 1)), "values must be"),
+        (((2,), (3, 1), (3,)), r"points must have shapes .* got \(2,\) and \(3, 1\)"),
+        (((2, 2), (3, 1), (3,)), r"points must have shapes .* got \(2, 2\) and \(3, 1\)"),
+        (((2, 1, 1), (3, 1, 1), (3,)), "points must have shapes"),
+        (((2,), (3,), (4,)), r"values must have shape .* S = 3, the number of points, got \(4,\)"),
+        (((2,), (3,), (3, 1, 1)), "values must have shape"),
         (((2,), (3,), (3,), (3,)), r"mask must have rank 2, \[T, S\], got shape \(3,\)"),
         (((2,), (3,), (3,), (3, 2)), "mask must be broadcastable"),
     ],

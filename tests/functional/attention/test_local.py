@@ -172,8 +172,8 @@ def test_local_attention_takes_the_operations_of_dense_attention_over_the_number
     ("attend", "message"),
     [
         (functools.partial(local_attention, block_size=0), "block_size must be at least 1, got 0"),
-        (functools.partial(sliding_window_attention, window=-1), "window must not be negative, got -1"),
-        (functools.partial(sliding_window_attention, window=(2, -3)), r"window must not be negative, got \(2, -3\)"),
+        (functools.partial(sliding_window_attention, window=-1), "window must be at least 0, got -1"),
+        (functools.partial(sliding_window_attention, window=(2, -3)), r"window must be at least 0, got \(2, -3\)"),
         (functools.partial(sliding_window_attention, window=1, block_size=0), "block_size must be at least 1, got 0"),
     ],
 )
@@ -190,13 +190,15 @@ def test_impossible_options_are_refused(attend, message):
 def test_impossible_arrays_are_refused(attend):
     query, key, value = _inputs(6, 6)
     attend = functools.partial(jax.eval_shape, attend)
-    with pytest.raises(ValueError, match=r"bias of shape \(1, 1, 6, 6\) is over pairs"):
+    with pytest.raises(ValueError, match=r"bias must be the same for all queries, got shape \(1, 1, 6, 6\)"):
         attend(query, key, value, np.zeros((1, 1, 6, 6), np.float32))
-    with pytest.raises(ValueError, match=r"mask of shape \(2, 1, 6, 1\) is over pairs.*is_causal and segment_ids"):
+    with pytest.raises(
+        ValueError, match=r"mask must be the same .* got shape \(2, 1, 6, 1\).*is_causal and segment_ids"
+    ):
         attend(query, key, value, None, np.ones((2, 1, 6, 1), bool))
-    with pytest.raises(ValueError, match="6 queries but 5 keys"):
+    with pytest.raises(ValueError, match="at most 5 queries for 5 keys, got 6"):
         attend(query, key[:, :5], value[:, :5])
     with pytest.raises(ValueError, match=r"segment_ids must have shapes .*\(2, 6\).* got \(\(2, 5\), \(2, 5\)\)"):
         attend(query, key, value, segment_ids=np.ones((2, 5), np.int32))
-    with pytest.raises(ValueError, match="head sizes differ: 5 != 3"):
+    with pytest.raises(ValueError, match="equal head sizes, got 5 != 3"):
         attend(query, value, value)

@@ -85,12 +85,12 @@ def test_what_cannot_be_is_refused():
     query, key, value = arrays()
     for options, message in (
         ({"is_causal": True}, "no causal form"),
-        ({"global_mask": np.ones((B, 1), bool)}, r"must say it of every token, \(3, 37\), got shape \(3, 1\)"),
-        ({"window": -1}, "window must not be negative"),
-        ({"max_global_tokens": 0}, "max_global_tokens not 0"),
+        ({"global_mask": np.ones((B, 1), bool)}, r"must have shape \[B, T\] = \(3, 37\), got \(3, 1\)"),
+        ({"window": -1}, "window must be at least 0"),
+        ({"max_global_tokens": 0}, "max_global_tokens at least 1"),
         ({"mask": np.ones((B, 1, 1, T), np.int32)}, "mask must be boolean"),
     ):
         with pytest.raises(ValueError, match=message):
             longformer_attention(query, key, value, **{"window": 2} | options)
-    with pytest.raises(ValueError, match="self-attention, but there are 36 queries and 37 keys"):
+    with pytest.raises(ValueError, match="needs as many keys as queries, got 36 queries and 37 keys"):
         longformer_attention(query[:, 1:], key, value, window=2)

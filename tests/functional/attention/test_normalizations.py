@@ -73,7 +73,7 @@ def test_sticks_break_before_the_query_under_the_mask_of_the_paper():
 
 
 def test_errors_say_what_to_do():
-    with pytest.raises(ValueError, match=r"alpha must be 1\.5 or 2, for which entmax has a closed form, got 1\.7"):
+    with pytest.raises(ValueError, match=r"alpha must be 1\.5 or 2, .* got 1\.7"):
         entmax_attention(QUERY, KEY, VALUE, alpha=1.7)
     with pytest.raises(ValueError, match="num_keys must be at least 1, got 0"):
         topk_attention(QUERY, KEY, VALUE, num_keys=0)
@@ -83,7 +83,7 @@ def test_errors_say_what_to_do():
 
 def test_a_synthesizer_refuses_what_has_no_logits():
     logits = np.zeros((N, T - 1, T - 1), np.float32)
-    with pytest.raises(ValueError, match=r"a sequence of 33 tokens is longer than max_length=32 of the logits"):
+    with pytest.raises(ValueError, match=r"at most max_length=32 tokens, .* got 33"):
         synthesizer_attention(QUERY, KEY, VALUE, logits=logits)
     with pytest.raises(ValueError, match=r"logits must have shape \[N, L, L\] with N = 2, got \(2, 32, 31\)"):
         synthesizer_attention(QUERY, KEY, VALUE, logits=logits[..., 1:])

@@ -110,14 +110,14 @@ def test_errors_say_what_to_do():
     attend = functools.partial(nystrom_attention, query, key, value)
     with pytest.raises(ValueError, match="takes no bias"):
         attend(np.zeros((1, 1, 1, 23), np.float32))
-    with pytest.raises(ValueError, match=r"padding mask only.*\(1, 1, 23, 23\).*give each text its own row"):
+    with pytest.raises(ValueError, match=r"only a padding mask.*\(1, 1, 23, 23\).*give each sequence its own row"):
         attend(mask=np.ones((1, 1, 23, 23), bool))
-    with pytest.raises(ValueError, match="has no causal form: landmarks are means over the future"):
+    with pytest.raises(ValueError, match="has no causal form, because landmarks are means that include future"):
         attend(is_causal=True)
     with pytest.raises(ValueError, match=r"no weights to drop, got dropout_rate=0\.1; drop the output"):
         attend(dropout_rate=0.1, dropout_rng=jax.random.key(0))
-    with pytest.raises(ValueError, match="one sequence, but there are 23 queries and 22 keys"):
+    with pytest.raises(ValueError, match="needs as many keys as queries, got 23 queries and 22 keys"):
         nystrom_attention(query, key[:, 1:], value[:, 1:])
     for options in ({"num_landmarks": 0}, {"num_iterations": -1}):
-        with pytest.raises(ValueError, match="num_landmarks must be at least 1, num_iterations not negative"):
+        with pytest.raises(ValueError, match="num_landmarks must be at least 1 and num_iterations at least 0"):
             attend(**options)

@@ -169,5 +169,5 @@ def test_no_device_ever_holds_all_keys():
 def test_what_differs_between_queries_is_refused(name):
     pairs = np.ones((1, 1, 3, 5), bool if name == "mask" else np.float32)
     query, key, value = (x[:, : 3 if x.shape[1] == 24 else 5] for x in _inputs())
-    with pytest.raises(ValueError, match=rf"{name} must be .* between 3 queries.*is_causal .* segment_ids"):
+    with pytest.raises(ValueError, match=rf"{name} must have shape .* between 3 queries.*is_causal .* segment_ids"):
         ring_attention(query, key, value, axis_name="sequence", **{name: pairs})

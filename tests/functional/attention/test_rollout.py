@@ -29,7 +29,7 @@ def test_sums_the_paths_from_each_input_to_each_output():
 
 
 def test_refuses_what_has_no_path():
-    with pytest.raises(ValueError, match=r"^there is no layer to follow attention through$"):
+    with pytest.raises(ValueError, match=r"^maps must have the attention weights of at least one layer, got none$"):
         attention_rollout([])
     cross = np.zeros((B, N, T, T + 1), np.float32)
     with pytest.raises(ValueError, match=r"^rollout needs self-attention, .* got a map of shape \(2, 3, 4, 5\)$"):

@@ -191,12 +191,12 @@ def test_operations_grow_as_length_to_the_three_halves():
     ("options", "message"),
     [
         ({"window": 0}, "at least 1, got 0"),
-        ({"centroids": np.ones((2, 3, 7), np.float32)}, r"\(2, 8\), got shape \(2, 3, 7\)"),
-        ({"centroids": np.ones((2, 8), np.float32)}, r"got shape \(2, 8\)"),
+        ({"centroids": np.ones((2, 3, 7), np.float32)}, r"\(2, 8\), got \(2, 3, 7\)"),
+        ({"centroids": np.ones((2, 8), np.float32)}, r"got \(2, 8\)"),
         ({"bias": np.zeros((1, 1, 1, 4), np.float32)}, r"bias.*\(1, 1, 1, 4\)"),
         ({"mask": np.ones((1, 1, 4, 4), bool)}, r"\(1, 1, 4, 4\).*is_causal or segment_ids"),
-        ({"segment_ids": np.ones((1, 4), np.int32)}, "routing attention cannot keep texts apart that share a row"),
-        ({"value": np.ones((1, 5, 2, 8)), "key": np.ones((1, 5, 2, 8))}, "there are 4 queries and 5 keys"),
+        ({"segment_ids": np.ones((1, 4), np.int32)}, "routing attention does not support packed sequences"),
+        ({"value": np.ones((1, 5, 2, 8)), "key": np.ones((1, 5, 2, 8))}, "got 4 queries and 5 keys"),
     ],
 )
 def test_errors_say_what_is_wrong(options, message):

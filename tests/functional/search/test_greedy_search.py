@@ -412,7 +412,7 @@ def test_result_is_a_pytree_with_documented_types():
 
 def test_a_length_penalty_beyond_float32_is_refused():
     options = {"cache": None, "start_tokens": np.array([BOS]), "beam_size": 2, "max_length": 512, "eos_id": 2}
-    with pytest.raises(ValueError, match="length_penalty=40 is too large for max_length=512"):
+    with pytest.raises(ValueError, match="length_penalty=40 overflows float32 for max_length=512"):
         beam_search(table_step(ENDS_SOON), **options, length_penalty=40)
 
 
@@ -420,14 +420,14 @@ def test_a_length_penalty_beyond_float32_is_refused():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"max_length": 0}, "max_length=0"),
-        ({"eos_id": 9}, "eos_id=9 is outside the vocabulary.* V=4"),
-        ({"eos_id": -1}, "eos_id=-1 is outside the vocabulary"),
-        ({"eos_id": PAD}, "eos_id and pad_id are both 0"),
-        ({"start_tokens": np.ones((2, 1), np.int32)}, r"start_tokens \(2, 1\)"),
-        ({"length_limits": np.array([3, 3, 3])}, r"length_limits \(3,\)"),
-        ({"cache": {"keys": np.zeros((3, 5))}}, r"cache keys has shape \(3, 5\), but start_tokens has 2 rows"),
-        ({"step_fn": lambda tokens, cache: (jnp.zeros((1, 4)), cache)}, r"logits of shape \(1, 4\) for [28] rows"),
+        ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"eos_id": 9}, r"eos_id must be in 0 \.\. 3, .* got 9"),
+        ({"eos_id": -1}, r"eos_id must be in 0 \.\. 3, .* got -1"),
+        ({"eos_id": PAD}, "eos_id and pad_id must differ, got 0"),
+        ({"start_tokens": np.ones((2, 1), np.int32)}, r"shape \[B\], got \(2, 1\)"),
+        ({"length_limits": np.array([3, 3, 3])}, r"shape \[B\], got \(2,\) and \(3,\)"),
+        ({"cache": {"keys": np.zeros((3, 5))}}, r"cache keys must have 2 rows, .* got shape \(3, 5\)"),
+        ({"step_fn": lambda tokens, cache: (jnp.zeros((1, 4)), cache)}, r"logits of shape \[[28], V\], got \(1, 4\)"),
     ],
 )
 def test_rejects(search, changed, message):
@@ -439,11 +439,11 @@ def test_rejects(search, changed, message):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"beam_size": 0}, "beam_size=0"),
-        ({"length_penalty": -0.1}, "length_penalty=-0.1"),
-        ({"length_penalty_fn": lambda length: 1 / length}, "longer ones no less"),
-        ({"length_penalty_fn": lambda length: length - 1}, "every length a positive number"),
-        ({"length_penalty_fn": lambda length: length * np.nan}, "every length a positive number"),
+        ({"beam_size": 0}, "beam_size must be at least 1, got 0"),
+        ({"length_penalty": -0.1}, "length_penalty must be at least 0, .* got -0.1"),
+        ({"length_penalty_fn": lambda length: 1 / length}, "not decrease with the length"),
+        ({"length_penalty_fn": lambda length: length - 1}, "must return positive numbers"),
+        ({"length_penalty_fn": lambda length: length * np.nan}, "must return positive numbers"),
     ],
 )
 def test_beam_search_rejects(option, message):

@@ -24,6 +24,8 @@ from tests.nn.programs import draw
 from tfx_jax.errors import UserError
 from tfx_jax.models import Bert, BertConfig, hf
 from tfx_jax.models.hf.bert import HEADS
+from tfx_jax.models.hf.encoders import ENCODERS
+from tfx_jax.models.hf.folder import Fields
 
 CONFIG = BertConfig(
     vocab_size=13,
@@ -39,6 +41,8 @@ CONFIG = BertConfig(
     activation="relu",
     layer_norm_epsilon=1e-6,
 )
+SIZES = {"vocab_size": 13, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
+SIZES |= {"max_position_embeddings": 11, "embedding_size": 6}
 LABELS = {"labels": ("O", "B-PER", "ひと"), "problem_type": "single_label_classification"}
 
 
@@ -52,6 +56,42 @@ def make_bert(architecture, seed=0, **overrides):
 def test_what_was_saved_is_loaded_bit_for_bit(tmp_path, architecture):
     assert_comes_back(make_bert(architecture, **LABELS if "Classification" in architecture else {}), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [architecture]
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.MODEL_TYPE)
+def test_relatives_come_back_under_their_names(tmp_path, encoder, is_tied):
+    for architecture, (cls, _) in encoder.HEADS.items():
+        if not is_tied and "ForMaskedLM" not in architecture:
+            continue
+        values = {encoder.fields.get(name, name): value for name, value in SIZES.items()}
+        values |= {"architectures": [architecture], "tie_word_embeddings": is_tied}
+        config = encoder.read_config(architecture, Fields(values, tmp_path))
+        model = draw(lambda cls=cls, config=config: cls(config, rngs=nnx.Rngs(0)))
+        hf.save(model, tmp_path, fields=values)
+        again = hf.load(tmp_path)
+        assert type(again) is cls
+        assert again.config == config
+        assert_same(again, model)
+        assert json.loads((tmp_path / "config.json").read_text())["model_type"] == encoder.MODEL_TYPE
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "message"),
+    [
+        ("roberta", {"pad_token_id": 0}, "pad_token_id is 0, but only 1 is supported"),
+        ("roberta", {"hidden_act": "relu"}, "hidden_act is 'relu', but only 'gelu' is supported"),
+        ("albert", {"num_hidden_groups": 2}, "num_hidden_groups is 2, but only 1 is supported"),
+        ("albert", {"inner_group_num": 2}, "inner_group_num is 2, but only 1 is supported"),
+        ("distilbert", {"activation": "tanh"}, "activation is 'tanh', but only gelu_new, "),
+        ("distilbert", {"n_heads": "2"}, "n_heads is '2', not of type int"),
+    ],
+)
+def test_relatives_that_differ_are_refused(tmp_path, model_type, fields, message):
+    encoder = next(encoder for encoder in ENCODERS if model_type == encoder.MODEL_TYPE)
+    architecture = next(name for name in encoder.HEADS if "ForMaskedLM" in name)
+    with pytest.raises(UserError, match=message):
+        encoder.read_config(architecture, Fields(fields, tmp_path))
 
 
 def test_names_are_those_of_transformers(tmp_path):
@@ -157,7 +197,7 @@ def test_labels_with_gaps_are_refused(tmp_path, id2label):
         ({"is_decoder": True}, "is_decoder is True, but only False"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key', but only 'absolute'"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"tie_word_embeddings": False}, "the tensor cls.predictions.decoder.* is missing"),
         ({"hidden_act": "quick_gelu"}, "hidden_act is 'quick_gelu', but only gelu_new, "),
         ({"num_attention_heads": 3}, "d_model=8 is not divisible by num_heads=3"),
         ({"hidden_size": "8"}, "hidden_size is '8', not of type int"),
@@ -184,10 +224,11 @@ def test_defaults_are_those_of_the_base_model(tmp_path):
     assert_refused(tmp_path, r"has shape \[13, 8\], but \[30522, 768\] is needed")
 
 
-def test_a_body_without_a_pooler_has_no_folder(tmp_path):
-    model = draw(lambda: Bert(CONFIG, use_pooler=False, rngs=nnx.Rngs(0)))
-    with pytest.raises(ValueError, match="either the model or a folder with a BertModel has no pooler/bias"):
-        hf.save(model, tmp_path)
+@pytest.mark.parametrize("has_pooler", [True, False])
+def test_a_body_with_and_without_a_pooler(tmp_path, has_pooler):
+    config = dataclasses.replace(CONFIG, has_pooler=has_pooler)
+    assert_comes_back(draw(lambda: Bert(config, rngs=nnx.Rngs(0))), tmp_path)
+    assert hf.load_config(tmp_path) == config
 
 
 def test_computes_in_bfloat16(tmp_path):

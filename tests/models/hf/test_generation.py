@@ -16,11 +16,11 @@ pytestmark = pytest.mark.parity
 B, S, V, L = 12, 9, 29, 24
 
 
-def make_t5(**overrides):
+def make_t5(name="T5", **overrides):
     sizes = {"num_layers": 2, "num_decoder_layers": 1, "d_model": 16, "d_kv": 5, "d_ff": 24, "num_heads": 3}
-    config = transformers.T5Config(vocab_size=V, **sizes, decoder_start_token_id=0, **overrides)
-    net = transformers.T5ForConditionalGeneration(config)
-    if not net.config.scale_decoder_outputs:
+    config = getattr(transformers, f"{name}Config")(vocab_size=V, **sizes, decoder_start_token_id=0, **overrides)
+    net = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    if name == "T5" and not net.config.scale_decoder_outputs:
         net.lm_head.weight = torch.nn.Parameter(torch.randn(V, 16))
     return net
 
@@ -42,10 +42,37 @@ def make_marian():
     return transformers.MarianMTModel(config)
 
 
+def make_bart(name, pad_id=V - 1, start_id=V - 1, **options):
+    """A relative of Marian."""
+    both = {"layers": 1, "attention_heads": 2, "ffn_dim": 24}
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=V,
+        d_model=16,
+        **{f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in both.items()},
+        pad_token_id=pad_id,
+        decoder_start_token_id=start_id,
+        eos_token_id=0,
+        forced_bos_token_id=None,
+        forced_eos_token_id=None,
+        max_position_embeddings=40,
+        **options,
+    )
+    cls = "MarianMTModel" if name == "Marian" else f"{name}ForConditionalGeneration"
+    return getattr(transformers, cls)(config)
+
+
+_TWO = {"decoder_vocab_size": V, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
 MAKERS = {
     "t5": make_t5,
     "t5-v1_1": functools.partial(make_t5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "mt5": functools.partial(make_t5, "MT5"),
+    "umt5": functools.partial(make_t5, "UMT5"),
     "marian": make_marian,
+    "marian with two vocabularies": functools.partial(make_bart, "Marian", **_TWO),
+    "bart": functools.partial(make_bart, "Bart"),
+    "mbart": functools.partial(make_bart, "MBart"),
+    "pegasus": functools.partial(make_bart, "Pegasus"),
+    "m2m_100": functools.partial(make_bart, "M2M100", pad_id=1, start_id=2, encoder_layerdrop=0, decoder_layerdrop=0),
 }
 
 

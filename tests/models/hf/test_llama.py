@@ -39,6 +39,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+GPT_OSS = {**YARN, "beta_fast": 4.0, "beta_slow": 1.0, "truncate": False}
+MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 # Names of architectures without "ForCausalLM", and what differs from SIZES.
 FOLDERS = {
@@ -59,6 +61,12 @@ FOLDERS = {
     "SmolLM3": {},
     "Phi3": {"sliding_window": None},
     "Phi3 half": {"rope_parameters": HALF},
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Mixtral window": {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 4},
+    "Qwen3Moe": {**MOE, "head_dim": 16, "norm_topk_prob": False},
+    "Qwen3Moe every second": {**MOE, "decoder_sparse_step": 2, "norm_topk_prob": True},
+    "GptOss": {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 4, "sliding_window": 4},
+    "GptOss yarn": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": GPT_OSS, "swiglu_limit": 0.5},
 }
 
 

@@ -1,7 +1,8 @@
-"""The Transformer as a MarianMTModel in Hugging Face folders, and against transformers."""
+"""The Transformer as a MarianMTModel, or one of its relatives, in Hugging Face folders, and against transformers."""
 
 import dataclasses
 import functools
+import json
 
 import jax
 import numpy as np
@@ -33,13 +34,29 @@ VARIANTS = {
     # As trained here, with the ids of our tokenizers.
     "ours": {"activation": "relu", "dropout_rate": 0.3, "attention_dropout_rate": 0.1},
     "other": {"activation": "gelu", "scale_embedding": False, "num_decoder_layers": 3},
+    "two vocabularies": {"source_vocab_size": 47, "pad_id": V - 1, "start_id": V - 1, "eos_id": 0, "is_tied": False},
+    "two vocabularies tied": {"source_vocab_size": 47, "pad_id": V - 1, "start_id": V - 1, "eos_id": 0},
 }
+_LEARNED = {"learned_positions": 30, "first_position": 2, "embedding_norm": True}
+_IDS = {"pad_id": 1, "start_id": 2, "eos_id": 2, "activation": "gelu"}
+RELATIVES = {
+    "BartForConditionalGeneration": {**_LEARNED, **_IDS, "scale_embedding": False},
+    "MBartForConditionalGeneration": {**_LEARNED, **_IDS, "pre_norm": True},
+    "PegasusForConditionalGeneration": {"pad_id": 0, "start_id": 0, "eos_id": 1, "pre_norm": True},
+    "M2M100ForConditionalGeneration": {**_IDS, "pre_norm": True, "first_position": 2, "sinusoids_reach_base": True}
+    | {"activation": "relu", "logits_bias": False},
+}
+VARIANTS |= RELATIVES
 
 
 @functools.cache
 def make_model(variant):
     config = TransformerConfig.marian(**SIZES | VARIANTS[variant])
     return draw(lambda: Transformer(config, rngs=nnx.Rngs(0)), stddev=0.2)
+
+
+def class_name(variant):
+    return variant if variant in RELATIVES else "MarianMTModel"
 
 
 def texts(config):
@@ -54,8 +71,20 @@ def texts(config):
 def test_what_is_saved_is_loaded(tmp_path, variant):
     model = make_model(variant)
     assert_comes_back(model, tmp_path)
-    bias = safetensors.numpy.load_file(tmp_path / "model.safetensors")["final_logits_bias"]
-    np.testing.assert_array_equal(bias[0], model.logits_bias)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [class_name(variant)]
+    bias = safetensors.numpy.load_file(tmp_path / "model.safetensors").get("final_logits_bias")
+    assert (bias is None) == (model.logits_bias is None)
+    if bias is not None:
+        np.testing.assert_array_equal(bias[0], model.logits_bias)
+
+
+def test_a_bart_without_offsets_of_logits(tmp_path):
+    """Older folders lack them."""
+    hf.save(make_model("BartForConditionalGeneration"), tmp_path)
+    change_tensors(tmp_path, lambda tensors: tensors.pop("final_logits_bias"))
+    model = hf.load(tmp_path)
+    assert (model.config.logits_bias, hf.load_config(tmp_path)) == (False, model.config)
+    assert_comes_back(model, tmp_path / "again")
 
 
 def test_older_folders_have_copies_and_sinusoids(tmp_path):
@@ -79,7 +108,7 @@ def test_older_folders_have_copies_and_sinusoids(tmp_path):
         ({"decoder_vocab_size": V + 1}, "decoder_vocab_size is 42, but only 41 is supported"),
         ({"decoder_ffn_dim": 24}, "decoder_ffn_dim is 24, but only 20 is supported"),
         ({"decoder_attention_heads": 2}, "decoder_attention_heads is 2, but only 3 is supported"),
-        ({"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings is False"),
+        ({"share_encoder_decoder_embeddings": False}, "there is a tensor model.shared.weight, for which"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
         ({"encoder_layerdrop": 0.1}, "encoder_layerdrop is 0.1, but only 0.0 is supported"),
         ({"decoder_start_token_id": LEFT_OUT}, "start_id=58100 is no token of a vocabulary of 41"),
@@ -96,8 +125,9 @@ def test_refuses_what_differs(tmp_path, fields, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"pre_norm": True}, "has pre_norm=False;"),
+        ({"pre_norm": True, "embedding_norm": True}, "has pre_norm=False, embedding_norm=False;"),
         ({"learned_positions": 50}, "has learned_positions=0;"),
+        ({"is_tied": False}, "has is_tied=True;"),
         ({"attention_bias": False, "layer_norm_epsilon": 1e-6}, "has layer_norm_epsilon=1e-05;"),
         ({"interleaved_sinusoids": True, "pre_norm": True, "d_v": 4}, "has pre_norm=False;"),
         ({"d_k": 3}, "has d_k=d_model/num_heads;"),
@@ -175,14 +205,19 @@ def test_parameters_of_opus():
 @pytest.mark.parity
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_their_net_of_our_folder_says_the_same(tmp_path, variant):
-    cls, model = pytest.importorskip("transformers").MarianMTModel, make_model(variant)
-    assert_encoder_decoder_says_the_same(cls, model, texts(model.config), tmp_path)
+    cls, model = getattr(pytest.importorskip("transformers"), class_name(variant)), make_model(variant)
+    source, target = texts(model.config)
+    assert_encoder_decoder_says_the_same(cls, model, (source, target), tmp_path)
+    left = np.stack([np.roll(row, (row == model.config.pad_id).sum()) for row in source])
+    np.testing.assert_array_equal(left[:, -1] == model.config.pad_id, False)
+    got, want = (jitted(lambda model, source: model(source, target))(model, text) for text in (left, source))
+    np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 @pytest.mark.parity
 @pytest.mark.parametrize("variant", ["opus", "ours"])
 def test_gradients_are_theirs(tmp_path, variant):
-    cls, model = pytest.importorskip("transformers").MarianMTModel, make_model(variant)
+    cls, model = getattr(pytest.importorskip("transformers"), class_name(variant)), make_model(variant)
     ours, theirs = encoder_decoder_gradients(cls, model, texts(model.config), tmp_path)
     assert ours.keys() == theirs.keys() | {"final_logits_bias"}  # which is no parameter there
     # There, nothing is learned where padding is looked up.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -17,10 +18,11 @@ from tests.models.hf.folders import (
     change_config,
     change_tensors,
     encoder_decoder_gradients,
+    redrawn,
 )
 from tests.nn.programs import draw, jitted
 from tfx_jax.errors import UserError
-from tfx_jax.models import T5, T5Config, hf
+from tfx_jax.models import T5, T5Config, T5Encoder, hf
 
 V, T = 41, 19
 SIZES = {"vocab_size": V, "num_layers": 3, "num_decoder_layers": 2, "d_model": 12, "num_heads": 3, "d_k": 5, "d_ff": 20}
@@ -36,6 +38,7 @@ VERSIONS = {
         "start_id": 5,
         "eos_id": 4,
     },
+    "umt5": {"activation": "gelu_tanh", "is_gated": True, "is_tied": False, "layers_have_biases": True},
 }
 
 
@@ -122,6 +125,52 @@ def test_an_output_layer_that_transformers_5_scales_or_shares(tmp_path, is_scale
     assert_same(hf.load(tmp_path / "again"), found)
 
 
+@pytest.mark.parametrize("version", ["1.0", "umt5"])
+def test_an_encoder_alone(tmp_path, version):
+    config = dataclasses.replace(make_model(version).config, num_decoder_layers=1, is_tied=True)
+    encoder = draw(lambda: T5Encoder(config, rngs=nnx.Rngs(0)))
+    assert_comes_back(encoder, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"][0].endswith("T5EncoderModel")
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    "name", ["T5EncoderModel", "MT5EncoderModel", "UMT5EncoderModel", "MT5ForConditionalGeneration"]
+)
+def test_relatives_say_the_same(tmp_path, name):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": V, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 3, "num_heads": 3}
+    config = getattr(transformers, name.partition("T5")[0] + "T5Config")(**sizes, relative_attention_num_buckets=8)
+    net = redrawn(getattr(transformers, name)(config))
+    net.save_pretrained(tmp_path / "theirs")
+    model = hf.load(tmp_path / "theirs")
+    hf.save(model, tmp_path / "ours", fields={"architectures": [name]})
+    assert_same(hf.load(tmp_path / "ours"), model)
+    again, info = type(net).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values())
+    theirs, ours = net.state_dict(), again.state_dict()
+    for tensor in theirs:
+        if tensor != "lm_head.weight" or not config.tie_word_embeddings:
+            assert torch.equal(ours[tensor], theirs[tensor]), tensor
+
+    source, target = texts(model.config)
+    for side in ("right", "left"):
+        text = source if side == "right" else np.stack([np.roll(row, (row == 0).sum()) for row in source])
+        mask = text != 0
+        with torch.no_grad():
+            inputs = {"input_ids": torch.tensor(text), "attention_mask": torch.tensor(mask).long()}
+            if "Encoder" in name:
+                want = net(**inputs).last_hidden_state.numpy()[mask]
+                got = np.asarray(jitted(lambda model, text: model(text))(model, text))[mask]
+            else:
+                shifted = np.concatenate([np.zeros((len(target), 1), int), target[:, :-1]], axis=1)
+                want = net(**inputs, decoder_input_ids=torch.tensor(shifted)).logits.numpy()
+                got = jitted(lambda model, text: model(text, target))(model, text)
+        np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
+        assert np.std(want) > 0.1
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize("is_scaled", [True, False])
 def test_what_transformers_5_saves_untied_says_the_same(tmp_path, is_scaled):
@@ -177,7 +226,8 @@ def test_refuses_to_save_what_has_no_name(tmp_path):
 @pytest.mark.parity
 @pytest.mark.parametrize("version", VERSIONS)
 def test_their_net_of_our_folder_says_the_same(tmp_path, version):
-    cls, model = pytest.importorskip("transformers").T5ForConditionalGeneration, make_model(version)
+    name = "UMT5ForConditionalGeneration" if version == "umt5" else "T5ForConditionalGeneration"
+    cls, model = getattr(pytest.importorskip("transformers"), name), make_model(version)
     assert_encoder_decoder_says_the_same(cls, model, texts(model.config), tmp_path)
 
 

@@ -1,8 +1,10 @@
 """Classes of images: what is read, how training changes it, what is looked at, and that a training learns."""
 
+import dataclasses
 import functools
 import pathlib
 import sys
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from flax import nnx
 from tests.training.configs import with_values
 from tests.training.tasks.told import Told
 from tests.training.tiny import pictures
+from tfx_jax.data.batching.batches import LoaderOptions
 from tfx_jax.data.sources.images import read_center
 from tfx_jax.data.sources.splits import SPLITS
 from tfx_jax.errors import UserError
@@ -26,6 +29,7 @@ from tfx_jax.tasks.vision.image_classification import (
     image_classification_loss,
     normalized,
 )
+from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
 from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
 from tfx_jax.training.loop import train
@@ -266,3 +270,46 @@ class TestTraining:
         run.config.task.data.data_dir = str(tmp_path)
         with pytest.raises(UserError, match=r"^the label 'bright' does not occur in the training split \(2 labels\)$"):
             run.task.rows("validation")
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class MeanPoolingConfig:
+    """The least image classifier: a layer for the mean of the pixels, without attention."""
+
+    image_size: int = 48
+    num_channels: int = 3
+    labels: tuple[str, ...] = ("a",)
+    dtype: str = "float32"
+
+    kind: ClassVar[str] = "image_classifier"
+
+    @property
+    def vocab_size(self):
+        return len(self.labels)
+
+    def make(self, *, rngs):
+        return MeanPooling(self, rngs=rngs)
+
+
+class MeanPooling(nnx.Module):
+    def __init__(self, config, *, rngs):
+        self.output = nnx.Linear(config.num_channels, len(config.labels), rngs=rngs)
+
+    def __call__(self, images, *, rngs=None):
+        del rngs
+        return self.output(images.mean(axis=(1, 2)))
+
+
+def test_any_model_of_the_kind_is_trained_and_one_without_attention_draws_none(tmp_path):
+    task_config, model_config = ImageClassificationConfig(), MeanPoolingConfig()
+    task_config.tiny()
+    task_config.validate(model_config)
+    task = task_config.setup(model_config, task_config.splits(), WorkdirArtifacts(tmp_path, can_make=True))
+    model = task.make_model(rngs=nnx.Rngs(0))
+    iterator = iter(task.train_data(LoaderOptions(seed=0)))
+    batch = next(iterator)
+    iterator.close()
+    grads = jax.jit(nnx.grad(lambda model: task.loss(model, batch, nnx.Rngs(dropout=0)).loss))(model)
+    assert np.abs(grads.output.kernel[...]).min() > 0
+    with pytest.raises(UserError, match=r"^a model of MeanPoolingConfig has no attention to draw$"):
+        task.attention_example(None)

@@ -6,8 +6,10 @@ from typing import Generic, Literal, TypeVar
 from tfx_jax.errors import UserError, one_line
 
 Split = Literal["train", "validation", "test"]
+"""The name of a part of a data set."""
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+"""All of them, in the order in which they are read."""
 
 Data = TypeVar("Data")
 

@@ -28,6 +28,7 @@ from tfx_jax.functional.attention.delta_rules import (
 )
 from tfx_jax.functional.attention.dense import attention_from_logits, attention_weights, merge_attention
 from tfx_jax.functional.attention.dot_product import CHUNKED, CUDNN, DENSE, FLASH, SPLASH, dot_product_attention
+from tfx_jax.functional.attention.factorized import FIXED, STRIDED, fixed_attention, strided_attention
 from tfx_jax.functional.attention.flax_attention import flax_attention_fn
 from tfx_jax.functional.attention.forgetting import (
     FORGETTING_ATTENTION,
@@ -48,6 +49,7 @@ from tfx_jax.functional.attention.kernel_features import (
     orthogonal_features,
 )
 from tfx_jax.functional.attention.kernel_regression import kernel_regression
+from tfx_jax.functional.attention.latent import LATENT, latent_attention
 from tfx_jax.functional.attention.linear_recurrences import (
     GATED_LINEAR_ATTENTION,
     RETENTION,
@@ -58,6 +60,7 @@ from tfx_jax.functional.attention.linear_recurrences import (
 )
 from tfx_jax.functional.attention.local import LOCAL, WINDOW, local_attention, sliding_window_attention
 from tfx_jax.functional.attention.longformer import longformer_attention
+from tfx_jax.functional.attention.low_rank import INDUCED, LINFORMER, induced_attention, linformer_attention
 from tfx_jax.functional.attention.lsh import LSH, lsh_attention, lsh_num_buckets
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.attention.normalizations import (
@@ -75,9 +78,24 @@ from tfx_jax.functional.attention.relative import RELATIVE, relative_attention
 from tfx_jax.functional.attention.ring import ring_attention
 from tfx_jax.functional.attention.rollout import attention_rollout
 from tfx_jax.functional.attention.routing import ROUTING, routing_attention, update_centroids
+from tfx_jax.functional.attention.selected import (
+    INDEXED,
+    MOBA,
+    NATIVE_SPARSE,
+    index_scores,
+    indexed_attention,
+    moba_attention,
+    native_sparse_attention,
+)
+from tfx_jax.functional.attention.sinkhorn import SINKHORN, sinkhorn_attention
 from tfx_jax.functional.attention.spec import AttentionSpec
 from tfx_jax.functional.attention.structured import redundancy_penalty, structured_pooling
-from tfx_jax.functional.attention.synthesizer import SYNTHESIZER_ATTENTION, synthesizer_attention
+from tfx_jax.functional.attention.synthesizer import (
+    DENSE_SYNTHESIZER_ATTENTION,
+    SYNTHESIZER_ATTENTION,
+    dense_synthesizer_attention,
+    synthesizer_attention,
+)
 
 SPECS = {
     spec.name: spec
@@ -113,6 +131,16 @@ SPECS = {
         DELTA_RULE,
         GATED_DELTA_RULE,
         KIMI_DELTA_ATTENTION,
+        LINFORMER,
+        INDUCED,
+        DENSE_SYNTHESIZER_ATTENTION,
+        STRIDED,
+        FIXED,
+        SINKHORN,
+        MOBA,
+        NATIVE_SPARSE,
+        INDEXED,
+        LATENT,
     )
 }
 """All attentions that configurations name."""
@@ -139,24 +167,33 @@ __all__ = [
     "coverage_loss",
     "decomposable_attention",
     "delta_rule",
+    "dense_synthesizer_attention",
     "differential_attention",
     "dot_product_attention",
     "entmax_attention",
     "favor_attention",
+    "fixed_attention",
     "flax_attention_fn",
     "forgetting_attention",
     "gated_delta_rule",
     "gated_linear_attention",
     "general_attention",
     "hard_attention",
+    "index_scores",
+    "indexed_attention",
+    "induced_attention",
     "kernel_regression",
     "kimi_delta_attention",
+    "latent_attention",
     "linear_attention",
+    "linformer_attention",
     "local_attention",
     "longformer_attention",
     "lsh_attention",
     "lsh_num_buckets",
     "merge_attention",
+    "moba_attention",
+    "native_sparse_attention",
     "nystrom_attention",
     "orthogonal_features",
     "padding_mask",
@@ -168,9 +205,11 @@ __all__ = [
     "score_function_loss",
     "segment_mask",
     "sigmoid_attention",
+    "sinkhorn_attention",
     "sliding_window_attention",
     "state_space_duality",
     "stick_breaking_attention",
+    "strided_attention",
     "structured_pooling",
     "synthesizer_attention",
     "talking_heads_attention",

@@ -1,7 +1,7 @@
-"""The scores that came before the scaled dot product: additive (Bahdanau) and general (Luong).
+"""Scores published before the scaled dot product: additive (Bahdanau) and general (Luong).
 
-Luong's other two scores need no function of their own: "dot" is `dot_product_attention` with `scale=1.0`, and "concat",
-which multiplies the concatenation [query; key] with one matrix, is `additive_attention` with the two halves of it.
+Luong's other two scores need no separate function. "dot" is `dot_product_attention` with `scale=1.0`. "concat", which
+multiplies the concatenation [query; key] by one matrix, is `additive_attention` with the two halves of that matrix.
 """
 
 import functools
@@ -42,33 +42,34 @@ def additive_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes softmax(v . tanh(W_q q + W_k k)) V for every head: a hidden layer scores each pair.
+    r"""Computes softmax(v . tanh(W_q q + W_k k)) V for every head: a hidden layer scores each pair of query and key.
 
     Section 3.1 and appendix A.1.2 of Bahdanau et al. (2015, https://arxiv.org/abs/1409.0473). The concatenated form
     v . tanh(W [q; k]), which is "concat" of Luong et al. (2015, https://arxiv.org/abs/1508.04025), is the same with
     `w_query, w_key = jnp.split(w, [H])`. Bind the parameters to make it an attention like any other:
     `functools.partial(additive_attention, w_query=..., w_key=..., v=...)`.
 
-    With `coverage` c, the attention that a key had from earlier queries, the hidden layer knows what was looked at:
-    v . tanh(W_q q + W_k k + w_c c), equation 11 of See et al. (2017, https://arxiv.org/abs/1704.04368), after Tu et al.
-    (2016). Who attends one query at a time adds the weights of each to it, and `coverage_loss` asks for new places.
+    `coverage` c is the attention that each key got from earlier queries. With it, the score is
+    v . tanh(W_q q + W_k k + w_c c): equation 11 of See et al. (2017, https://arxiv.org/abs/1704.04368), after Tu et al.
+    (2016). A decoder adds the weights of each step to c; `coverage_loss` penalizes attending to the same keys again.
 
-    The hidden layer of all pairs, [B, N, T, S, F], is never held, in the gradient neither: queries are scored a block
-    at a time, and no block is larger than the scores or the keys.
+    The hidden layer of all pairs, [B, N, T, S, F], is never stored, not even for the gradient: queries are scored block
+    by block, and no block is larger than the scores or the keys.
 
     Args:
       query: queries, [B, T, N, H].
       key: keys, [B, S, K, J]; K divides N, and the sizes of queries and keys may differ.
       value: values, [B, S, K, U].
       bias: added to the scores, broadcastable to [B, N, T, S]. Minus infinity
-        hides a key, but `mask` does so with less.
+        hides a key; a `mask` takes less memory.
       mask: True where a query may attend, broadcastable to [B, N, T, S]. A query that sees no key gets zeros.
-      w_query: [H, F] for all heads, or [N, H, F] with one for each. None means that `query` has been multiplied.
-      w_key: [J, F] or [K, J, F]. None means that `key` has been multiplied, which a decoder that attends once a step
-        does before its first step.
+      w_query: W_q, [H, F] shared by all heads, or [N, H, F], one matrix per head. None means that `query` is already
+        projected.
+      w_key: W_k, [J, F] or [K, J, F]. None means that `key` is already projected: a decoder can project the keys once,
+        before its first step.
       v: [F] or [N, F].
-      coverage: c of each pair, broadcastable to [B, N, T, S]; it has a gradient.
-      w_coverage: w_c, [F] or [N, F]; given with `coverage`.
+      coverage: c of each pair, broadcastable to [B, N, T, S]; differentiable.
+      w_coverage: w_c, [F] or [N, F]; required with `coverage`.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the scores; None means 1.
       segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
@@ -77,11 +78,11 @@ def additive_attention(
       return_weights: also return the softmax weights, before dropout.
 
     Returns:
-      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of output and weights,
       [B, N, T, S]. Hidden layer, scores and weights are float32 (float64 for float64 inputs) whatever the inputs.
 
     Raises:
-      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+      ValueError: if shapes do not match, or a mask is not boolean or not of rank 4.
 
     >>> x = jnp.ones((1, 3, 2, 4))
     >>> parameters = {"w_query": jnp.ones((4, 5)), "w_key": jnp.ones((4, 5)), "v": jnp.ones(5)}
@@ -92,10 +93,11 @@ def additive_attention(
     n, f = hidden_query.shape[2:]
     if hidden_key.shape[3] != f or v.shape not in ((f,), (n, f)):
         raise ValueError(
-            f"widths of the hidden layer differ: {f} of queries, {hidden_key.shape[3]} of keys, v {v.shape}"
+            f"the hidden layer must have one width F: queries have {f}, keys {hidden_key.shape[3]}, v has shape "
+            f"{v.shape}, required is [F] or [N, F]"
         )
     if n % hidden_key.shape[2]:
-        raise ValueError(f"{hidden_key.shape[2]} key heads do not divide {n} query heads")
+        raise ValueError(f"the number of key heads must divide {n} query heads, got {hidden_key.shape[2]} key heads")
     covered = _covered(coverage, w_coverage, hidden_query, key.shape[1])
     v = jnp.broadcast_to(v.astype(hidden_query.dtype), (n, f))
     scores = _additive_scores(hidden_query, hidden_key, v, covered)
@@ -131,18 +133,18 @@ def general_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes softmax(q . W k) V for every head: a dot product in which queries and keys may differ in size.
+    r"""Computes softmax(q . W k) V for every head; queries and keys may differ in size.
 
-    "General" in section 3.1 of Luong et al. (2015, https://arxiv.org/abs/1508.04025), also called bilinear. With
-    the identity for W it is their "dot".
+    The score "general" in section 3.1 of Luong et al. (2015, https://arxiv.org/abs/1508.04025), also called bilinear.
+    If W is the identity, it is their score "dot".
 
     Args:
       query: queries, [B, T, N, H].
       key: keys, [B, S, K, J].
       value: values, [B, S, K, U].
-      bias: as in `dot_product_attention`, and so are all that are not named here.
+      bias: as in `dot_product_attention`, like all arguments below but `w` and `scale`.
       mask: True where a query may attend, broadcastable to [B, N, T, S].
-      w: [H, J] for all heads, or [N, H, J] with one for each.
+      w: [H, J] shared by all heads, or [N, H, J], one matrix per head.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the scores; None means 1.
       segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
@@ -151,10 +153,10 @@ def general_attention(
       return_weights: also return the softmax weights, before dropout.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+      ValueError: if shapes do not match, or a mask is not boolean or not of rank 4.
 
     >>> query, key = jnp.ones((1, 3, 2, 4)), jnp.ones((1, 5, 2, 6))
     >>> jax.jit(general_attention)(query, key, key, w=jnp.ones((4, 6))).shape
@@ -178,10 +180,10 @@ def general_attention(
 def attentional_vector(
     context: Float[Array, "*shape U"], state: Float[Array, "*shape H"], w: Float[Array, "U+H D"]
 ) -> Float[Array, "*shape D"]:
-    """Joins what attention found to the state that asked, tanh([context; state] W): equation 5 of Luong et al. (2015).
+    """Computes tanh([context; state] W) from a decoder state and its attention context: equation 5 of Luong et al.
 
-    It is what Luong's decoder predicts the next word from. Bahdanau's decoder has no such vector: its context enters
-    the recurrent cell of the next state, together with the previous word.
+    Luong's decoder (2015) predicts the next word from this vector. Bahdanau's decoder does not have it: there the
+    context is an input of the next step of the recurrent cell, together with the previous word.
 
     >>> attentional_vector(jnp.zeros((2, 3)), jnp.zeros((2, 4)), jnp.ones((7, 5))).shape
     (2, 5)
@@ -190,10 +192,10 @@ def attentional_vector(
 
 
 def coverage_loss(weights: Float[Array, "*batch S"], coverage: Float[Array, "*batch S"]) -> Float[Array, "*batch"]:
-    """Sums min(a, c) over keys: how much of a query's attention goes where earlier ones have been.
+    """Sums min(a, c) over keys: how much of a query's attention goes to keys that earlier queries attended to.
 
-    Equation 12 of See et al. (2017, https://arxiv.org/abs/1704.04368), which adds it to the loss of each target token.
-    It is 0 for the first query and for one that looks at new places only, and never more than the sum of its weights.
+    Equation 12 of See et al. (2017, https://arxiv.org/abs/1704.04368), who add it to the loss of each target token. It
+    is 0 for the first query and for a query that attends to new keys only, and at most the sum of the query's weights.
 
     Args:
       weights: a, the attention of each query.
@@ -208,7 +210,7 @@ def coverage_loss(weights: Float[Array, "*batch S"], coverage: Float[Array, "*ba
 def _covered(
     coverage: Array | None, w_coverage: Array | None, query: Float[Array, "B T N F"], num_keys: int
 ) -> tuple[Float[Array, "B N T S"], Float[Array, "N F"]] | None:
-    """Coverage and its vectors, checked, as large as they can be, in the dtype of `query`; None if there is neither."""
+    """Checks coverage and w_coverage and broadcasts them, in the dtype of `query`; None if both are None."""
     if coverage is None and w_coverage is None:
         return None
     if coverage is None or w_coverage is None:
@@ -226,7 +228,7 @@ def _covered(
 def _multiplied(
     x: Float[Array, "B T N H"], kernel: Float[Array, "H F"] | Float[Array, "N H F"] | None, name: str
 ) -> Float[Array, "B T N F"]:
-    """Multiplies every head with the kernel, or its own kernel, in float32 at least."""
+    """Multiplies every head by the shared kernel or by the head's kernel, in float32 at least."""
     if x.ndim != 4:
         raise ValueError(f"{name} must have rank 4, [batch, length, heads, size], got shape {x.shape}")
     dtype = np.promote_types(x.dtype, np.float32)
@@ -241,7 +243,7 @@ def _multiplied(
     kernel = kernel.astype(x.dtype)
     if kernel.ndim == 2:
         return jnp.einsum("BTNH,HF->BTNF", x, kernel, preferred_element_type=dtype)
-    # With heads first: of bfloat16, XLA for CPUs (jax 0.10) cannot run the product whose batch axis is inside.
+    # Heads come first: XLA for CPUs (jax 0.10) cannot run a bfloat16 product whose batch axis is an inner one.
     rows = x.transpose(2, 0, 1, 3).reshape(heads, -1, size)
     product = jnp.einsum("NXH,NHF->NXF", rows, kernel, preferred_element_type=dtype)
     return product.reshape(heads, *x.shape[:2], -1).transpose(1, 2, 0, 3)
@@ -253,10 +255,10 @@ def _additive_scores(
     v: Float[Array, "N F"],
     covered: tuple[Float[Array, "B N T S"], Float[Array, "N F"]] | None = None,
 ) -> Float[Array, "B N T S"]:
-    """Scores v . tanh(q + k), with coverage v . tanh(q + k + w c), of all pairs, a block of queries at a time."""
+    """Computes v . tanh(q + k), with coverage v . tanh(q + k + w c), for all pairs, one block of queries at a time."""
     b, t, n, f = query.shape
     s, k = key.shape[1:3]
-    # Blocks of ceil(T / F) queries: their hidden layer has about as many elements as the scores, or the keys if T < F.
+    # With ceil(T / F) queries in a block, its hidden layer is about as large as the scores, or as the keys if T < F.
     block = -(-t // min(t, f))
     num_blocks = -(-t // block)
 
@@ -270,21 +272,22 @@ def _additive_scores(
     coverage = None if covered is None else blocks_of(covered[0].swapaxes(1, 2))
     w = None if covered is None else covered[1].reshape(v.shape)
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)  # backward computes tanh again; a scan needs no CSE barrier
+    # The backward pass recomputes tanh. prevent_cse adds barriers that a loop does not need.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
     def block_scores(rows: tuple[Float[Array, "B K G C F"], Float[Array, "B K G C S"] | None]) -> Array:
         query, coverage = rows
         hidden = query[..., None, :] + key
         if coverage is not None and w is not None:
             hidden = hidden + coverage[..., None] * w
-        return (v * jnp.tanh(hidden)).sum(axis=-1)  # a sum fuses with tanh, a dot does not
+        return (v * jnp.tanh(hidden)).sum(axis=-1)  # unlike a dot product, the sum is fused with tanh
 
     scores = jax.lax.map(block_scores, (blocks, coverage))
     return jnp.moveaxis(scores, 0, 3).reshape(b, n, num_blocks * block, s)[:, :, :t]
 
 
 def _additive_of_heads(query: Array, key: Array, *arguments: Any, d_hidden: int | None = None, **options: Any) -> Any:
-    """`additive_attention` in which each query head has its own view of its key head."""
-    del d_hidden  # the width of the parameters
+    """Calls `additive_attention` with the keys repeated, so that each query head has its own `w_key`."""
+    del d_hidden  # the shapes of the parameters say it
     if key.shape[2] and not query.shape[2] % key.shape[2]:
         key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)  # [B, S, N, H]
     return additive_attention(query, key, *arguments, **options)
@@ -304,7 +307,7 @@ def _init_additive(
 
 
 def _init_general(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike) -> dict[str, Array]:
-    """Starts as the scaled dot product."""
+    """Initializes W so that the attention starts as the scaled dot product."""
     del rng
     return {"w": jnp.tile(jnp.eye(d_k, dtype=dtype)[None] * d_k**-0.5, (num_heads, 1, 1))}
 
@@ -313,7 +316,7 @@ ADDITIVE = AttentionSpec(
     name="additive",
     function=_additive_of_heads,
     reference="Bahdanau et al. (2015), appendix A.1.2",
-    options={"d_hidden": Option("units of the hidden layer; None: the size of a head", at_least=1)},
+    options={"d_hidden": Option("width of the hidden layer; None means the head size", at_least=1)},
     parameters=_init_additive,
     decoding=lambda **options: CachedDecoding(),
 )

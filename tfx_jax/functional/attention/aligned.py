@@ -1,6 +1,6 @@
-"""Local attention of one sequence to another (Luong et al., 2015): a window of keys around a place that each query has.
+"""Local attention of one sequence to another (Luong et al., 2015): each query sees a window of keys around a position.
 
-`tfx_jax.functional.local_attention` is another one: blocks of a single sequence, in which queries and keys both stand.
+`tfx_jax.functional.local_attention` is different: self-attention within the blocks of one sequence.
 """
 
 from collections.abc import Callable
@@ -40,13 +40,13 @@ def aligned_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Attends within [p - D, p + D], p = `position` of the query, D = `window`, rather to what is near p.
+    r"""Attends to the keys in [p - D, p + D], p = `position` of the query and D = `window`, and prefers keys near p.
 
-    Section 3.2 of Luong et al. (2015, https://arxiv.org/abs/1508.04025). The weights are those of `attention_fn` over
-    the keys of the window alone, each times exp(-(s - p)^2 / (2 sigma^2)) of its key's position s (equation 10), and
-    not normalized again: they add up to 1 at most. Of their "local-m", p is the position of the target and there is no
-    Gaussian; of "local-p", p is an `aligned_position` and sigma = D / 2. What of a window lies outside of the keys is
-    left out, so that a query whose whole window does gets zeros. All pairs are scored nevertheless.
+    Section 3.2 of Luong et al. (2015, https://arxiv.org/abs/1508.04025). `attention_fn` computes weights over the keys
+    of the window. The weight of the key at position s is then multiplied by exp(-(s - p)^2 / (2 sigma^2)) (equation
+    10) and not normalized again, so a query's weights add up to at most 1. In the paper's "local-m", p is the position
+    of the target token and there is no Gaussian; in "local-p", p comes from `aligned_position` and sigma = D / 2. A
+    query whose window contains no key gets zeros. All pairs are scored, so the cost is that of dense attention.
 
     Args:
       query: queries, [B, T, N, H].
@@ -54,13 +54,11 @@ def aligned_attention(
       value: values, [B, S, K, U].
       bias: added to the scores, broadcastable to [B, N, T, S].
       mask: True where a query may attend, broadcastable to [B, N, T, S].
-      position: p, where each query looks, a real number; broadcastable to [B, N, T]. It has a gradient, if there is a
-        Gaussian.
-      window: D, how far a key may be from it.
-      sigma: the standard deviation of the Gaussian; None means none.
-      key_position: s of each key, [B, S] or [1, S]; None counts them from 0. Where padding precedes the keys of a row,
-        it does not.
-      attention_fn: what scores pairs: an attention that takes a mask of all pairs and returns its weights.
+      position: p, a real number per query, broadcastable to [B, N, T]. It gets a gradient through the Gaussian only.
+      window: D, the largest distance between p and a visible key.
+      sigma: standard deviation of the Gaussian; None means no Gaussian.
+      key_position: s of each key, [B, S] or [1, S]; None means 0 .. S - 1. Pass it for rows that start with padding.
+      attention_fn: the attention that scores pairs. It must take a mask of all pairs and return its weights.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the scores; None is the default of `attention_fn`.
       segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
@@ -69,12 +67,12 @@ def aligned_attention(
       return_weights: also return the weights, before dropout.
 
     Returns:
-      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of output and weights,
       float32 [B, N, T, S]. A query that sees no key gets zeros.
 
     Raises:
-      ValueError: if the window is negative, sigma not positive, a position does not fit, or a mask is not boolean or
-        not of rank 4; or if `attention_fn` raises it.
+      ValueError: if the window is negative, sigma is not positive, a position has the wrong shape, a mask is not
+        boolean or not of rank 4, or `attention_fn` raises it.
 
     >>> x = jnp.ones((1, 4, 1, 2))
     >>> attend = jax.jit(lambda p: aligned_attention(x, x, x, position=p, window=1, return_weights=True)[1])
@@ -83,21 +81,23 @@ def aligned_attention(
     """
     (b, t, n, _), s = query.shape, key.shape[1]
     if window < 0 or (sigma is not None and not sigma > 0):
-        raise ValueError(f"window must not be negative, and sigma positive, got {window} and {sigma}")
+        raise ValueError(f"window must be at least 0 and sigma above 0, got window={window} and sigma={sigma}")
     check_pairs(bias, mask, (b, n, t, s))
-    _check_place("position", position.shape, (b, n, t))
-    places = jnp.arange(s)[None] if key_position is None else key_position
-    _check_place("key_position", places.shape, (b, s))
-    distance = places.astype(jnp.float32)[:, None, None] - position.astype(jnp.float32)[..., None]
+    _check_broadcastable("position", position.shape, (b, n, t))
+    key_positions = jnp.arange(s)[None] if key_position is None else key_position
+    _check_broadcastable("key_position", key_positions.shape, (b, s))
+    distance = key_positions.astype(jnp.float32)[:, None, None] - position.astype(jnp.float32)[..., None]
     near = jnp.abs(distance) <= window
     seen = near if mask is None else near & mask
-    # What is not asked for is not passed on: it would take the place of what `attention_fn` has bound itself.
-    asked = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids}
-    options = {name: option for name, option in asked.items() if option is not None and option is not False}
+    # Only options that are set are passed on: a default would override what is bound to `attention_fn`.
+    requested = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids}
+    options = {name: option for name, option in requested.items() if option is not None and option is not False}
     if sigma is None:
-        dropping = {} if dropout_rng is None else {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
-        wanted = {"return_weights": True} if return_weights else {}
-        return attention_fn(query, key, value, bias, seen, **options, **dropping, **wanted)
+        if dropout_rng is not None:
+            options |= {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+        if return_weights:
+            options["return_weights"] = True
+        return attention_fn(query, key, value, bias, seen, **options)
     _, aligned = attention_fn(query, key, value, bias, seen, return_weights=True, **options)
     weights = aligned * jnp.exp(-0.5 * jnp.square(distance / sigma)).astype(aligned.dtype)
     out = weighted_values(dropout(weights, dropout_rate, dropout_rng), value).astype(query.dtype)
@@ -107,11 +107,11 @@ def aligned_attention(
 def aligned_position(
     query: Float[Array, "*batch H"], length: Array, *, w: Float[Array, "H F"], v: Float[Array, " F"]
 ) -> Float[Array, "*batch"]:
-    """Predicts where a query looks, S * sigmoid(v . tanh(W q)), S = `length`: equation 9 of Luong et al. (2015).
+    """Predicts the position that a query attends to, S * sigmoid(v . tanh(W q)): equation 9 of Luong et al. (2015).
 
     Args:
-      query: states, of any leading axes.
-      length: S, how many keys each may see, of any dtype, broadcastable to [*batch].
+      query: decoder states with any leading axes, [*batch, H].
+      length: S, the number of keys, of any dtype, broadcastable to [*batch].
       w: W.
       v: v.
 
@@ -126,6 +126,6 @@ def aligned_position(
     return length.astype(dtype) * jax.nn.sigmoid(jnp.einsum("...F,F->...", hidden, v.astype(dtype)))
 
 
-def _check_place(name: str, shape: tuple[int, ...], full: tuple[int, ...]) -> None:
-    if len(shape) != len(full) or any(size not in (1, want) for size, want in zip(shape, full, strict=True)):
+def _check_broadcastable(name: str, shape: tuple[int, ...], full: tuple[int, ...]) -> None:
+    if len(shape) != len(full) or any(size not in (1, required) for size, required in zip(shape, full, strict=True)):
         raise ValueError(f"{name} must be broadcastable to {full}, got shape {shape}")

@@ -1,4 +1,4 @@
-"""Attention over chosen axes of images, videos and tables, by way of any attention over sequences."""
+"""Attention over selected axes of images, videos and tables, computed by any attention over sequences."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,31 +24,31 @@ def attention_over_axes(
     return_weights: bool = False,
     **options: Any,
 ) -> Any:
-    """Flattens the chosen axes into one sequence and attends over it; the other axes act as more batch.
+    """Flattens the selected axes into one sequence and attends over it; the other axes become batch axes.
 
-    Over axis 1 of a video [B, frames, rows, columns, D] each pixel attends to its own past and future; over axes (2, 3)
-    each frame attends within itself. The axial attention of Ho et al. (2019, https://arxiv.org/abs/1912.12180) is one
-    axis at a time, and Keras calls the argument `attention_axes`.
+    Over axis 1 of a video [B, frames, rows, columns, D], each pixel attends to the same pixel of all frames; over axes
+    (2, 3), each frame attends within itself. The axial attention of Ho et al. (2019, https://arxiv.org/abs/1912.12180)
+    attends over one axis at a time. Keras calls the argument `attention_axes`.
 
     Args:
       attention_fn: any attention of the shared signature over [B, T, N, H], such as `dot_product_attention`.
       query: queries, [B, ..., N, H].
-      key: keys, [B, ..., K, H]: as many axes as `query`, and as long in those not attended over.
+      key: keys, [B, ..., K, H]: as many axes as `query`, and of equal length in the axes that are not in `axes`.
       value: values, [B, ..., K, U].
       bias: broadcastable to the shape of the weights.
       mask: broadcastable to the shape of the weights; True where a query may attend.
-      axes: which axes, counted as in the layer's input [B, ..., D], that is with heads and size as one last axis; the
-        negative count from there too. Neither the batch nor the features can be attended over.
-      segment_ids: [B, ...] or a pair of them, for queries and keys.
+      axes: the axes to attend over, numbered as in the layer's input [B, ..., D], where N and H are one axis; negative
+        numbers count from the end of that shape. The batch axis and the feature axis are not allowed.
+      segment_ids: [B, ...], or a pair of such arrays, for queries and keys.
       return_weights: also return the weights.
-      **options: passed on. `is_causal` means the order of the flattened axes.
+      **options: passed to `attention_fn`. `is_causal` refers to the order of the flattened axes.
 
     Returns:
-      [B, ..., N, U]; with `return_weights` a pair of it and the weights, [B, *others, N, *axes of the queries, *axes of
-      the keys], the axes in the order in which `axes` names them.
+      [B, ..., N, U]; with `return_weights` a pair of output and weights, [B, *other axes, N, *axes of the queries,
+      *axes of the keys], with the attended axes in the order of `axes`.
 
     Raises:
-      ValueError: if an axis is none of theirs or named twice, or the other axes of queries and keys differ.
+      ValueError: if an axis does not exist or occurs twice, or the other axes of queries and keys differ.
 
     >>> import jax
     >>> from tfx_jax.functional import dot_product_attention
@@ -61,14 +61,17 @@ def attention_over_axes(
     """
     rank = query.ndim - 1
     if not query.ndim == key.ndim == value.ndim:
-        raise ValueError(f"query, key and value must have one rank, got {query.ndim}, {key.ndim} and {value.ndim}")
+        raise ValueError(f"query, key and value must have equal ranks, got {query.ndim}, {key.ndim} and {value.ndim}")
     axes = _counted_from_front(axes, rank)
     others = [axis for axis in range(rank - 1) if axis not in axes]
-    batch, queries, keys = ([x.shape[i] for i in part] for x, part in ((query, others), (query, axes), (key, axes)))
+    batch, queries, keys = ([x.shape[i] for i in kept] for x, kept in ((query, others), (query, axes), (key, axes)))
     if [key.shape[axis] for axis in others] != batch:
-        raise ValueError(f"queries {query.shape} and keys {key.shape} differ in an axis that is not attended over")
+        raise ValueError(
+            f"queries and keys must have equal lengths in the axes that are not attended over, {tuple(others)}, got "
+            f"shapes {query.shape} and {key.shape}"
+        )
 
-    def flatten(x: Array) -> Array:
+    def flatten(x: Array) -> Array:  # [B, ..., N, H] to [B * other axes, length of the flattened axes, N, H]
         last = range(rank - 1, x.ndim)
         moved = jnp.transpose(x, (*others, *axes, *last))
         return moved.reshape(math.prod(batch), -1, *(x.shape[i] for i in last))
@@ -88,6 +91,7 @@ def attention_over_axes(
 
 
 def _counted_from_front(axes: Sequence[int], rank: int) -> list[int]:
+    """Checks the axes and makes negative ones nonnegative."""
     counted = [axis + rank if axis < 0 else axis for axis in axes]
     if not counted or len(set(counted)) < len(counted) or not all(0 < axis < rank - 1 for axis in counted):
         raise ValueError(
@@ -97,17 +101,17 @@ def _counted_from_front(axes: Sequence[int], rank: int) -> list[int]:
 
 
 def _flatten_groups(pairs: Array, groups: Sequence[Sequence[int]]) -> Array:
-    """Makes of a mask or bias the [B, N, T, S] it means; a group of axes that are all of size 1 stays one."""
+    """Reshapes a mask or bias to [B, N, T, S], one axis per group; a group whose axes all have size 1 keeps size 1."""
     if pairs.ndim != sum(map(len, groups)):
         raise ValueError(
             f"mask and bias must be broadcastable to {tuple(size for group in groups for size in group)}, "
             f"got shape {pairs.shape}"
         )
-    wanted, flat, start = [], [], 0
+    full_shape, flat_shape, start = [], [], 0
     for group in groups:
-        given = pairs.shape[start : start + len(group)]
+        sizes = pairs.shape[start : start + len(group)]
         start += len(group)
-        is_one = all(size == 1 for size in given)
-        wanted += given if is_one else group
-        flat.append(1 if is_one else math.prod(group))
-    return jnp.broadcast_to(pairs, wanted).reshape(flat)
+        is_broadcast = all(size == 1 for size in sizes)
+        full_shape += sizes if is_broadcast else group
+        flat_shape.append(1 if is_broadcast else math.prod(group))
+    return jnp.broadcast_to(pairs, full_shape).reshape(flat_shape)

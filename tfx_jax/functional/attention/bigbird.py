@@ -25,21 +25,23 @@ def bigbird_block_mask(
     num_last_global_blocks: int = 0,
     seed: int = 0,
 ) -> Bool[np.ndarray, "blocks blocks"]:
-    """Tells which blocks see which in `bigbird_attention`, row sees column, for tests and pictures.
+    """Returns which blocks of keys (columns) each block of queries (rows) sees in `bigbird_attention`.
+
+    For tests and plots; `bigbird_attention` does not use it.
 
     Args:
-      num_blocks: of the sequence, its length over `block_size`, rounded up.
-      num_global_blocks: as in `bigbird_attention`, like the rest.
-      num_window_blocks: odd.
-      num_random_blocks: drawn for each row.
-      num_last_global_blocks: at the end.
-      seed: of the random blocks.
+      num_blocks: number of blocks of the sequence, its length over `block_size`, rounded up.
+      num_global_blocks: as in `bigbird_attention`, like the arguments below.
+      num_window_blocks: blocks in the window, odd.
+      num_random_blocks: random blocks that each block sees.
+      num_last_global_blocks: global blocks at the end.
+      seed: seed of the random blocks.
 
     Returns:
       bool [num_blocks, num_blocks], a NumPy array.
 
     Raises:
-      ValueError: if a number is negative or the window even.
+      ValueError: if a number of blocks is negative or the window is even.
 
     >>> blocks = bigbird_block_mask(5, num_global_blocks=1, num_window_blocks=3, num_random_blocks=0)
     >>> print(blocks.astype(int))
@@ -50,11 +52,11 @@ def bigbird_block_mask(
      [1 0 0 1 1]]
     """
     num_global = num_global_blocks + num_last_global_blocks
-    numbers = num_global, num_window_blocks, num_random_blocks
-    check_blocks(*numbers)
-    window, random = (x[0] for x in list_blocks(num_blocks, np.array([num_blocks]), *numbers, seed, numpy=np))
+    counts = num_global, num_window_blocks, num_random_blocks
+    check_blocks(*counts)
+    window, random = (x[0] for x in list_blocks(num_blocks, np.array([num_blocks]), *counts, seed, numpy=np))
     num_global = num_blocks - len(window)
-    seen = np.zeros((num_blocks, num_blocks + 1), bool)  # the empty slots, -1, fall into the last column
+    seen = np.zeros((num_blocks, num_blocks + 1), bool)  # block -1, an empty slot, marks the extra last column
     seen[:num_global] = True
     seen[:, :num_global] = True
     np.put_along_axis(seen[num_global:], np.concatenate([window, random], axis=1), True, axis=1)
@@ -64,9 +66,11 @@ def bigbird_block_mask(
 def check_blocks(num_global: int, num_window: int, num_random: int) -> None:
     """Raises ValueError if a number of blocks is negative or the window even."""
     if min(num_global, num_random) < 0:
-        raise ValueError(f"there cannot be {num_global} global and {num_random} random blocks: both are at least 0")
+        raise ValueError(
+            f"numbers of global and random blocks must be at least 0, got {num_global} global and {num_random} random"
+        )
     if num_window < 1 or num_window % 2 == 0:
-        raise ValueError(f"num_window_blocks must be odd, the block itself in the middle, got {num_window}")
+        raise ValueError(f"num_window_blocks must be odd and at least 1 (it counts the block itself), got {num_window}")
 
 
 def list_blocks(
@@ -78,19 +82,19 @@ def list_blocks(
     seed: int,
     numpy: Any = jnp,
 ) -> tuple[Any, Any]:
-    """Lists the window and the random blocks of each block that is not global; -1 where there is none.
+    """Lists the window blocks and the random blocks that each block that is not global sees; -1 marks an empty slot.
 
     Args:
-      num_array_blocks: blocks that an array has, the most of any row.
-      num_blocks: blocks of the text of each row, on which alone its random blocks depend.
-      num_global: blocks that come first and are global.
-      num_window: odd.
-      num_random: drawn for each block.
-      seed: of the random blocks.
+      num_array_blocks: blocks of the arrays: the length of the longest sequence.
+      num_blocks: blocks of each sequence. Its random blocks depend on this number and the seed only.
+      num_global: global blocks; they come first.
+      num_window: blocks in the window, odd.
+      num_random: random blocks per block.
+      seed: seed of the random blocks.
       numpy: the module that computes, `jax.numpy` or NumPy.
 
     Returns:
-      int32 [#B, rows, window] and [#B, rows, random].
+      int32 [#B, rows, window] and [#B, rows, random]; a row is a block of queries that is not global.
     """
     num_global = min(num_global, num_array_blocks)
     side = min(num_window // 2, num_array_blocks - 1)
@@ -101,22 +105,22 @@ def list_blocks(
 
     first, end = numpy.maximum(rows - side, num_global), numpy.minimum(rows + side + 1, num_blocks)
     others = numpy.maximum(num_blocks - num_global - (end - first), 0)
-    # Floyd's sampling without repetition: each number is drawn from 0 .. last, and is `last` if it was there before.
+    # Floyd's sampling without replacement: sample from 0 .. last, and take `last` if the sample was taken before.
     random = numpy.zeros((*np.broadcast_shapes(num_blocks.shape, rows.shape)[:2], 0), np.int32)
-    most = min(num_random, max(rows.size - 1, 0))  # there are no more others than that
-    for k in range(most, 0, -1):
+    max_random = min(num_random, max(rows.size - 1, 0))  # no more blocks than these exist outside of the window
+    for k in range(max_random, 0, -1):
         last = others - k
-        drawn = (_hash(seed, rows, k, numpy) % numpy.maximum(last + 1, 1).astype(np.uint32)).astype(np.int32)
-        drawn = numpy.where((random == drawn).any(axis=-1, keepdims=True), last, drawn)
-        random = numpy.concatenate([random, numpy.where(last < 0, -1, drawn)], axis=-1)
-    # Drawn among the others as if the window were not there.
+        sample = (_hash(seed, rows, k, numpy) % numpy.maximum(last + 1, 1).astype(np.uint32)).astype(np.int32)
+        sample = numpy.where((random == sample).any(axis=-1, keepdims=True), last, sample)
+        random = numpy.concatenate([random, numpy.where(last < 0, -1, sample)], axis=-1)
+    # Samples number the blocks as if global and window blocks were absent: shift them past both.
     random = numpy.where(random < 0, -1, num_global + random)
     random = numpy.where(random < first, random, random + end - first)
     return window, numpy.where(rows < num_blocks, random, -1)
 
 
 def _hash(seed: int, row: Any, k: int, numpy: Any) -> Any:
-    """Pseudo-random uint32 of each row: rounds of the finalizer of MurmurHash3."""
+    """Returns a pseudo-random uint32 for each row, by rounds of the finalizer of MurmurHash3."""
     x = numpy.zeros(row.shape, np.uint32)
     for number in (np.uint32(seed % 2**32), row.astype(np.uint32), np.uint32(k)):
         x = (x ^ number) + np.uint32(0x9E3779B9)
@@ -154,49 +158,50 @@ def bigbird_attention(
     r"""Computes self-attention of every block over its neighbors, some random blocks and the global blocks.
 
     Section 2 and the block-sparse implementation (appendix D) of "Big Bird: Transformers for Longer Sequences" (Zaheer
-    et al., 2020, https://arxiv.org/abs/2007.14062), with internal global tokens (ITC): the first blocks see all and are
-    seen by all. `bigbird_block_mask` gives the pattern. The paper's base model has block_size 64 and 2, 3 and 3 blocks.
-    Time and memory grow as T * block_size * (twice the global blocks + window blocks + random blocks).
+    et al., 2020, https://arxiv.org/abs/2007.14062), with internal global tokens (ITC): the first blocks see all tokens
+    and all tokens see them. `bigbird_block_mask` returns the pattern. The paper's base model has block_size 64 with 2
+    global, 3 window and 3 random blocks. Time and memory grow as
+    T * block_size * (2 * global blocks + window blocks + random blocks).
 
-    `num_last_global_blocks`, `first_block_times` and `dense_length` are for models that transformers (Hugging Face) has
-    published: there the first block and the last are global, short texts are attended densely, and in evaluation every
-    random block is the first one, whose keys so count several times in the softmax of all but the global queries.
+    `num_last_global_blocks`, `first_block_times` and `dense_length` reproduce published models of Hugging Face's
+    transformers. There the first and the last block are global, and short sequences use dense attention. In evaluation
+    every random block is the first block, so its keys count several times in the softmax of non-global queries.
 
-    **Padding.** Blocks are those of the tokens that `mask` shows, wherever these stand: the visible tokens of each row
-    are moved together before they are cut into blocks. Which random blocks a block sees follows from `seed` and the
-    number of blocks of its own text. So a text gets the same output alone, padded anywhere, or beside other texts of a
-    batch. Texts that share a row would share blocks: `segment_ids` is refused.
+    **Padding.** Blocks consist of visible tokens: the tokens that `mask` shows are moved together in each row before
+    they are cut into blocks. The random blocks depend on `seed` and on the number of blocks of the sequence. So a
+    sequence gets the same output alone, padded anywhere, or in a batch with others. Packed sequences would share
+    blocks, so `segment_ids` is rejected.
 
     Args:
       query: queries, [B, T, N, H].
       key: keys, [B, T, K, H]; K divides N.
       value: values, [B, T, K, U].
       bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, T].
-      mask: True for the tokens that may be seen, [B or 1, 1, 1, T]. A hidden token gets a zero output.
-      block_size: tokens in a block, which need not divide T.
+      mask: True for visible tokens, [B or 1, 1, 1, T]. A hidden token gets a zero output.
+      block_size: tokens in a block; it need not divide T.
       num_global_blocks: blocks at the start that see all blocks and that all blocks see.
-      num_window_blocks: neighbors that a block sees, itself in the middle; odd. The window ends where the text ends.
-      num_random_blocks: blocks that a block sees besides, drawn without repetition from those neither global nor in its
-        window; all of them where there are no more.
-      num_last_global_blocks: blocks at the end of each text that are global like those at its start; the last may be
-        shorter.
-      first_block_times: how often the keys of the first block count where the query is in no global block.
-      dense_length: visible tokens of a text up to which its attention is dense.
-      seed: of the random blocks, which are the same in all heads. Give each layer its own.
-      is_causal: must be False: global tokens see the future and tell it to all, so BigBird has no causal form.
+      num_window_blocks: consecutive blocks that a block sees, with itself in the middle; odd. The window is cut off at
+        both ends of the sequence.
+      num_random_blocks: further blocks that a block sees, sampled without replacement from the blocks that are neither
+        global nor in its window; if there are fewer, it sees all of them.
+      num_last_global_blocks: global blocks at the end of each sequence; the last one may be shorter.
+      first_block_times: how often the keys of the first block count in the softmax of queries that are not global.
+      dense_length: sequences of at most this many visible tokens use dense attention.
+      seed: seed of the random blocks, which all heads share. Give each layer another seed.
+      is_causal: must be False: global tokens see the future and every token sees them, so BigBird has no causal form.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: refused.
+      segment_ids: must be None.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
-      return_weights: also return the weights before dropout, with zeros outside the pattern: this does take T * T.
+      return_weights: also return the weights before dropout, with zeros outside the pattern; needs O(T * T) memory.
 
     Returns:
-      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of output and weights,
       float32 [B, N, T, T]. A query that sees no key gets zeros.
 
     Raises:
-      ValueError: if the sizes do not fit together, bias or mask are over pairs, segment_ids are given, or an option is
-        impossible.
+      ValueError: if shapes do not match, bias or mask differs between queries (its query axis is not 1), segment_ids
+        are passed, or an option is out of range.
 
     >>> blocks = {"num_global_blocks": 1, "num_window_blocks": 1, "num_random_blocks": 1}
     >>> attend = jax.jit(lambda x: bigbird_attention(x, x, x, block_size=2, **blocks, return_weights=True))
@@ -206,8 +211,8 @@ def bigbird_attention(
     """
     _check(query, key, value, bias, mask, is_causal, block_size, num_last_global_blocks, first_block_times)
     refuse_segment_ids(segment_ids, "BigBird attention")
-    numbers = num_global_blocks + num_last_global_blocks, num_window_blocks, num_random_blocks
-    check_blocks(*numbers)
+    counts = num_global_blocks + num_last_global_blocks, num_window_blocks, num_random_blocks
+    check_blocks(*counts)
     b, t = query.shape[:2]
     options: dict[str, Any] = {"scale": scale, "dropout_rate": dropout_rate, "return_weights": return_weights}
     if t <= dense_length:
@@ -217,18 +222,18 @@ def bigbird_attention(
     layout = _layout(None if mask is None else visible_tokens(None, mask, b, t), t, block_size, num_last_global_blocks)
     query, key, value = (layout.arrange(x, 1) for x in (query, key, value))
     bias = bias if bias is None or bias.shape[3] == 1 else layout.arrange(bias, 3)
-    more_bias = None
+    first_block_bias = None
     if first_block_times > 1:
         is_first = (layout.rank < block_size)[:, None, None]
-        more_bias = jnp.where(is_first, np.float32(np.log(first_block_times)), np.float32(0))
+        first_block_bias = jnp.where(is_first, np.float32(np.log(first_block_times)), np.float32(0))
     result = _attend(
         query,
         key,
         value,
-        list_blocks(-(-t // block_size), layout.num_blocks, *numbers, seed),
+        list_blocks(-(-t // block_size), layout.num_blocks, *counts, seed),
         is_token=layout.is_token,
         bias=bias,
-        more_bias=more_bias,
+        first_block_bias=first_block_bias,
         block_size=block_size,
         rngs=rngs[:2],
         **options,
@@ -256,36 +261,43 @@ def _check(
 ) -> None:
     check_shapes(query, key, value, bias, mask)
     if query.shape[1] != key.shape[1]:
-        raise ValueError(f"BigBird is self-attention, but there are {query.shape[1]} queries and {key.shape[1]} keys")
+        raise ValueError(
+            f"BigBird is self-attention and needs as many keys as queries, got {query.shape[1]} queries and "
+            f"{key.shape[1]} keys"
+        )
     if bias is not None and bias.shape[2] != 1:
         raise ValueError(
-            f"bias of shape {bias.shape} is over pairs of queries and keys, which takes the memory that sparse"
-            " attention saves: pass [B, 1, 1, T], one for all queries"
+            f"bias must be the same for all queries, got shape {bias.shape}: one for each pair of query and key takes "
+            "the memory that sparse attention saves; pass [B, 1, 1, T]"
         )
     if is_causal:
-        raise ValueError("BigBird has no causal form: its global tokens see the future and are seen by all")
+        raise ValueError(
+            "BigBird has no causal form, because its global tokens see the future and every token sees them: pass "
+            "is_causal=False"
+        )
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     if first_block_times < 1 or num_last_global_blocks < 0:
         raise ValueError(
-            "first_block_times must be at least 1 and num_last_global_blocks not negative, got "
-            f"{first_block_times} and {num_last_global_blocks}"
+            "first_block_times must be at least 1 and num_last_global_blocks at least 0, got "
+            f"first_block_times={first_block_times} and num_last_global_blocks={num_last_global_blocks}"
         )
 
 
 class _Layout(NamedTuple):
-    """The tokens of each row in whole blocks: the last global blocks, then the others in their order.
+    """Maps the visible tokens of each row to slots: first the last global blocks, then the other blocks in order.
 
-    Where there is no mask, all rows are alike, and arrays of rows have one.
+    Without a mask all rows have the same layout, and the arrays have one row.
     """
 
     arrange: Callable[[Array, int], Array]
-    """Moves tokens along an axis into their slots."""
+    """`arrange(x, axis)` moves tokens along an axis into their slots."""
     restore: Callable[[Array, tuple[int, ...]], Array]
-    """Moves them back along some axes; zeros for hidden ones."""
+    """`restore(x, axes)` moves tokens from their slots back along some axes; hidden tokens get zeros."""
     rank: Int[Array, "#B slots"]
-    """Which of the visible tokens of its row is in each slot."""
+    """For each slot, the index of its token among the visible tokens of the row."""
     is_token: Bool[Array, "#B slots"]
+    """Whether the slot holds a token."""
     num_tokens: Int[Array, "#B"]
     num_blocks: Int[Array, "#B"]
 
@@ -296,7 +308,7 @@ def _layout(visible: Bool[Array, "B T"] | None, length: int, block_size: int, nu
     num_tokens = jnp.full(1, length, jnp.int32) if visible is None else visible.sum(axis=1, dtype=jnp.int32)
     num_blocks = -(-num_tokens // block_size)
     slot = jnp.arange(num_slots, dtype=jnp.int32)[None]
-    # Slots of the last global blocks come first; a text of fewer blocks leaves the first of these empty.
+    # Slots of the last global blocks come first; a sequence with fewer blocks leaves the first of these slots empty.
     first = jnp.where(slot < num_last * block_size, num_blocks[:, None] - num_last, -num_last) * block_size
     rank = first + slot
     is_token = (rank >= 0) & (rank < num_tokens[:, None])
@@ -314,23 +326,23 @@ def _layout(visible: Bool[Array, "B T"] | None, length: int, block_size: int, nu
 
         return _Layout(arrange, restore, rank, is_token, num_tokens, num_blocks)
 
-    place = jnp.argsort(~visible, axis=1, stable=True).astype(jnp.int32)  # of each visible token in its row
-    place = jnp.take_along_axis(place, jnp.clip(rank, 0, length - 1), axis=1)
-    of_token = jnp.cumsum(visible, axis=1, dtype=jnp.int32) - 1
-    is_last = of_token // block_size >= num_blocks[:, None] - num_last
-    of_token = of_token + block_size * jnp.where(is_last, num_last - num_blocks[:, None], num_last)
+    position = jnp.argsort(~visible, axis=1, stable=True).astype(jnp.int32)  # positions of the visible tokens, in order
+    position_of_slot = jnp.take_along_axis(position, jnp.clip(rank, 0, length - 1), axis=1)
+    slot_of_token = jnp.cumsum(visible, axis=1, dtype=jnp.int32) - 1
+    is_last = slot_of_token // block_size >= num_blocks[:, None] - num_last
+    slot_of_token = slot_of_token + block_size * jnp.where(is_last, num_last - num_blocks[:, None], num_last)
 
-    def moved(x: Array, index: Array, exists: Array, axis: int) -> Array:
+    def gather(x: Array, index: Array, exists: Array, axis: int) -> Array:
         shape = [len(index) if i == 0 else index.shape[1] if i == axis else 1 for i in range(x.ndim)]
-        moved = jnp.take_along_axis(x, index.reshape(shape), axis=axis)
-        return jnp.where(exists.reshape(shape), moved, jnp.zeros((), x.dtype))
+        gathered = jnp.take_along_axis(x, index.reshape(shape), axis=axis)
+        return jnp.where(exists.reshape(shape), gathered, jnp.zeros((), x.dtype))
 
     def arrange(x: Array, axis: int) -> Array:
-        return moved(x, place, is_token, axis)
+        return gather(x, position_of_slot, is_token, axis)
 
     def restore(x: Array, axes: tuple[int, ...]) -> Array:
         for axis in axes:
-            x = moved(x, jnp.clip(of_token, 0, num_slots - 1), visible, axis)
+            x = gather(x, jnp.clip(slot_of_token, 0, num_slots - 1), visible, axis)
         return x
 
     return _Layout(arrange, restore, rank, is_token, num_tokens, num_blocks)
@@ -339,14 +351,15 @@ def _layout(visible: Bool[Array, "B T"] | None, length: int, block_size: int, nu
 def _dense(
     query: Array, key: Array, value: Array, bias: Array | None, is_token: Array, num_slots: int, **options: Any
 ) -> Any:
-    """Dense attention among the first slots, and zeros for the others."""
+    """Computes dense attention among the first `num_slots` slots; later slots get zeros."""
     first = [x[:, :num_slots] for x in (query, key, value)]
     bias = bias if bias is None or bias.shape[3] == 1 else bias[..., :num_slots]
     result = dot_product_attention(*first, bias, is_token[:, None, None, :num_slots], **options)
-    more = (0, query.shape[1] - num_slots)
+    padding = (0, query.shape[1] - num_slots)
     if not isinstance(result, tuple):
-        return jnp.pad(result, ((0, 0), more, (0, 0), (0, 0)))
-    return jnp.pad(result[0], ((0, 0), more, (0, 0), (0, 0))), jnp.pad(result[1], ((0, 0), (0, 0), more, more))
+        return jnp.pad(result, ((0, 0), padding, (0, 0), (0, 0)))
+    out, weights = result
+    return jnp.pad(out, ((0, 0), padding, (0, 0), (0, 0))), jnp.pad(weights, ((0, 0), (0, 0), padding, padding))
 
 
 def _attend(
@@ -357,13 +370,16 @@ def _attend(
     *,
     is_token: Bool[Array, "#B slots"],
     bias: Array | None,
-    more_bias: Array | None,
+    first_block_bias: Array | None,
     block_size: int,
     rngs: tuple[Array | None, Array | None],
     return_weights: bool,
     **options: Any,
 ) -> Any:
-    """Attention of the global blocks, which come first, and of the others, which have `more_bias` besides."""
+    """Computes the attention of the global blocks, whose slots come first, and of the other blocks.
+
+    `first_block_bias` is added to the logits of queries that are not global.
+    """
     window, random = blocks
     (b, num_slots, n, _), num_rows = query.shape, window.shape[1]
     num_global = num_slots - num_rows * block_size
@@ -373,23 +389,23 @@ def _attend(
     of_global = attend(query[:, :num_global], key, value, bias, mask, dropout_rng=rngs[0], **options)
     if not num_rows:
         return of_global
-    columns = _columns(window, random, num_global, block_size)
+    key_slots = _key_slots(window, random, num_global, block_size)
 
     def over_keys(x: Array) -> Array:  # [#B, #N, 1, #slots] to [B * rows, #N, 1, J]
         per_key = jnp.broadcast_to(x, (b, *x.shape[1:3], num_slots))[:, :, 0].swapaxes(1, 2)
-        return merged(_keys(per_key, window, random, block_size)).swapaxes(1, 2)[:, :, None]
+        return merge_rows(_keys(per_key, window, random, block_size)).swapaxes(1, 2)[:, :, None]
 
-    def merged(x: Shaped[Array, "B rows *rest"]) -> Shaped[Array, "B*rows *rest"]:
+    def merge_rows(x: Shaped[Array, "B rows *rest"]) -> Shaped[Array, "B*rows *rest"]:
         return x.reshape(b * num_rows, *x.shape[2:])
 
-    if more_bias is not None:
-        bias = more_bias if bias is None else bias + more_bias
-    seen = jnp.broadcast_to(columns >= 0, (b, *columns.shape[1:]))
+    if first_block_bias is not None:
+        bias = first_block_bias if bias is None else bias + first_block_bias
+    seen = jnp.broadcast_to(key_slots >= 0, (b, *key_slots.shape[1:]))
     of_others = attend(
-        merged(cut(query, num_global, num_rows, block_size, block_size)),
-        *(merged(_keys(x, window, random, block_size)) for x in (key, value)),
+        merge_rows(cut(query, num_global, num_rows, block_size, block_size)),
+        *(merge_rows(_keys(x, window, random, block_size)) for x in (key, value)),
         None if bias is None else over_keys(bias),
-        over_keys(mask) & merged(seen)[:, None, None],
+        over_keys(mask) & merge_rows(seen)[:, None, None],
         dropout_rng=rngs[1],
         **options,
     )
@@ -397,27 +413,27 @@ def _attend(
         return jnp.concatenate([of_global, of_others.reshape(b, -1, *of_others.shape[2:])], axis=1)
     out, weights = of_others
     weights = weights.reshape(b, num_rows, *weights.shape[1:])  # [B, rows, N, I, J]
-    index = jnp.where(columns < 0, num_slots, columns)  # a negative index would count from the end
+    index = jnp.where(key_slots < 0, num_slots, key_slots)  # out of range, so it is dropped; -1 would be the last slot
 
-    def place(block: Array, index: Array) -> Array:
+    def scatter(block: Array, index: Array) -> Array:
         return jnp.zeros((*block.shape[:-1], num_slots), block.dtype).at[..., index].set(block, mode="drop")
 
-    weights = jax.vmap(jax.vmap(place))(weights, jnp.broadcast_to(index, (b, *index.shape[1:])))
+    weights = jax.vmap(jax.vmap(scatter))(weights, jnp.broadcast_to(index, (b, *index.shape[1:])))
     weights = weights.swapaxes(1, 2).reshape(b, n, -1, num_slots)
     out = jnp.concatenate([of_global[0], out.reshape(b, -1, *out.shape[2:])], axis=1)
     return out, jnp.concatenate([of_global[1], weights], axis=2)
 
 
-def _columns(
+def _key_slots(
     window: Int[Array, "#B rows window"], random: Int[Array, "#B rows random"], num_global: int, block_size: int
 ) -> Int[Array, "#B rows J"]:
-    """Slots of the keys that `_keys` cuts out; -1 in blocks that are not there, or there already."""
+    """Returns the slots of the keys that `_keys` returns; -1 in empty slots of `window` and `random`."""
     shape = (*random.shape[:2], num_global // block_size)
     first = jnp.broadcast_to(jnp.arange(shape[2], dtype=jnp.int32)[None, None], shape)
     window = jnp.broadcast_to(window, (*random.shape[:2], window.shape[2]))
     blocks = jnp.concatenate([first, window, random], axis=2)[..., None]
-    columns = jnp.where(blocks < 0, -1, blocks * block_size + jnp.arange(block_size, dtype=jnp.int32)[None, None, None])
-    return columns.reshape(*random.shape[:2], -1)
+    offset = jnp.arange(block_size, dtype=jnp.int32)[None, None, None]
+    return jnp.where(blocks < 0, -1, blocks * block_size + offset).reshape(*random.shape[:2], -1)
 
 
 def _keys(
@@ -426,7 +442,7 @@ def _keys(
     random: Int[Array, "#B rows random"],
     block_size: int,
 ) -> Shaped[Array, "B rows J *rest"]:
-    """Cuts out for every block that is not global the global blocks, its window and its random blocks."""
+    """Gathers the keys of each block that is not global: the global blocks, its window and its random blocks."""
     num_rows, num_blocks = window.shape[1], x.shape[1] // block_size
     num_global, side = num_blocks - num_rows, window.shape[2] // 2
     batch, _, *rest = x.shape
@@ -445,13 +461,13 @@ BIGBIRD = AttentionSpec(
     function=bigbird_attention,
     reference="Zaheer et al. (2020), section 2",
     options={
-        "block_size": Option("tokens of a block", required=True),
-        "num_global_blocks": Option("blocks that see and are seen by all", required=True),
-        "num_window_blocks": Option("blocks around each block", required=True),
-        "num_random_blocks": Option("random blocks for each block", required=True),
-        "num_last_global_blocks": Option("global blocks at the end"),
+        "block_size": Option("tokens in a block", required=True),
+        "num_global_blocks": Option("blocks at the start that see all blocks and that all blocks see", required=True),
+        "num_window_blocks": Option("blocks in the window of a block, counting itself; odd", required=True),
+        "num_random_blocks": Option("random blocks that each block sees", required=True),
+        "num_last_global_blocks": Option("global blocks at the end of each sequence"),
         "first_block_times": Option("how often the keys of the first block count; transformers counts them twice"),
-        "dense_length": Option("number of tokens up to which all see all"),
+        "dense_length": Option("sequences of at most this many tokens use dense attention"),
     },
     example=lambda length: {
         "block_size": min(64, max(length // 16, 2)),

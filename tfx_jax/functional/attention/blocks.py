@@ -1,4 +1,4 @@
-"""What the attentions over part of the pairs share: dense attention of blocks of queries over keys of their own."""
+"""Shared parts of block-sparse attentions: dense attention of each block of queries over the keys that it may see."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,26 +27,26 @@ def attend_in_blocks(
     return_weights: bool,
     **options: Any,
 ) -> Any:
-    """Dense attention of each block of I queries over its own J keys, the blocks as more batch.
+    """Computes dense attention of each block of I queries over J keys, with the blocks as a batch axis.
 
     Args:
-      query: as in the public functions, like the rest.
-      key: keys.
-      value: values.
-      bias: over keys.
-      mask: over keys.
-      cut_queries: cuts [B, T, ...] into [B, blocks, I, ...].
-      cut_keys: cuts [B, S, ...] into [B, blocks, J, ...].
-      columns: position of each of these keys; no key where it is not one of 0 .. S - 1.
-      allowed: which of its keys a query may see, in every block alike.
-      rows: which of the blocks * I queries are no padding.
-      segment_ids: as in the public functions.
-      return_weights: also return the map, [B, N, T, S].
-      options: of dense attention.
+      query: queries, [B, T, N, H].
+      key: keys, [B, S, K, H].
+      value: values, [B, S, K, U].
+      bias: broadcastable to [B, N, 1, S].
+      mask: broadcastable to [B, N, 1, S].
+      cut_queries: cuts [B, T, ...] into blocks of queries, [B, blocks, I, ...].
+      cut_keys: cuts [B, S, ...] into the keys of each block, [B, blocks, J, ...].
+      columns: position of each key of a block; positions outside 0 .. S - 1 are padding.
+      allowed: which of the J keys each of the I queries may see, the same for all blocks.
+      rows: slice of the blocks * I queries that removes the padding.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
+      return_weights: also return the weights, [B, N, T, S].
+      options: options of `dot_product_attention`.
     """
     (b, t, n, _), s, (num_blocks, _) = query.shape, key.shape[1], columns.shape
 
-    def merged(x: Array) -> Array:
+    def merge_blocks(x: Array) -> Array:
         return jnp.broadcast_to(x, (b, num_blocks, *x.shape[2:])).reshape(b * num_blocks, *x.shape[2:])
 
     def over_keys(x: Array) -> Array:  # [#B, #N, 1, #S] to [#B, blocks, #N, 1, J]
@@ -60,11 +60,11 @@ def attend_in_blocks(
         query_ids, key_ids = pair_of_segment_ids(segment_ids, b, t, s)
         seen = seen & jax.vmap(segment_mask, 1, 1)(cut_queries(query_ids), cut_keys(key_ids))
     outputs = dot_product_attention(
-        merged(cut_queries(query)),
-        merged(cut_keys(key)),
-        merged(cut_keys(value)),
-        None if bias is None else merged(over_keys(bias)),
-        merged(seen),
+        merge_blocks(cut_queries(query)),
+        merge_blocks(cut_keys(key)),
+        merge_blocks(cut_keys(value)),
+        None if bias is None else merge_blocks(over_keys(bias)),
+        merge_blocks(seen),
         return_weights=return_weights,
         **options,
     )
@@ -79,22 +79,25 @@ def attend_in_blocks(
 def _spread(
     weights: Float[Array, "B blocks N I J"], columns: Int[Array, "blocks J"], num_keys: int
 ) -> Float[Array, "B N blocks I S"]:
-    """Puts the weights of each block in the columns of its keys."""
+    """Scatters the weights of each block to the positions of its keys."""
 
-    def place(block: Array, columns: Array) -> Array:
+    def scatter(block: Array, columns: Array) -> Array:
         return jnp.zeros((*block.shape[:-1], num_keys), block.dtype).at[..., columns].set(block, mode="drop")
 
-    # A negative index would count from the end.
-    return jax.vmap(place, (1, 0), 2)(weights, jnp.where(columns < 0, num_keys, columns))
+    # Padding gets an index out of range, which is dropped; a negative index would count from the end.
+    return jax.vmap(scatter, (1, 0), 2)(weights, jnp.where(columns < 0, num_keys, columns))
 
 
 def cut(
     x: Shaped[Array, "B S *rest"], start: int, num_blocks: int, block_size: int, span: int
 ) -> Shaped[Array, "B blocks span *rest"]:
-    """Cuts out start + i * block_size .. + span for each block i; zeros beyond the ends. The spans may overlap."""
+    """Cuts out `span` positions from start + i * block_size for each block i, with zeros beyond both ends of `x`.
+
+    `start` may be negative, and spans longer than `block_size` overlap.
+    """
     pieces = -(-span // block_size)
     end = start + (num_blocks + pieces - 1) * block_size
-    # A negative number of zeros cuts off.
+    # Negative padding removes positions.
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (-start, end - x.shape[1], 0), *[(0, 0, 0)] * (x.ndim - 2)])
     batch, _, *rest = x.shape
     shifted = [
@@ -105,11 +108,11 @@ def cut(
 
 
 def check_over_keys(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
-    """Refuses what no attention takes, and a bias or a mask that differs between queries."""
+    """Raises ValueError for shapes that do not match and for a bias or a mask that differs between queries."""
     check_shapes(query, key, value, bias, mask)
     for name, array in (("bias", bias), ("mask", mask)):
         if array is not None and array.shape[2] != 1:
             raise ValueError(
-                f"{name} of shape {array.shape} is over pairs of queries and keys, which takes the memory that sparse"
-                " attention saves: pass [B, 1, 1, S], one for all queries, besides is_causal and segment_ids"
+                f"{name} must be the same for all queries, got shape {array.shape}: one for each pair of query and key "
+                "takes the memory that sparse attention saves; pass [B, 1, 1, S], is_causal and segment_ids"
             )

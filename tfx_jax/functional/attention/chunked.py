@@ -1,9 +1,9 @@
 """Exact attention in linear memory: an online softmax over chunks of keys.
 
-The running maximum and sum are those of Milakov and Gimelshein (2018, https://arxiv.org/abs/1805.02867). The gradient
-recomputes the weights of a chunk, as FlashAttention does (Dao et al., 2022, algorithm 4 of
-https://arxiv.org/abs/2205.14135). Ring attention uses the same functions. Queries have I chunks of T and keys J chunks
-of S; chunk axes come first, so that reading a chunk reads one slice.
+The running maximum and sum are those of Milakov and Gimelshein (2018, https://arxiv.org/abs/1805.02867). The backward
+pass recomputes the weights of each chunk, as FlashAttention does (Dao et al., 2022, algorithm 4 of
+https://arxiv.org/abs/2205.14135). Ring attention uses the same functions. In this file there are I chunks of T queries
+and J chunks of S keys; chunk axes come first, so that reading a chunk reads one slice.
 """
 
 import functools
@@ -47,7 +47,7 @@ from tfx_jax.functional.layers import dropout
 
 
 class Options(NamedTuple):
-    """What is known when the program is traced."""
+    """Static options of the computation, known at trace time."""
 
     scale: float
     is_causal: bool
@@ -64,29 +64,29 @@ class Options(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """Arrays besides queries and keys, the same for all chunks."""
+    """Further input arrays, the same for all chunks."""
 
     sinks: Float[Array, "K G"] | None = None
     score_arrays: tuple[Array, ...] = ()
-    """Floating-point arrays that `score_mod` reads; it has gradients for them."""
+    """Floating-point arrays that `score_mod` closes over; they get gradients."""
     score_indices: tuple[Array, ...] = ()
-    """What else `score_mod` reads, such as integers."""
+    """Other arrays that `score_mod` closes over, such as integers."""
     mask_arrays: tuple[Array, ...] = ()
-    """What `mask_mod` reads."""
+    """Arrays that `mask_mod` closes over."""
 
 
 NO_EXTRAS = Extras()
 
 
 class Queries(NamedTuple):
-    """Queries and what belongs to them."""
+    """Chunks of the queries and of their segment ids."""
 
     query: Float[Array, "I B K G T H"]
     ids: Int[Array, "I B T"] | None
 
 
 class Keys(NamedTuple):
-    """Keys, values and what belongs to them; an axis of size 1 in a bias or a mask is broadcast."""
+    """Chunks of keys, values, bias, mask and segment ids; an axis of size 1 in a bias or a mask is broadcast."""
 
     key: Float[Array, "J B K S H"]
     value: Float[Array, "J B K S U"]
@@ -96,7 +96,7 @@ class Keys(NamedTuple):
 
 
 class Running(NamedTuple):
-    """What is known of the softmax after some of the keys."""
+    """State of the online softmax after some of the keys."""
 
     largest: Float[Array, "I B K G T"]
     """The largest logit."""
@@ -107,7 +107,7 @@ class Running(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the gradient needs to know of each query: the softmax is exp(logit - largest) / total."""
+    """Statistics of each query for the backward pass: its weights are exp(logit - largest) / total."""
 
     largest: Float[Array, "I B K G T"]
     total: Float[Array, "I B K G T"]
@@ -115,7 +115,7 @@ class Saved(NamedTuple):
 
 
 class Residuals(NamedTuple):
-    """What a forward pass leaves to its gradient."""
+    """Residuals that the forward pass saves for the backward pass."""
 
     queries: Queries
     keys: Keys
@@ -125,13 +125,12 @@ class Residuals(NamedTuple):
 
 
 class KeyGradients(NamedTuple):
-    """Gradients of the `Keys` that have one, summed so far."""
+    """Running sums of the gradients of the differentiable fields of `Keys` and `Extras`."""
 
     key: Float[Array, "J B K S H"]
     value: Float[Array, "J B K S U"]
     bias: Float[Array, "#I #J #B #K #G #T #S"] | None
     score_arrays: tuple[Array, ...] = ()
-    """Those of `Extras`."""
 
 
 def split_inputs(
@@ -174,13 +173,13 @@ def split_inputs(
 
 
 def join_queries(out: Float[Array, "I B K G T U"], num_queries: int) -> Float[Array, "B L N U"]:
-    """Puts the chunks of an output together again, without the padding."""
+    """Concatenates the chunks of an output and removes the padding."""
     i, b, k, g, t, u = out.shape
     return out.transpose(1, 0, 4, 2, 3, 5).reshape(b, i * t, k * g, u)[:, :num_queries]
 
 
 def before_any_key(queries: Queries, keys: Keys, sinks: Float[Array, "K G"] | None = None) -> Running:
-    """The state in which nothing was seen yet but the sinks."""
+    """Returns the state before the first key: empty, or with the sinks only."""
     dtype = _statistics_dtype(queries)
     nothing = jnp.zeros_like(queries.query[..., 0], dtype)
     largest, total = nothing + _hidden(dtype), nothing
@@ -200,9 +199,10 @@ def attend(
     rng: Array | None,
     extras: Extras = NO_EXTRAS,
 ) -> Running:
-    """Lets all queries see all of `keys` as well; if causal, query t sees those up to t + `shift`."""
-    # In a scan over layers, JAX computes before it what is the same in each, and stacks it: here who sees whom, of all
-    # pairs of chunks. It leaves alone what comes out of a barrier with the queries, which are not the same.
+    """Updates the state of all queries with all of `keys`; if causal, query t sees keys up to t + `shift`."""
+    # In a scan over layers, JAX hoists computations that are the same for all layers out of the loop and stores their
+    # results: here the masks of all pairs of chunks. A barrier that includes the queries makes them depend on the
+    # layer, so that they are not hoisted.
     queries, keys, extras = jax.lax.optimization_barrier((queries, keys, extras))
 
     def one_chunk_of_queries(chunk: Any) -> Any:
@@ -225,19 +225,19 @@ def attend(
 
 
 def finish(running: Running, dtype: np.dtype) -> Saved:
-    """The output once all keys were seen, zero where there were none, and the statistics of the softmax."""
+    """Returns the output, zeros for queries without keys, and the softmax statistics, after all keys were processed."""
     total = jnp.where(running.total == 0, jnp.ones_like(running.total), running.total)
     return Saved(running.largest, total, (running.mixed / total[..., None]).astype(dtype))
 
 
 def log_sum_exp(saved: Saved, running: Running) -> Float[Array, "I B K G T"]:
-    """The logarithm of the softmax's denominator, minus infinity where nothing was seen."""
+    """Returns the logarithm of the softmax denominator, minus infinity for queries without keys."""
     lse = saved.largest + jnp.log(saved.total)
     return jnp.where(running.total == 0, jnp.asarray(-jnp.inf, lse.dtype), lse)
 
 
 def no_gradients(queries: Queries, keys: Keys, score_arrays: tuple[Array, ...] = ()) -> tuple[Array, KeyGradients]:
-    """Where the sums of `add_gradients` begin: for the queries and for the keys."""
+    """Returns zero gradients of queries and keys, the start of the sums of `add_gradients`."""
     dtype = _statistics_dtype(queries)
     differentiable = KeyGradients(keys.key, keys.value, keys.bias, score_arrays)
     return jax.tree.map(lambda x: jnp.zeros_like(x, dtype), (queries.query, differentiable))
@@ -255,7 +255,23 @@ def add_gradients(
     extras: Extras = NO_EXTRAS,
     lse_cotangent: Float[Array, "I B K G T"] | None = None,
 ) -> tuple[Array, KeyGradients]:
-    """Adds to `gradients` what flows between all queries and all of `keys`; the arguments are those of `attend`."""
+    """Adds the gradients of the attention between all queries and all of `keys` to `gradients`.
+
+    Args:
+      options: as in `attend`, like all arguments that are not described here.
+      queries: queries.
+      keys: keys.
+      saved: output and statistics of the softmax, from `finish`.
+      cotangent: gradient of the output.
+      gradients: running sums for the queries and for the keys.
+      shift: causal shift.
+      rng: PRNG key of dropout.
+      extras: further arrays.
+      lse_cotangent: gradient of `log_sum_exp`; None means 0.
+
+    Returns:
+      The new running sums.
+    """
     dtype = _statistics_dtype(queries)
     along_out = _along_out(saved, cotangent, lse_cotangent)
 
@@ -298,7 +314,7 @@ def add_gradients(
 
 
 def as_cotangents(gradients: tuple[Array, KeyGradients], queries: Queries, keys: Keys) -> tuple[Queries, Keys]:
-    """The gradients in the types and places of the inputs."""
+    """Casts the gradients to the dtypes of the inputs and puts them into the structure of the inputs."""
     query, (key, value, bias, _) = gradients
     bias = None if bias is None or keys.bias is None else bias.astype(keys.bias.dtype)
     return Queries(query.astype(queries.query.dtype), None), Keys(
@@ -309,7 +325,7 @@ def as_cotangents(gradients: tuple[Array, KeyGradients], queries: Queries, keys:
 def sink_gradients(
     extras: Extras, saved: Saved, cotangent: Float[Array, "I B K G T U"], lse_cotangent: Array | None = None
 ) -> Float[Array, "K G"] | None:
-    """The gradient of the sinks: their weight has no value, so it only takes from the other weights."""
+    """Returns the gradient of the sinks. A sink has no value; its weight only reduces the weights of the keys."""
     if extras.sinks is None:
         return None
     sinks = extras.sinks.astype(saved.largest.dtype)[None, None, :, :, None]
@@ -319,9 +335,9 @@ def sink_gradients(
 
 
 def _along_out(saved: Saved, cotangent: Array, lse_cotangent: Array | None) -> Float[Array, "I B K G T"]:
-    """The sum over all keys of weight * gradient of the weight, for the Jacobian of the softmax: out . cotangent.
+    """Returns out . cotangent, the sum over keys of weight * gradient of the weight in the Jacobian of the softmax.
 
-    What flows to the logarithm of the denominator flows on to each logit by its weight, and so is taken off here.
+    The gradient of the log-denominator with respect to a logit is the weight, so `lse_cotangent` is subtracted here.
     """
     dtype = saved.total.dtype
     along_out = (saved.out.astype(dtype) * cotangent.astype(dtype)).sum(axis=-1)
@@ -331,9 +347,11 @@ def _along_out(saved: Saved, cotangent: Array, lse_cotangent: Array | None) -> F
 def _scores(
     options: Options, queries: Queries, keys: Keys, extras: Extras, i: Array, j: Array, shift: int | Array
 ) -> tuple[Float[Array, "B K G T S"], Bool[Array, "#B #K #G #T S"], Float[Array, "B K S U"], Callable[..., Any]]:
-    """Logits between one chunk of queries and chunk j of the keys, which pairs may meet, and the values.
+    """Computes the logits between one chunk of queries and chunk j of the keys.
 
-    Last comes what takes a gradient of the logits to that of the scaled products and those of `extras.score_arrays`.
+    Returns:
+      Logits; which pairs are visible; the values of the chunk; and a function that maps the gradient of the logits to
+      the gradients of the scaled products and of `extras.score_arrays`.
     """
     key, value = _chunk(keys.key, j), _chunk(keys.value, j)
     dtype = np.promote_types(queries.query.dtype, np.float32)
@@ -341,11 +359,11 @@ def _scores(
     b, k, g, t, s = products.shape
     n = k * g
 
-    def places() -> list[Array]:
-        # As above: through a barrier with the queries, so that no bias of all pairs of chunks is computed in advance.
+    def indices() -> list[Array]:
+        # As in `attend`: the barrier keeps JAX from precomputing the bias of all pairs of chunks outside of a loop.
         rows, columns, _ = jax.lax.optimization_barrier((i.astype(jnp.int32), j.astype(jnp.int32), queries.query))
-        last = options.num_queries - 1, options.num_keys - 1  # padding is nowhere
-        return _places(queries.query, (b, n, t, s), rows * t, columns * s, last)
+        last = options.num_queries - 1, options.num_keys - 1  # padding gets the index of the last token
+        return _indices(queries.query, (b, n, t, s), rows * t, columns * s, last)
 
     def modified(products: Array, score_arrays: tuple[Array, ...]) -> Array:
         logits = products
@@ -353,7 +371,7 @@ def _scores(
             logits = soft_capped(logits, options.logits_soft_cap)
         if options.score_mod is not None:
             score_mod = functools.partial(options.score_mod, (*score_arrays, *extras.score_indices))
-            logits = apply_score_mod(score_mod, logits.reshape(b, n, t, s), *places()).reshape(b, k, g, t, s)
+            logits = apply_score_mod(score_mod, logits.reshape(b, n, t, s), *indices()).reshape(b, k, g, t, s)
         return logits
 
     logits, pull = jax.vjp(modified, products, extras.score_arrays)
@@ -375,33 +393,33 @@ def _scores(
         seen = seen & segment_mask(queries.ids, _chunk(keys.ids, j))[:, None]
     if options.mask_mod is not None:
         mask_mod = functools.partial(options.mask_mod, extras.mask_arrays)
-        pairs = apply_mask_mod(mask_mod, (b, n, t, s), *places())
+        pairs = apply_mask_mod(mask_mod, (b, n, t, s), *indices())
         heads = (1, 1) if pairs.shape[1] == 1 else (k, g)
         seen = seen & pairs.reshape(pairs.shape[0], *heads, *pairs.shape[2:])
     return logits, seen, value, pull
 
 
-def _places(
+def _indices(
     query: Array, sizes: tuple[int, int, int, int], row: int | Array, column: int | Array, last: tuple[int, int]
 ) -> list[Array]:
-    """Numbers of rows, heads, queries and keys of a block, as a `ScoreMod` takes them."""
-    varying = jnp.zeros_like(query.ravel()[0], bool)  # as the queries do within shard_map, which no number of itself is
+    """Returns the indices of rows, heads, queries and keys of a block, as a `ScoreMod` takes them."""
+    varying = jnp.zeros_like(query.ravel()[0], bool)  # within shard_map, makes the indices vary over the queries' axes
     starts, ends = (0, 0, row, column), (*sizes[:2], *last)
-    numbers: list[Array] = []
+    indices: list[Array] = []
     for axis, (start, size, end) in enumerate(zip(starts, sizes, ends, strict=True)):
         x = jnp.minimum(start + jnp.arange(size, dtype=jnp.int32), jnp.int32(end))
-        numbers.append(jnp.expand_dims(jnp.where(varying, x, x), [a for a in range(4) if a != axis]))
-    return numbers
+        indices.append(jnp.expand_dims(jnp.where(varying, x, x), [a for a in range(4) if a != axis]))
+    return indices
 
 
 def _block_like(queries: Queries, keys: Keys) -> list[jax.ShapeDtypeStruct]:
-    """The arguments of a `ScoreMod` for a pair of chunks, without values."""
+    """Returns shapes and dtypes of the arguments of a `ScoreMod` for one pair of chunks."""
 
     def block(query: Array) -> list[Array]:
         _, b, k, g, t, _ = query.shape
         sizes = b, k * g, t, keys.key.shape[-2]
         logits = jnp.broadcast_to(jnp.zeros_like(query.ravel()[0], _statistics_dtype(queries)), sizes)
-        return [logits, *_places(query, sizes, 0, 0, sizes[2:])]
+        return [logits, *_indices(query, sizes, 0, 0, sizes[2:])]
 
     return jax.eval_shape(block, queries.query)
 
@@ -409,7 +427,7 @@ def _block_like(queries: Queries, keys: Keys) -> list[jax.ShapeDtypeStruct]:
 def _visible_chunks(
     options: Options, queries: Queries, keys: Keys, i: Array, shift: int | Array
 ) -> tuple[int | Array, int | Array]:
-    """The first chunk of keys that the queries of chunk i may see, and the one after the last of them."""
+    """Returns (start, end) of the range of key chunks that the queries of chunk i may see."""
     (j, *_, s, _), t = keys.key.shape, queries.query.shape[-2]
     right = 0 if options.is_causal else options.window[1] if options.window else None
     end = j if right is None else jnp.clip(((i + 1) * t - 1 + shift + right) // s + 1, 0, j)
@@ -419,28 +437,28 @@ def _visible_chunks(
 
 
 def _chunk_rng(rng: Array | None, keys: Keys, i: Array, j: Array) -> Array | None:
-    """A key for the pair of chunks, so that the gradient can draw again what the output saw dropped."""
+    """Returns a PRNG key for the pair of chunks, so that the backward pass can repeat the dropout."""
     return None if rng is None else jax.random.fold_in(rng, i * keys.key.shape[0] + j)
 
 
 def _statistics_dtype(queries: Queries) -> np.dtype:
-    return np.promote_types(queries.query.dtype, np.float32)  # NumPy's: JAX's own refuses under strict promotion
+    return np.promote_types(queries.query.dtype, np.float32)  # NumPy's rule: JAX's raises under strict promotion
 
 
 def _hidden(dtype: np.dtype) -> Array:
-    """Below every logit, but finite: the difference of two infinities is no number."""
+    """Returns a number below every logit, but finite, because the difference of two infinities is NaN."""
     return jnp.asarray(0.7 * jnp.finfo(dtype).min, dtype)
 
 
 def _chunk(x: Array, *index: Array) -> Array:
-    """x[index], and x[0] along a leading axis of size 1: a dynamic slice moves its start to where it fits."""
+    """Returns x[index], or x[0] along a leading axis of size 1, because a dynamic slice clamps its start."""
     rest = x.shape[len(index) :]
     start = (*index, *(jnp.zeros_like(index[0]) for _ in rest))
     return jax.lax.dynamic_slice(x, start, (*(1 for _ in index), *rest)).reshape(rest)
 
 
 def _add_to_chunk(x: Array, update: Array, *index: Array) -> Array:
-    """Adds to x[index]; what was broadcast in the chunk is summed."""
+    """Adds `update` to x[index], summed over the axes along which the chunk was broadcast."""
     chunk = _chunk(x, *index)
     broadcast = tuple(axis for axis, size in enumerate(chunk.shape) if size < update.shape[axis])
     chunk = (chunk + update.sum(axis=broadcast, keepdims=True)).reshape(*(1 for _ in index), *chunk.shape)
@@ -449,7 +467,7 @@ def _add_to_chunk(x: Array, update: Array, *index: Array) -> Array:
 
 
 def _equal_chunks(length: int, at_most: int) -> int:
-    """The size of a chunk: a length of one more than `at_most` gives two halves, not a chunk of padding."""
+    """Returns the smallest chunk size that needs no more chunks than `at_most`: 513 in chunks of 257, not of 512."""
     return -(-length // max(1, -(-length // at_most)))
 
 
@@ -463,7 +481,10 @@ def _split(x: Array, axis: int, size: int) -> Array:
 
 
 def vary_alike(arrays: tuple[Array | None, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Within shard_map, lets arrays vary over all mesh axes that any varies over, as the state of a loop has to."""
+    """Within shard_map, makes all arrays vary over every mesh axis that any of them varies over.
+
+    The state of a loop must do so.
+    """
     zero = jnp.zeros((), bool)
     for x in jax.tree.leaves((arrays, others)):
         x = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
@@ -474,21 +495,22 @@ def vary_alike(arrays: tuple[Array | None, ...], others: tuple[Any, ...]) -> tup
 def _hoisted(
     function: Callable[..., Array], block: list[jax.ShapeDtypeStruct]
 ) -> tuple[Callable[..., Array], tuple[Array, ...], tuple[Array, ...]]:
-    """Makes the arrays that a `ScoreMod` or `MaskMod` reads from outside its arguments, as a gradient needs them.
+    """Turns the arrays that a `ScoreMod` or `MaskMod` closes over into arguments, so that they can get gradients.
 
     Returns:
-      The function of a tuple of these arrays and of a block, those that are floating-point, and the others.
+      `hoisted(arrays, *block)`, where `arrays` are the floating-point arrays followed by the others; the floating-point
+      arrays; and the other arrays.
     """
     closed = jax.make_jaxpr(function)(*block)
     jaxpr, consts = closed.jaxpr, list(closed.consts)
     is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in consts]
     floats, others = (
-        tuple(x for x, floating in zip(consts, is_float, strict=True) if floating is wanted) for wanted in (True, False)
+        tuple(x for x, floating in zip(consts, is_float, strict=True) if floating is kind) for kind in (True, False)
     )
 
     def hoisted(arrays: tuple[Array, ...], *args: Array) -> Array:
-        given = iter(arrays[: sum(is_float)]), iter(arrays[sum(is_float) :])
-        ordered = [next(given[not floating]) for floating in is_float]
+        float_arrays, other_arrays = iter(arrays[: sum(is_float)]), iter(arrays[sum(is_float) :])
+        ordered = [next(float_arrays if is_floating else other_arrays) for is_floating in is_float]
         (result,) = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, ordered))(*args)
         return result
 
@@ -521,48 +543,48 @@ def chunked_attention(
     mask_mod: MaskMod | None = None,
     return_lse: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"] | Float[Array, "B N T"]]:
-    r"""Computes softmax(scale * Q K^T + bias) V, exactly, without ever holding the T x S weights.
+    r"""Computes softmax(scale * Q K^T + bias) V exactly, without storing the T x S weights.
 
-    A chunk of queries meets the keys chunk by chunk, and what it saw is rescaled whenever a larger logit turns up:
+    Each chunk of queries visits the keys chunk by chunk and rescales its running sums whenever a larger logit occurs:
     "Self-attention Does Not Need O(n^2) Memory" (Rabe and Staats, 2021, section 2 of https://arxiv.org/abs/2112.05682).
-    The gradient keeps the output and two numbers for each query and computes the weights once more, chunk by chunk
+    The backward pass keeps the output and two numbers per query and recomputes the weights chunk by chunk
     (FlashAttention, Dao et al., 2022, algorithm 4 of https://arxiv.org/abs/2205.14135). Chunks that causality or a
-    window hides entirely cost nothing.
+    window hides entirely are skipped.
 
-    The gradient is a `jax.custom_vjp`: `jax.grad` works, and so does `jax.jvp` of a gradient, but not `jax.jvp` of this
-    function itself; `dot_product_attention` has that too.
+    The gradient is a `jax.custom_vjp`: `jax.grad` works, and so does `jax.jvp` of a gradient, but `jax.jvp` of this
+    function does not; use `dot_product_attention` for that.
 
     Args:
       query: queries, [B, T, N, H].
-      key: keys, [B, S, K, H]; K divides N, and keys are not repeated for the queries that share them.
+      key: keys, [B, S, K, H]; K divides N. Shared keys are not repeated in memory.
       value: values, [B, S, K, U].
-      bias: added to the scaled logits, broadcastable to [B, N, T, S]. It and its gradient are stored as given: one for
-        all pairs costs the memory that this function saves elsewhere.
-      mask: True where a query may attend, broadcastable to [B, N, T, S]; best a padding mask, [B, 1, 1, S].
+      bias: added to the scaled logits, broadcastable to [B, N, T, S]. The bias and its gradient are stored in the shape
+        that is passed: a full [B, N, T, S] costs the memory that this function saves elsewhere.
+      mask: True where a query may attend, broadcastable to [B, N, T, S]; preferably a padding mask, [B, 1, 1, S].
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits, a Python number; None means 1 / sqrt(H).
-      chunk_size: the most queries and the most keys that meet at once. Memory grows with its square, [B, N, chunk_size,
-        chunk_size]; any length works.
+      chunk_size: upper limit for the queries and for the keys in a chunk. Memory grows with its square, [B, N,
+        chunk_size, chunk_size]; any length works.
       segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); segment 0 is padding.
-      dropout_rate: probability in [0, 1) of dropping an attention weight. Which are dropped depends on `chunk_size`.
+      dropout_rate: probability in [0, 1) of dropping an attention weight. Another `chunk_size` drops other weights.
       dropout_rng: PRNG key; None disables dropout.
-      return_weights: also return the weights before dropout, which are dense: O(T S).
-      logits_soft_cap: as in `dot_product_attention`, and so are all that follow.
+      return_weights: also return the weights before dropout, a dense array: O(T S) memory.
+      logits_soft_cap: as in `dot_product_attention`, like all arguments below.
       sinks: a logit for each head that takes weight from the keys, [N].
       local_window_size: how many keys a query sees to the left and to the right.
-      query_lengths: queries of each row, [B].
-      key_lengths: keys of each row, [B].
-      score_mod: changes logits, called for each pair of chunks. What it reads from outside gets gradients.
+      query_lengths: number of queries of each row, [B].
+      key_lengths: number of keys of each row, [B].
+      score_mod: changes logits, called for each pair of chunks. Arrays that it closes over get gradients.
       mask_mod: hides keys, called for each pair of chunks.
-      return_lse: also return the logarithm of the softmax's denominator.
+      return_lse: also return the logarithm of the softmax denominator.
 
     Returns:
-      Weighted values, [B, T, N, U], in the dtype of `query`, zero for a query without keys; with `return_weights` a
-      pair of these and the weights, [B, N, T, S], with `return_lse` of these and logarithms, [B, N, T]. All sums are
-      float32 (float64 for float64 inputs).
+      Weighted values, [B, T, N, U], in the dtype of `query`, zeros for a query without keys. With `return_weights` a
+      pair of output and weights, [B, N, T, S]; with `return_lse` a pair of output and logarithms, [B, N, T]. All sums
+      are float32 (float64 for float64 inputs).
 
     Raises:
-      ValueError: if the sizes do not fit together, a mask is not boolean or of rank 4, or `chunk_size` is below 1.
+      ValueError: if shapes do not match, a mask is not boolean or of rank 4, or `chunk_size` is below 1.
 
     >>> x = jax.numpy.ones((1, 3, 2, 4))
     >>> jax.jit(functools.partial(chunked_attention, is_causal=True, chunk_size=2))(x, x, x).shape
@@ -578,16 +600,25 @@ def chunked_attention(
     if sinks is not None:
         query, key, value, bias, sinks = vary_alike((query, key, value, bias, sinks), (mask, ids, dropout_rng))
     queries, keys = split_inputs(query, key, value, bias, mask, ids, dropout_rng, chunk_size)
-    score = seen = None
+    hoisted_score_mod = hoisted_mask_mod = None
     extras = Extras(None if sinks is None else sinks.reshape(k, n // k))
     if score_mod is not None:
-        score, floats, others = _hoisted(score_mod, _block_like(queries, keys))
+        hoisted_score_mod, floats, others = _hoisted(score_mod, _block_like(queries, keys))
         extras = extras._replace(score_arrays=floats, score_indices=others)
     if mask_mod is not None:
-        seen, floats, others = _hoisted(mask_mod, _block_like(queries, keys)[1:])
+        hoisted_mask_mod, floats, others = _hoisted(mask_mod, _block_like(queries, keys)[1:])
         extras = extras._replace(mask_arrays=(*floats, *others))
-    factor = h**-0.5 if scale is None else scale
-    options = Options(factor, is_causal, dropout_rate, t, s, window, logits_soft_cap, score, seen)
+    options = Options(
+        scale=h**-0.5 if scale is None else scale,
+        is_causal=is_causal,
+        dropout_rate=dropout_rate,
+        num_queries=t,
+        num_keys=s,
+        window=window,
+        logits_soft_cap=logits_soft_cap,
+        score_mod=hoisted_score_mod,
+        mask_mod=hoisted_mask_mod,
+    )
     out, lse = cast(Any, _attend)(options, queries, keys, extras, dropout_rng)
     out = join_queries(out, t)
     if return_lse:
@@ -629,8 +660,8 @@ def _backward(
     score_arrays = gradients[1].score_arrays
     score_arrays = tuple(x.astype(like.dtype) for x, like in zip(score_arrays, extras.score_arrays, strict=True))
     for_sinks = sink_gradients(extras, saved, cotangent, lse_cotangent)
-    without: list[Any] = [tuple(None for _ in arrays) for arrays in (extras.score_indices, extras.mask_arrays)]
-    return *as_cotangents(gradients, queries, keys), Extras(for_sinks, score_arrays, *without), None
+    no_gradient: list[Any] = [tuple(None for _ in arrays) for arrays in (extras.score_indices, extras.mask_arrays)]
+    return *as_cotangents(gradients, queries, keys), Extras(for_sinks, score_arrays, *no_gradient), None
 
 
 _attend.defvjp(_forward, _backward)

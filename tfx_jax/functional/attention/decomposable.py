@@ -20,7 +20,7 @@ def decomposable_attention(
     compare_fn: FeedForward,
     aggregate_fn: FeedForward,
 ) -> Array:
-    r"""Scores how one sentence follows from another, word against word and without regard to their order.
+    r"""Computes the logits of a pair of sentences by comparing aligned words, whatever the word order.
 
     Attend (`attend_both`), compare v_1i = G([a_i; beta_i]) and v_2j = G([b_j; alpha_j]), aggregate y = H([sum_i v_1i;
     sum_j v_2j]): section 3 of Parikh et al. (2016, https://arxiv.org/abs/1606.01933).
@@ -30,15 +30,15 @@ def decomposable_attention(
       hypothesis: embedded words b, [B, S, D].
       premise_mask: True for words, False for padding, [B, 1, 1, T].
       hypothesis_mask: the same, [B, 1, 1, S].
-      attend_fn: the paper's F, from [..., D] to any width; it sees every word once, not every pair.
+      attend_fn: the paper's F, from [..., D] to any width; called once per word, not once per pair.
       compare_fn: the paper's G, from [..., 2 D] to any width.
       aggregate_fn: the paper's H, from twice the width of `compare_fn` to logits of the classes.
 
     Returns:
-      What `aggregate_fn` returns, [B, classes].
+      Logits, [B, classes], from `aggregate_fn`.
 
     Raises:
-      ValueError: if the sentences or the masks do not fit together.
+      ValueError: if the shapes of the sentences or of the masks do not match.
 
     >>> import jax
     >>> same = dict.fromkeys(("attend_fn", "compare_fn", "aggregate_fn"), lambda x: x)
@@ -62,10 +62,10 @@ def attend_both(
     *,
     attend_fn: FeedForward,
 ) -> tuple[Float[Array, "B T D"], Float[Array, "B S D"], Float[Array, "B T S"], Float[Array, "B S T"]]:
-    r"""Aligns every word of two sentences with the words of the other one.
+    r"""Aligns every word of two sentences with the words of the other sentence, by soft attention in both directions.
 
     e_ij = F(a_i) . F(b_j), beta_i = sum_j softmax_j(e_ij) b_j, alpha_j = sum_i softmax_i(e_ij) a_i: equations 1 and 2
-    of Parikh et al. (2016, https://arxiv.org/abs/1606.01933). One matrix of scores, read by rows and by columns.
+    of Parikh et al. (2016, https://arxiv.org/abs/1606.01933). Both use the same scores e.
 
     Args:
       premise: a, [B, T, D].
@@ -75,11 +75,11 @@ def attend_both(
       attend_fn: the paper's F, from [..., D] to any width.
 
     Returns:
-      beta [B, T, D] and alpha [B, S, D], and the weights of each, [B, T, S] and [B, S, T], float32 at least. The words
-      of a sentence whose partner is all padding get zeros.
+      beta [B, T, D], alpha [B, S, D], and their weights, [B, T, S] and [B, S, T], float32 at least. If one sentence is
+      all padding, the words of the other one get zeros.
 
     Raises:
-      ValueError: if the sentences or the masks do not fit together.
+      ValueError: if the shapes of the sentences or of the masks do not match.
 
     >>> import jax
     >>> attend = jax.jit(lambda premise, hypothesis: attend_both(premise, hypothesis, attend_fn=lambda x: x))

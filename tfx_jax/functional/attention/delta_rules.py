@@ -1,6 +1,6 @@
-"""Delta rules: a state that replaces what it returned for a key, without and with decay.
+"""Delta rules: linear attention that overwrites the value stored for a key, with or without decay.
 
-Their state, chunks and decoding are those of `recurrent`.
+`recurrent` has their state, the chunked computation and decoding.
 """
 
 import dataclasses
@@ -42,32 +42,32 @@ def delta_rule(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes o_t = scale * S_t^T q_t with S_t = S_{t-1} + b_t k_t (v_t - S_{t-1}^T k_t)^T: one key has one value.
+    r"""Computes o_t = scale * S_t^T q_t with S_t = S_{t-1} + b_t k_t (v_t - S_{t-1}^T k_t)^T: values are overwritten.
 
     The fast weights of Schlag et al. (2021, https://arxiv.org/abs/2102.11174, equations 23 to 25), in the form of
     DeltaNet (Yang et al., 2024, https://arxiv.org/abs/2406.06484): queries and keys are divided by their length, and
-    b_t = sigmoid(beta_t) says how much of what the state returns for k_t is replaced.
+    b_t = sigmoid(beta_t) is the share of the value stored for k_t that is replaced.
 
     Args:
-      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `retention`.
+      query: queries, [B, T, N, H]. Arguments without explanation are those of `retention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
-      bias: refused.
+      bias: must be None.
       mask: padding, [B or 1, 1, 1, S].
-      beta: logits of the strength of writing, [B, S, K].
+      beta: logits of the write strength, [B, S, K].
       is_causal: must be true.
-      scale: multiplies queries of length 1; None means 1 / sqrt(H).
-      block_size: tokens of a chunk.
-      segment_ids: packed texts.
+      scale: multiplies the normalized queries; None means 1 / sqrt(H).
+      block_size: tokens in a chunk.
+      segment_ids: packed sequences.
       dropout_rate: must be 0.
       dropout_rng: unused.
       return_weights: also return the coefficient of each value in each output.
 
     Returns:
-      What `retention` returns.
+      The same results as `retention`.
 
     Raises:
-      ValueError: as `retention`, and for a gate of another shape.
+      ValueError: in the same cases as `retention`, or if a gate has the wrong shape.
 
     >>> key, value = jnp.ones((1, 3, 1, 1)), jnp.array([2.0, 3.0, 5.0]).reshape(1, 3, 1, 1)
     >>> jax.jit(delta_rule)(key, key, value, beta=jnp.full((1, 3, 1), 99.0)).ravel().round().tolist()
@@ -117,32 +117,32 @@ def gated_delta_rule(
     r"""Computes `delta_rule` of a state that decays: S_t = a_t S_{t-1} + b_t k_t (v_t - a_t S_{t-1}^T k_t)^T.
 
     Equation 10 of "Gated Delta Networks" (Yang et al., 2024, https://arxiv.org/abs/2412.06464), with the decay
-    a_t = exp(-rate softplus(dt_t + dt_bias)) of Mamba-2, rate = exp(log_rate_scale). Qwen3-Next has a convolution
-    before it, and a norm and a gate behind it.
+    a_t = exp(-rate softplus(dt_t + dt_bias)) of Mamba-2, rate = exp(log_rate_scale). Qwen3-Next also has a convolution
+    before this function and a norm and a gate after it, which are not part of it.
 
     Args:
-      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `retention`.
+      query: queries, [B, T, N, H]. Arguments without explanation are those of `retention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
-      bias: refused.
+      bias: must be None.
       mask: padding, [B or 1, 1, 1, S].
-      beta: logits of the strength of writing, [B, S, K].
-      dt: steps before bias and softplus, [B, S, K].
-      log_rate_scale: logarithm of the rate of forgetting, [K].
+      beta: logits of the write strength, [B, S, K].
+      dt: step sizes before bias and softplus, [B, S, K].
+      log_rate_scale: logarithm of the decay rate, [K].
       dt_bias: added to `dt`, [K].
       is_causal: must be true.
-      scale: multiplies queries of length 1; None means 1 / sqrt(H).
-      block_size: tokens of a chunk.
-      segment_ids: packed texts.
+      scale: multiplies the normalized queries; None means 1 / sqrt(H).
+      block_size: tokens in a chunk.
+      segment_ids: packed sequences.
       dropout_rate: must be 0.
       dropout_rng: unused.
       return_weights: also return the coefficient of each value in each output.
 
     Returns:
-      What `retention` returns.
+      The same results as `retention`.
 
     Raises:
-      ValueError: as `retention`, and for a gate or a parameter of another shape.
+      ValueError: in the same cases as `retention`, or if a gate or a parameter has the wrong shape.
 
     >>> x, large = jnp.ones((1, 2, 1, 1)), jnp.full((1, 2, 1), 99.0)
     >>> parameters = {"log_rate_scale": jnp.zeros(1), "dt_bias": jnp.zeros(1)}
@@ -186,33 +186,33 @@ def kimi_delta_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes `gated_delta_rule` with a decay for each channel: diag(a_t) S_{t-1} instead of a_t S_{t-1}.
+    r"""Computes `gated_delta_rule` with a separate decay per channel: diag(a_t) S_{t-1} instead of a_t S_{t-1}.
 
     Equation 1 of "Kimi Linear" (2025, https://arxiv.org/abs/2510.26692).
 
     Args:
-      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `retention`.
+      query: queries, [B, T, N, H]. Arguments without explanation are those of `retention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
-      bias: refused.
+      bias: must be None.
       mask: padding, [B or 1, 1, 1, S].
-      beta: logits of the strength of writing, [B, S, K].
-      dt: steps before bias and softplus, [B, S, K, H].
-      log_rate_scale: logarithm of the rate of forgetting, [K].
+      beta: logits of the write strength, [B, S, K].
+      dt: step sizes before bias and softplus, [B, S, K, H].
+      log_rate_scale: logarithm of the decay rate, [K].
       dt_bias: added to `dt`, [K, H].
       is_causal: must be true.
-      scale: multiplies queries of length 1; None means 1 / sqrt(H).
-      block_size: tokens of a chunk.
-      segment_ids: packed texts.
+      scale: multiplies the normalized queries; None means 1 / sqrt(H).
+      block_size: tokens in a chunk.
+      segment_ids: packed sequences.
       dropout_rate: must be 0.
       dropout_rng: unused.
       return_weights: also return the coefficient of each value in each output.
 
     Returns:
-      What `retention` returns.
+      The same results as `retention`.
 
     Raises:
-      ValueError: as `retention`, and for a gate or a parameter of another shape.
+      ValueError: in the same cases as `retention`, or if a gate or a parameter has the wrong shape.
 
     >>> x, large = jnp.ones((1, 2, 1, 1)), jnp.full((1, 2, 1), 99.0)
     >>> parameters = {"log_rate_scale": jnp.zeros(1), "dt_bias": jnp.zeros((1, 1))}
@@ -241,6 +241,7 @@ def _gated_delta(
     log_rate_scale: Float[Array, " K"],
     dt_bias: Float[Array, "K *Z"],
 ) -> Updates:
+    """Computes the updates of both gated rules: `dt` has one step per head, [B, S, K], or per channel, [B, S, K, H]."""
     key = _unit(key)
     step, rate = steps_and_rates(key, dt, log_rate_scale, dt_bias)
     log_decay = -rate * step
@@ -248,7 +249,7 @@ def _gated_delta(
 
 
 def _unit(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
-    """Divided by its length, in float32 at least; the constant is that of the reference implementations."""
+    """Divides vectors by their length, in float32 at least; the epsilon is that of the reference implementations."""
     x = to_float32(x)
     return x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + 1e-6)
 
@@ -278,7 +279,7 @@ GATED_DELTA_RULE = dataclasses.replace(
     name="gated_delta_rule",
     function=gated_delta_rule,
     reference="Gated DeltaNet: Yang et al. (2024), equation 10",
-    grouped_queries=False,  # parameters are of the heads of keys, of which a configuration knows no number but N
+    grouped_queries=False,  # the parameters have an axis of key heads, but `parameters` gets num_heads only
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"beta": (num_kv_heads,), "dt": (num_kv_heads,)},
     parameters=lambda rng, num_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_heads, dtype),
     decoding=_decode_gated_delta,

@@ -1,4 +1,4 @@
-"""From logits to a result: what all attentions share that score every query against every key."""
+"""Dense attention: logits, softmax and weighted values, shared by all attentions that score every query-key pair."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,18 +26,18 @@ from tfx_jax.functional.layers import dropout
 def dot_product_logits(
     query: Float[Array, "B T N H"], key: Float[Array, "B S K H"], scale: float | None = None
 ) -> Float[Array, "B N T S"]:
-    """Scaled dot products of queries and keys, in float32 at least; see `tfx_jax.functional.dot_product_attention`."""
+    """Computes scale * Q K^T, in float32 at least; a scale of None means 1 / sqrt(H)."""
     b, t, n, h = query.shape
     s, k = key.shape[1:3]
-    dtype = np.promote_types(query.dtype, np.float32)  # NumPy's: JAX's own refuses under strict promotion
-    # Plain products of matrices, one for each key head: its G query heads lie below each other.
+    dtype = np.promote_types(query.dtype, np.float32)  # NumPy's rule: JAX's raises under strict promotion
+    # One matrix product for each key head: the queries of its G query heads are stacked along one axis.
     stacked_query = query.swapaxes(1, 2).reshape(b, k, n // k * t, h)
     logits = jnp.einsum("BKTH,BKSH->BKTS", stacked_query, key.swapaxes(1, 2), preferred_element_type=dtype)
     return logits.reshape(b, n, t, s) * (h**-0.5 if scale is None else scale)
 
 
 def soft_capped(logits: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
-    """Keeps logits within -cap .. cap: cap * tanh(logits / cap), as section 2 of Gemma 2 (2024) has it."""
+    """Limits logits to -cap .. cap by cap * tanh(logits / cap): section 2 of Gemma 2 (2024)."""
     return jnp.tanh(logits / cap) * cap
 
 
@@ -52,9 +52,9 @@ def masked_logits(
     scale: float | None,
     segment_ids: SegmentIds | None,
 ) -> tuple[Float[Array, "B N T S"], Mask | None]:
-    """Scaled dot products with the bias, and the mask of all pairs that may meet, for normalizations of one's own.
+    """Returns biased, scaled dot products and the combined mask, for attentions that do not use the plain softmax.
 
-    A bias of minus infinity becomes a part of the mask; the logits are finite.
+    A bias of minus infinity becomes part of the mask, so the logits are finite.
     """
     check_shapes(query, key, value, bias, mask)
     logits = dot_product_logits(query, key, scale)
@@ -75,7 +75,10 @@ def dot_product_weights(
     sinks: Float[Array, " N"] | None = None,
     **options: Any,
 ) -> Float[Array, "B N T S"]:
-    """The weights of `tfx_jax.functional.dot_product_attention`, before dropout, whatever computes its values."""
+    """Computes the weights of `tfx_jax.functional.dot_product_attention`, before dropout, by the formula.
+
+    `options` are those of `_logits_and_mask`.
+    """
     check_shapes(query, key, key, bias, mask)
     logits, mask, may_hide = _logits_and_mask(query, key, mask, **options)
     return _softmax(*_biased(logits, bias, may_hide), mask, sinks)
@@ -94,7 +97,7 @@ def dense_attention(
     return_lse: bool = False,
     **options: Any,
 ) -> tuple[Float[Array, "B T N U"], Float[Array, "B N T S"], Float[Array, "B N T"] | None]:
-    """`tfx_jax.functional.dot_product_attention` by its formula: output, weights and, if asked for, the denominators.
+    """Computes `tfx_jax.functional.dot_product_attention` by the formula.
 
     Args:
       query: queries.
@@ -102,11 +105,14 @@ def dense_attention(
       value: values.
       bias: added to the logits.
       mask: True where a query may attend.
-      sinks: a logit for each head that no value belongs to.
+      sinks: a logit for each head that takes weight from the keys and has no value.
       dropout_rate: probability of dropping a weight.
       dropout_rng: PRNG key; None disables dropout.
-      return_lse: whether to compute the logarithms of the softmax's denominators; otherwise they are None.
-      options: of `_logits_and_mask`.
+      return_lse: whether to compute the logarithms of the softmax denominators.
+      options: options of `_logits_and_mask`.
+
+    Returns:
+      Output, weights before dropout, and the logarithms of the softmax denominators, None without `return_lse`.
     """
     logits, mask, may_hide = _logits_and_mask(query, key, mask, **options)
     logits, has_key = _biased(logits, bias, may_hide)
@@ -128,25 +134,25 @@ def _logits_and_mask(
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
 ) -> tuple[Float[Array, "B N T S"], Mask | None, bool]:
-    """Logits without bias, who may attend to whom, and whether logits may be minus infinity."""
+    """Returns logits without bias, the combined mask, and whether a logit may be minus infinity."""
     (b, t, n, _), s = query.shape, key.shape[1]
     logits = dot_product_logits(query, key, scale)
     if logits_soft_cap is not None:
         logits = soft_capped(logits, logits_soft_cap)
     mask = combine_masks(mask, is_causal, segment_ids, b, t, s, window=window)
-    places = [jnp.arange(size, dtype=jnp.int32) for size in (b, n, t, s)]
-    places = [jnp.expand_dims(x, [a for a in range(4) if a != axis]) for axis, x in enumerate(places)]
+    indices = [jnp.arange(size, dtype=jnp.int32) for size in (b, n, t, s)]
+    indices = [jnp.expand_dims(x, [a for a in range(4) if a != axis]) for axis, x in enumerate(indices)]
     if score_mod is not None:
-        logits = apply_score_mod(score_mod, logits, *places)
+        logits = apply_score_mod(score_mod, logits, *indices)
     if mask_mod is not None:
-        seen = apply_mask_mod(mask_mod, (b, n, t, s), *places)
+        seen = apply_mask_mod(mask_mod, (b, n, t, s), *indices)
         mask = seen if mask is None else mask & seen
     return logits, mask, score_mod is not None
 
 
-def apply_score_mod(score_mod: ScoreMod, logits: Float[Array, "B N T S"], *places: Array) -> Float[Array, "B N T S"]:
+def apply_score_mod(score_mod: ScoreMod, logits: Float[Array, "B N T S"], *indices: Array) -> Float[Array, "B N T S"]:
     """Calls `score_mod` and checks its result."""
-    result = score_mod(logits, *places)
+    result = score_mod(logits, *indices)
     if result.shape != logits.shape or not jnp.issubdtype(result.dtype, jnp.floating):
         raise ValueError(
             f"score_mod must return floating-point logits of shape {logits.shape}, got {result.dtype} {result.shape}"
@@ -154,9 +160,9 @@ def apply_score_mod(score_mod: ScoreMod, logits: Float[Array, "B N T S"], *place
     return result.astype(logits.dtype)
 
 
-def apply_mask_mod(mask_mod: MaskMod, full: tuple[int, ...], *places: Array) -> Bool[Array, "#B #N #T #S"]:
-    """Calls `mask_mod` and checks its result, which may be broadcastable to `full`."""
-    seen = mask_mod(*places)
+def apply_mask_mod(mask_mod: MaskMod, full: tuple[int, ...], *indices: Array) -> Bool[Array, "#B #N #T #S"]:
+    """Calls `mask_mod` and checks its result, which must be broadcastable to `full`."""
+    seen = mask_mod(*indices)
     fits = seen.ndim == 4 and all(size in (1, want) for size, want in zip(seen.shape, full, strict=True))
     if not fits or seen.dtype != jnp.bool_:
         raise ValueError(f"mask_mod must return booleans broadcastable to {full}, got {seen.dtype} {seen.shape}")
@@ -175,17 +181,17 @@ def attention_weights(
     scale: float | None = None,
     segment_ids: SegmentIds | None = None,
 ) -> Float[Array, "B P Q S"]:
-    """Computes the weights of some queries and heads of `tfx_jax.functional.dot_product_attention`, without the others.
+    """Computes the weights of `tfx_jax.functional.dot_product_attention` for selected queries and heads only.
 
-    For maps of sequences so long that [B, N, T, S] is more than a device holds, whatever computed the values.
+    For attention maps of sequences so long that [B, N, T, S] does not fit into device memory.
 
     Args:
-      query: queries, [B, T, N, H]; all of them, since causality counts from the last.
+      query: all queries, [B, T, N, H], because causality aligns the last query with the last key.
       key: keys, [B, S, K, H]; K divides N.
-      bias: as in `dot_product_attention`, and so are all that are not named here.
+      bias: as in `dot_product_attention`, like all arguments but `queries` and `heads`.
       mask: True where a query may attend, broadcastable to [B, N, T, S].
-      queries: positions of Q queries, 0 to T - 1.
-      heads: numbers of P heads, 0 to N - 1; None means all.
+      queries: positions of the Q selected queries, 0 to T - 1.
+      heads: indices of the P selected heads, 0 to N - 1; None means all.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H).
       segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
@@ -194,7 +200,7 @@ def attention_weights(
       Weights before dropout, [B, P, Q, S], float32 (float64 for float64 inputs).
 
     Raises:
-      ValueError: if the sizes do not fit together, or there is no such query or head.
+      ValueError: if shapes do not match, or a query or a head is out of range.
 
     >>> attend = jax.jit(attention_weights, static_argnames=("queries", "heads", "is_causal"))
     >>> x = jnp.ones((1, 1000, 8, 4))
@@ -203,31 +209,31 @@ def attention_weights(
     """
     check_shapes(query, key, key, bias, mask)
     (b, t, n, _), (s, k) = query.shape, key.shape[1:3]
-    rows = _numbers("queries", queries, t)
-    columns = _numbers("heads", range(n) if heads is None else heads, n)
+    query_index = _checked_indices("queries", queries, t)
+    head_index = _checked_indices("heads", range(n) if heads is None else heads, n)
 
-    def chosen(pairs: Array | None) -> Array | None:
+    def select(pairs: Array | None) -> Array | None:
         if pairs is not None and pairs.shape[1] > 1:
-            pairs = pairs[:, columns]
-        return pairs if pairs is None or pairs.shape[2] == 1 else pairs[:, :, rows]
+            pairs = pairs[:, head_index]
+        return pairs if pairs is None or pairs.shape[2] == 1 else pairs[:, :, query_index]
 
-    bias, mask = chosen(bias), chosen(mask)
+    bias, mask = select(bias), select(mask)
     if is_causal:
-        past = (jnp.arange(s)[None] <= (rows + s - t)[:, None])[None, None]
+        past = (jnp.arange(s)[None] <= (query_index + s - t)[:, None])[None, None]
         mask = past if mask is None else mask & past
     if segment_ids is not None:
         query_ids, key_ids = pair_of_segment_ids(segment_ids, b, t, s)
-        segment_ids = query_ids[:, rows], key_ids
-    logits = dot_product_logits(query[:, rows][:, :, columns], key[:, :, columns // (n // k)], scale)
-    mask = combine_masks(mask, False, segment_ids, b, len(rows), s)
+        segment_ids = query_ids[:, query_index], key_ids
+    logits = dot_product_logits(query[:, query_index][:, :, head_index], key[:, :, head_index // (n // k)], scale)
+    mask = combine_masks(mask, False, segment_ids, b, len(query_index), s)
     return _softmax(*_biased(logits, bias), mask)
 
 
-def _numbers(name: str, numbers: Sequence[int], size: int) -> np.ndarray:
-    for number in numbers:
-        if not 0 <= number < size:
-            raise ValueError(f"{name} must be in 0 .. {size - 1}, got {number}")
-    return np.asarray(numbers, np.int32)
+def _checked_indices(name: str, indices: Sequence[int], size: int) -> np.ndarray:
+    for index in indices:
+        if not 0 <= index < size:
+            raise ValueError(f"{name} must be in 0 .. {size - 1}, got {index}")
+    return np.asarray(indices, np.int32)
 
 
 def attention_from_logits(
@@ -241,17 +247,16 @@ def attention_from_logits(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
 ) -> tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes softmax(logits + bias) V for every head: a dictionary that answers with a mean of its values.
+    r"""Computes softmax(logits + bias) V for every head: a soft dictionary lookup.
 
     Equations 15.34 and 15.35 of "Probabilistic Machine Learning: An Introduction" (Murphy, 2022,
-    https://probml.github.io/book1). Whatever scores a query against the keys, this is the rest of attention: the dot
-    product of `dot_product_attention` and the hidden layer of `additive_attention` end here, and so may a score of
-    your own.
+    https://probml.github.io/book1). This is the part of attention after the scores: `additive_attention` ends with it,
+    and so can an attention with your own score function.
 
     Args:
-      logits: how well each query fits each key, [B, N, T, S], float32 at least.
+      logits: score of each query and key, [B, N, T, S], float32 at least.
       value: values, [B, S, K, U]; K divides N.
-      bias: as in `dot_product_attention`, and so are all that follow.
+      bias: as in `dot_product_attention`, like all arguments below.
       mask: True where a query may attend, broadcastable to [B, N, T, S].
       is_causal: query t sees keys 0 .. t + S - T only.
       segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
@@ -263,7 +268,7 @@ def attention_from_logits(
       of `logits`.
 
     Raises:
-      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+      ValueError: if shapes do not match, or a mask is not boolean or not of rank 4.
 
     >>> out, weights = jax.jit(attention_from_logits)(jnp.zeros((1, 1, 1, 4)), jnp.arange(4.0).reshape(1, 4, 1, 1))
     >>> out.tolist(), weights[0, 0].tolist()
@@ -273,7 +278,10 @@ def attention_from_logits(
     check_floats(logits=logits, value=value)
     (b, n, _, s), k = logits.shape, value.shape[2]
     if value.shape[:2] != (b, s) or n % k:
-        raise ValueError(f"values {value.shape} do not fit logits [B, N, T, S] = {logits.shape}")
+        raise ValueError(
+            f"value must have shape [B, S, K, U] with B = {b}, S = {s} and a K that divides {n} heads, for logits of "
+            f"shape {logits.shape}; got {value.shape}"
+        )
     mask = combine_masks(mask, is_causal, segment_ids, b, logits.shape[2], s)
     weights = _softmax(*_biased(logits, bias), mask)
     return weighted_values(dropout(weights, dropout_rate, dropout_rng), value), weights
@@ -282,19 +290,19 @@ def attention_from_logits(
 def merge_attention(
     outs: Sequence[Float[Array, "B T N U"]], lses: Sequence[Float[Array, "B N T"]]
 ) -> tuple[Float[Array, "B T N U"], Float[Array, "B N T"]]:
-    r"""Merges attention over parts of the keys into attention over all: the softmax's sums, rescaled and added.
+    r"""Merges attention over parts of the keys into attention over all keys.
 
     Section 3.1.1 of "FlashAttention-2" (Dao, 2023, https://arxiv.org/abs/2307.08691). With lse = log of the sum of
-    exp(lse_i), the output is the sum of exp(lse_i - lse) out_i. For caches in several pieces, such as a prefix that all
-    rows share, and for keys on several devices. Pass `sinks` to one of the parts.
+    exp(lse_i), the output is the sum of exp(lse_i - lse) out_i. For caches in several parts, such as a prefix that all
+    rows share, and for keys on several devices. Pass `sinks` to only one of the parts.
 
     Args:
-      outs: outputs of `dot_product_attention` over each part, [B, T, N, U].
-      lses: with `return_lse=True`, their second results, [B, N, T].
+      outs: output of `dot_product_attention` over each part, [B, T, N, U].
+      lses: second result of the same calls with `return_lse=True`, [B, N, T].
 
     Returns:
-      Output and logarithm of the denominator over all parts, so that they can be merged in turn. A query without keys
-      in any part has zeros and minus infinity.
+      Output and logarithm of the softmax denominator over all parts, which can be merged with further parts. A query
+      without keys in any part has zeros and minus infinity.
 
     >>> outs = np.array([0.5, 2.5], np.float32).reshape(2, 1, 1, 1, 1)  # means of two keys each
     >>> lse = np.log(np.full((1, 1, 1), 2, np.float32))  # of two logits of zero
@@ -304,12 +312,13 @@ def merge_attention(
     """
     if not outs or len(outs) != len(lses):
         raise ValueError(
-            f"merge_attention needs an lse for each of at least one output, got {len(outs)} and {len(lses)}"
+            f"merge_attention needs at least one output and one lse per output, got {len(outs)} outputs and "
+            f"{len(lses)} lses"
         )
     for out, lse in zip(outs, lses, strict=True):
         b, t, n, _ = out.shape
         if lse.shape != (b, n, t):
-            raise ValueError(f"lse must have shape [B, N, T] = {(b, n, t)} beside out {out.shape}, got {lse.shape}")
+            raise ValueError(f"lse must have shape [B, N, T] = {(b, n, t)} for out {out.shape}, got {lse.shape}")
     parts = jnp.stack(list(lses))
     largest = jax.lax.stop_gradient(parts.max(axis=0, keepdims=True))
     largest = jnp.where(jnp.isfinite(largest), largest, 0)
@@ -324,7 +333,7 @@ def merge_attention(
 
 
 def weighted_values(weights: Float[Array, "B N T S"], value: Float[Array, "B S K U"]) -> Float[Array, "B T N U"]:
-    """Sums of values by the weights of each query; K value heads serve N / K query heads each. In the values' dtype."""
+    """Computes weights @ values in the dtype of `value`; each of the K value heads serves N / K query heads."""
     (b, n, t, s), (k, u) = weights.shape, value.shape[2:]
     stacked = weights.astype(value.dtype).reshape(b, k, n // k * t, s)
     out = jnp.einsum("BKTS,BKSU->BKTU", stacked, value.swapaxes(1, 2))
@@ -334,12 +343,16 @@ def weighted_values(weights: Float[Array, "B N T S"], value: Float[Array, "B S K
 def _biased(
     logits: Float[Array, "B N T S"], bias: Bias | None, may_hide: bool = False
 ) -> tuple[Float[Array, "B N T S"], Bool[Array, "#B #N #T 1"] | None]:
-    """Logits with their bias, finite in each row, and which rows have a key that minus infinity does not hide.
+    """Adds the bias to the logits and handles keys that minus infinity hides.
 
     Args:
       logits: logits.
-      bias: added to them.
+      bias: added to the logits.
       may_hide: whether logits may be minus infinity without a bias.
+
+    Returns:
+      Biased logits, set to 0 in rows (queries) whose keys are all hidden by minus infinity; and which rows have a
+      visible key, None if all have.
     """
     if bias is not None:
         bias = bias.astype(logits.dtype)
@@ -365,7 +378,7 @@ def _softmax(
         sink = _checked_sinks(sinks, logits.shape[1], logits.dtype)[None, :, None, None]
         logits = logits if mask is None else jnp.where(mask, logits, hidden_logit(logits.dtype))
         largest = jax.lax.stop_gradient(jnp.maximum(logits.max(axis=-1, keepdims=True, initial=-jnp.inf), sink))
-        largest = jnp.maximum(largest, hidden_logit(logits.dtype))  # of no keys and a sink of minus infinity
+        largest = jnp.maximum(largest, hidden_logit(logits.dtype))  # finite even without keys and with a sink of -inf
         exponentials = jnp.exp(logits - largest)
         weights = exponentials / (exponentials.sum(axis=-1, keepdims=True) + jnp.exp(sink - largest))
         weights = weights if mask is None else jnp.where(mask, weights, jnp.zeros((), weights.dtype))
@@ -378,7 +391,7 @@ def _log_sum_exp(
     mask: Mask | None,
     sinks: Float[Array, " N"] | None,
 ) -> Float[Array, "B N T"]:
-    """The logarithm of the softmax's denominator; minus infinity in a row without keys and sink."""
+    """Returns the logarithm of the softmax denominator; minus infinity for a query without keys and without a sink."""
     seen = jnp.asarray(True) if mask is None else mask
     sees_key = (seen & (logits != -jnp.inf)).any(axis=-1)
     if has_key is not None:
@@ -396,7 +409,7 @@ def _checked_sinks(sinks: Float[Array, " N"], num_heads: int, dtype: np.dtype) -
 
 
 def check_sinks(sinks: Float[Array, " N"] | None, num_heads: int) -> None:
-    """Raises ValueError for sinks that are not one number for each query head."""
+    """Raises ValueError unless `sinks` is None or has one floating-point number per query head."""
     if sinks is not None and (sinks.shape != (num_heads,) or not jnp.issubdtype(sinks.dtype, jnp.floating)):
         raise ValueError(
             f"sinks must be one floating-point logit for each query head, [N] = {(num_heads,)}, "
@@ -405,14 +418,27 @@ def check_sinks(sinks: Float[Array, " N"] | None, num_heads: int) -> None:
 
 
 def hidden_logit(dtype: np.dtype) -> Array:
-    """What hides a key: below every logit, but finite, since minus infinity would make a row without keys NaN."""
+    """Returns the logit of hidden keys: below every other logit, but finite, so that a row without keys is not NaN."""
     return jnp.asarray(0.7 * jnp.finfo(dtype).min, dtype)
 
 
 def masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:
-    """Softmax over the visible keys; a row without any becomes zeros."""
+    """Computes the softmax over the visible keys; a row without visible keys becomes zeros."""
     if mask is None:
         return jax.nn.softmax(logits, axis=-1)
-    # Finite also for the gradient.
+    # Hidden logits stay finite, so that gradients are finite too.
     weights = jax.nn.softmax(jnp.where(mask, logits, hidden_logit(logits.dtype)), axis=-1)
     return jnp.where(mask, weights, jnp.zeros((), weights.dtype))
+
+
+def among_largest(scores: Float[Array, "*rows S"], mask: Bool[Array, "*#rows S"] | None, size: int) -> Array:
+    """Which scores of a row are among the `size` largest that the mask shows; those equal to the last of them are too.
+
+    >>> jax.jit(among_largest, static_argnums=(1, 2))(jnp.array([3.0, 1.0, 2.0]), None, 2).tolist()
+    [True, False, True]
+    """
+    scores = jax.lax.stop_gradient(scores)
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.asarray(-jnp.inf, scores.dtype))
+    is_kept = scores >= jax.lax.top_k(scores, min(size, scores.shape[-1]))[0][..., -1:]
+    return is_kept if mask is None else is_kept & mask

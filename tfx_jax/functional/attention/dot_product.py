@@ -57,60 +57,68 @@ def dot_product_attention(
     With all options, the weight of key s for query t is exp(l_ts) / (exp(sink) + sum of exp(l_tj) over visible keys j),
     where l = score_mod(c tanh(scale * Q K^T / c)) + bias for a soft cap c.
 
+    **Implementations.**
+
+    - "xla" is the formula and "chunked" is `chunked_attention`, whose memory is linear in the length. Both support all
+      arguments. The others are kernels: they have a first derivative in reverse mode only, and only "rows" has dropout.
+    - "cudnn" is for NVIDIA GPUs, half precision and d_v = d_k. Its memory is linear in the length unless there is a
+      bias, segments, or padding together with causality.
+    - "splash" is for TPUs, without bias and with padding masks only.
+    - "flash" is for TPUs, with bias; it needs K = N and d_v = d_k.
+    - "rows" is for TPUs and stores nothing for the backward pass but its inputs. It has no bias and no segments, and
+      needs a padding mask, K = N, d_v = d_k, and lengths that are multiples of 128 up to 1024.
+
+    The compiler does not partition kernels over devices: call them in `jax.shard_map`, those for TPUs with
+    `check_vma=False`. From a tuple of names, the first one is used that supports the arguments and the platform that
+    the program is lowered for. None means "splash" or "cudnn", depending on the platform, if lengths are 1024 or more,
+    there is neither a bias nor a mask of all pairs, the kernel supports the other arguments, and the call is inside
+    `jax.shard_map` or there is only one device. Otherwise None means "xla".
+
     Args:
       query: queries, [B, T, N, H]; H is the paper's d_k.
       key: keys, [B, S, K, H]; K divides N, and query head n reads key head n // (N / K).
       value: values, [B, S, K, U]; U is the paper's d_v and may differ from H.
       bias: added to the scaled logits, broadcastable to [B, N, T, S]. Minus infinity
-        hides a key, but `mask` does so with less.
+        hides a key; a `mask` takes less memory.
       mask: True where a query may attend, broadcastable to [B, N, T, S]. A query that may see no key gets a zero
-        output, never a NaN and never the mean value. Hidden keys and values change nothing, but must be finite: 0 * NaN
-        is NaN.
+        output, never NaN and never the mean value. Hidden keys and values do not change the output, but must be finite,
+        because 0 * NaN is NaN.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H). T5 passes 1.0.
       segment_ids: packed sequences, [B, T] for self-attention or a pair ([B, T], [B, S]); a query sees the keys of its
         own segment, and segment 0 is padding.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
-      implementation: what computes the same values. "xla" is the formula as it stands, "chunked" needs memory linear in
-        the length (`chunked_attention`), and both take everything. Kernels have one derivative, in reverse, and but for
-        "rows" no dropout; "cudnn" is for NVIDIA GPUs, half precision and d_v = d_k, in linear memory but with a bias,
-        segments, or padding beside causality; those for TPUs are "splash", without bias, with padding masks only;
-        "flash", with a bias, K = N and d_v = d_k; and "rows", which keeps nothing for the gradient, without bias or
-        segments, with padding masks only, K = N, d_v = d_k, and lengths that are multiples of 128 up to 1024. No
-        compiler divides kernels over devices: call them in `jax.shard_map`, those for TPUs with `check_vma=False`. Of a
-        tuple of names it is the first that can, on the platform that the program is lowered for. None
-        is "splash" or "cudnn", whichever the program is lowered for, where lengths are 1024 or more, there is no bias
-        nor a mask of all pairs, it takes what is asked, and the call is in `jax.shard_map` or there is but one device;
-        otherwise it is "xla".
-      return_weights: also return the softmax weights, before dropout; the formula computes them, whatever else.
-      logits_soft_cap: keeps the scaled logits within -c .. c by c tanh(logits / c), before bias and mask: section 2 of
-        Gemma 2 (2024, https://arxiv.org/abs/2408.00118). "xla", "chunked" and "splash" have it.
-      sinks: a logit for each query head that no value belongs to, [N]: the weights of a query add up to less than 1, as
-        in gpt-oss (2025, https://arxiv.org/abs/2508.10925). Zeros add one to the denominator ("softmax plus one",
-        Miller, 2023). "xla", "chunked" and "splash" have them.
-      local_window_size: how many keys a query sees to the left and to the right of its own position, t + S - T; one
-        number is for both sides, and causality leaves the left. Positions count columns, padding too, in contrast to
-        `sliding_window_attention`. "xla", "chunked" and "splash" have it; the last two skip what is outside.
-      query_lengths: how many queries of each row exist, [B]; the others get zeros.
-      key_lengths: how many keys of each row exist, [B]; the others are hidden.
-      score_mod: from the logits of a block and the numbers of its rows, heads, queries and keys to new logits, such as
-        `alibi_score_mod` and `t5_score_mod`: FlexAttention (Dong et al., 2024, https://arxiv.org/abs/2412.05496). The
-        arguments are `score_mod(logits, b, n, t, s)`: [B, N, T, S], [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and
-        [1, 1, 1, S]; queries count from 0, wherever causality aligns them. "chunked" calls it for each pair of chunks
-        and "xla" for all pairs; arrays that it reads from outside get gradients.
-      mask_mod: likewise `mask_mod(b, n, t, s)`, True where a query may attend, broadcastable to [B, N, T, S].
-      return_lse: also return the logarithm of the softmax's denominator, sinks included, for `merge_attention`. "xla"
-        and "chunked" have it.
+      implementation: how to compute the values, which are the same for all. See "Implementations" above.
+      return_weights: also return the softmax weights, before dropout. They are computed by the formula, whatever the
+        implementation.
+      logits_soft_cap: c; limits the scaled logits to -c .. c by c tanh(logits / c), before bias and mask: section 2 of
+        Gemma 2 (2024, https://arxiv.org/abs/2408.00118). For "xla", "chunked" and "splash".
+      sinks: a logit for each query head, [N], that takes part in the softmax and has no value, so that the weights of a
+        query add up to less than 1, as in gpt-oss (2025, https://arxiv.org/abs/2508.10925). Zeros add one to the
+        denominator ("softmax plus one", Miller, 2023). For "xla", "chunked" and "splash".
+      local_window_size: how many keys a query sees to the left and to the right of its own position, t + S - T. One
+        number applies to both sides; with `is_causal` only the left side counts. Unlike in `sliding_window_attention`,
+        padding counts as positions. For "xla", "chunked" and "splash"; the last two skip keys outside the window.
+      query_lengths: number of queries of each row, [B]; queries past it get zeros.
+      key_lengths: number of keys of each row, [B]; keys past it are hidden.
+      score_mod: function of the logits of a block and of the indices of its rows, heads, queries and keys that returns
+        new logits, such as `alibi_score_mod` and `t5_score_mod`: FlexAttention (Dong et al., 2024,
+        https://arxiv.org/abs/2412.05496). It is called as `score_mod(logits, b, n, t, s)` with arrays [B, N, T, S],
+        [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and [1, 1, 1, S]. Query indices count from 0, even if T < S. "chunked"
+        calls it for each pair of chunks and "xla" once for all pairs; arrays that it closes over get gradients.
+      mask_mod: called as `mask_mod(b, n, t, s)`; returns True where a query may attend, broadcastable to [B, N, T, S].
+      return_lse: also return the logarithm of the softmax denominator, sinks included, for `merge_attention`. For "xla"
+        and "chunked".
 
     Returns:
-      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
-      [B, N, T, S], with `return_lse` of these and logarithms, [B, N, T], minus infinity for a query without keys.
-      Logits, softmax and weights are float32 (float64 for float64 inputs) whatever the inputs.
+      Weighted values, [B, T, N, U], in the dtype of `query`. With `return_weights` a pair of output and weights,
+      [B, N, T, S]; with `return_lse` a pair of output and logarithms, [B, N, T], minus infinity for a query without
+      keys. Logits, softmax and weights are float32 (float64 for float64 inputs) whatever the inputs.
 
     Raises:
-      ValueError: if the sizes do not fit together, a mask is not boolean or not of rank 4, or the implementation cannot
-        do what is asked for.
+      ValueError: if shapes do not match, a mask is not boolean or not of rank 4, or the implementation does not
+        support an argument.
 
     >>> import jax
     >>> x = jax.numpy.ones((1, 3, 2, 4))
@@ -155,7 +163,7 @@ def dot_product_attention(
 
 @functools.cache
 def decode_densely(is_visible: Visibility | None = None, scale: float | None = None) -> CachedDecoding:
-    """Returns the decoding of an attention that is dense over the keys that `is_visible` shows."""
+    """Returns decoding by dense attention over the cached keys that `is_visible` selects; None selects all."""
     attend = dot_product_attention if scale is None else functools.partial(dot_product_attention, scale=scale)
     return CachedDecoding(attend, is_visible)
 
@@ -172,7 +180,7 @@ CHUNKED = dataclasses.replace(
     name="chunked",
     function=chunked_attention,
     reference="Rabe and Staats (2021)",
-    options={"chunk_size": Option("queries and keys computed together")},
+    options={"chunk_size": Option("largest number of queries, and of keys, in a chunk")},
     example=lambda length: {"chunk_size": max(length // 4, 4)},
 )
 SPLASH = dataclasses.replace(

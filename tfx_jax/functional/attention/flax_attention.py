@@ -1,4 +1,4 @@
-"""Attention functions for the slot that Flax's own layers have for one."""
+"""Adapter from attention functions to the `attention_fn` argument of Flax's `MultiHeadAttention`."""
 
 import contextlib
 import functools
@@ -14,25 +14,24 @@ from tfx_jax.functional.attention.routing import routing_attention
 
 
 def flax_attention_fn(attention: Callable[..., Any]) -> Callable[..., Array]:
-    """Makes an attention fit `attention_fn` of `flax.nnx.MultiHeadAttention` and `flax.linen.MultiHeadAttention`.
+    """Adapts an attention to the `attention_fn` of `flax.nnx.MultiHeadAttention` and `flax.linen.MultiHeadAttention`.
 
-    What differs between both conventions is settled here. Flax may have no batch axis or several, masks of numbers, a
-    dtype and a precision to compute in, and it asks for dropout by `deterministic`. With `sow_weights` the weights are
-    left in the layer, as its own function does. Two things stay as they are in ours: a query that sees no key gets
-    zeros, where Flax gives it the mean of all values; and dropout drops each weight by itself, whatever
-    `broadcast_dropout` says.
+    It translates Flax's conventions: no batch axis or several, masks of numbers, a dtype and a precision of the
+    computation, and dropout switched by `deterministic`. With `sow_weights` the weights are sown into the layer, as by
+    Flax's own function. Two things differ from Flax: a query that sees no key gets zeros, not the mean of all values;
+    and dropout is independent for each weight, whatever `broadcast_dropout` says.
 
-    With `decode=True` one query meets a cache of full length, whose mask shows what is written: the query is the last
-    of these tokens, and sees none after it, whatever `is_causal` says. An attention that needs the queries of all
-    tokens at once raises ValueError.
+    With `decode=True` Flax passes one query and a cache of full length, with a mask of the tokens written so far. The
+    query is the last of these tokens, so it sees no later token, whatever `is_causal` says. An attention that needs the
+    queries of all tokens at once raises ValueError.
 
     Args:
-      attention: any attention of `tfx_jax.functional` with its options bound, or a function with their signature. It
-        has to take what the layer asks for, such as a mask or dropout, or raises as it does elsewhere.
+      attention: any attention of `tfx_jax.functional` with its options bound, or a function with the same signature.
+        It raises its usual errors if it does not support an option of the layer, such as a mask or dropout.
 
     Returns:
-      A function of query [*batch, T, N, H], key [*batch, S, K, H] and value [*batch, S, K, U] to [*batch, T, N, U]
-      with Flax's options.
+      A function with Flax's options that maps query [*batch, T, N, H], key [*batch, S, K, H] and value
+      [*batch, S, K, U] to [*batch, T, N, U].
 
     >>> import functools
     >>> from flax import nnx
@@ -65,10 +64,10 @@ def flax_attention_fn(attention: Callable[..., Any]) -> Callable[..., Array]:
         query, key, value = (x.astype(dtype).reshape(-1, *x.shape[-3:]) for x in (query, key, value))
         options: dict[str, Any] = {"bias": _with_one_batch_axis(bias, batch)}
         options["mask"] = _with_one_batch_axis(None if mask is None else mask.astype(bool), batch)
-        is_step = t == 1 < key.shape[1] and mask is not None  # of decode=True: the mask hides the cache's room
+        is_step = t == 1 < key.shape[1] and mask is not None  # decode=True: the mask hides the unwritten cache
         if is_step:
             _check_step(attention)
-        elif is_causal and t != key.shape[1]:  # Flax aligns both at their beginnings, this library at their ends
+        elif is_causal and t != key.shape[1]:  # Flax aligns first query and first key, this library the last ones
             options["mask"] = _and(options["mask"], jnp.tril(jnp.ones((t, key.shape[1]), bool)))
         elif is_causal:
             options["is_causal"] = True
@@ -78,25 +77,28 @@ def flax_attention_fn(attention: Callable[..., Any]) -> Callable[..., Array]:
         if module is not None:
             options["return_weights"] = True
         with contextlib.nullcontext() if precision is None else jax.default_matmul_precision(_name(precision)):
-            found = attention(query, key, value, **options)
+            out = attention(query, key, value, **options)
         if module is not None:
-            found, weights = found[:2]
+            out, weights = out[:2]
             module.sow("intermediates", "attention_weights", weights.reshape(*batch, *weights.shape[1:]))
-        return found.reshape(*batch, t, n, found.shape[-1])
+        return out.reshape(*batch, t, n, out.shape[-1])
 
     return attend
 
 
 def _check_step(attention: Callable[..., Any]) -> None:
-    """Refuses an attention that takes one query for many keys, but not as a causal pass does."""
+    """Raises ValueError for an attention whose result for one query and many keys differs from that of a full pass."""
     while isinstance(attention, functools.partial):
         attention = attention.func
     if attention is routing_attention:
-        raise ValueError("routing attention clusters all tokens at once, so a layer with decode=True cannot use it")
+        raise ValueError(
+            "routing attention clusters all tokens at once, so a layer with decode=True cannot use it: use another "
+            "attention to decode"
+        )
 
 
 def _with_one_batch_axis(x: Array | None, batch: list[int]) -> Array | None:
-    """Makes [B, N, T, S] of [*batch, N, T, S], any of these axes absent or 1."""
+    """Reshapes [*batch, N, T, S] to [B, N, T, S]; any of the axes may be absent or of size 1."""
     if x is None or x.ndim <= 3 or len(batch) == 1:
         return x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
     return jnp.broadcast_to(x, (*batch, *x.shape[-3:])).reshape(-1, *x.shape[-3:])
@@ -107,5 +109,5 @@ def _and(mask: Bool[Array, "#B #N #T #S"] | None, other: Bool[Array, "T S"]) -> 
 
 
 def _name(precision: Any) -> Any:
-    """The name by which JAX's context manager knows a precision; an algorithm has none, and is taken as it is."""
+    """Returns the name of a precision for JAX's context manager; dot algorithms are returned unchanged."""
     return precision.name.lower() if isinstance(precision, jax.lax.Precision) else precision

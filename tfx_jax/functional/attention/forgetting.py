@@ -1,4 +1,4 @@
-"""Softmax attention that forgets: the Forgetting Transformer."""
+"""Softmax attention with forget gates: the Forgetting Transformer."""
 
 import jax
 import jax.numpy as jnp
@@ -32,29 +32,29 @@ def forgetting_attention(
     r"""Computes softmax(scale * Q K^T + D + bias) V with D_ts = sum of log sigmoid(gate_j) over s < j <= t.
 
     Equation 4 of "Forgetting Transformer" (Lin et al., 2025, https://arxiv.org/abs/2503.02130): each token lowers the
-    logits of all earlier ones by its gate. No positions are needed.
+    logits of all earlier ones by its gate. No position encoding is needed.
 
     Args:
-      query: queries, [B, T, N, H], at the last T of the S positions; this and all arguments that are not named here as
-        in `dot_product_attention`.
+      query: queries, [B, T, N, H], at the last T of the S positions. Arguments without explanation are those of
+        `dot_product_attention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: added to the scaled logits.
-      mask: True where a query may attend. What a mask of keys, [B, 1, 1, S], hides forgets nothing; of a mask of all
-        pairs or of heads, every token does.
+      mask: True where a query may attend. The gates of tokens that a padding mask, [B, 1, 1, S], hides are ignored;
+        with a mask of pairs or of heads all gates count.
       gate: logits of the forget gates, [B, S, N].
-      is_causal: must be true: forgetting goes by the past.
+      is_causal: must be true, because gates act on earlier tokens.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences; 0 is padding, which forgets nothing.
+      segment_ids: packed sequences; 0 is padding, whose gates are ignored.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key.
       return_weights: also return the weights.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: if not causal, for a gate of another shape, and as `dot_product_attention`.
+      ValueError: if not causal, if the gate has the wrong shape, or in the cases of `dot_product_attention`.
 
     >>> x = jnp.zeros((1, 3, 1, 1))
     >>> attend = jax.jit(forgetting_attention, static_argnames="return_weights")
@@ -64,7 +64,9 @@ def forgetting_attention(
     check_shapes(query, key, value, bias, mask)
     (b, t, n, _), s = query.shape, key.shape[1]
     if not is_causal:
-        raise ValueError("forgetting attention is causal only, because it forgets the past: pass is_causal=True")
+        raise ValueError(
+            "forgetting attention is causal only, because its gates act on earlier tokens: pass is_causal=True"
+        )
     if gate.shape != (b, s, n):
         raise ValueError(f"gate must have shape [B, S, N] = {(b, s, n)}, got {gate.shape}")
     log_forget = jax.nn.log_sigmoid(gate.astype(np.promote_types(gate.dtype, np.float32)))
@@ -73,10 +75,10 @@ def forgetting_attention(
     if segment_ids is not None:
         is_token = pair_of_segment_ids(segment_ids, b, t, s)[1] != 0
         log_forget = jnp.where(is_token[..., None], log_forget, 0)
-    kept = jnp.cumsum(log_forget, axis=1).swapaxes(1, 2)
-    of_queries = kept[:, :, -t:] if t <= s else jnp.pad(kept, ((0, 0), (0, 0), (t - s, 0)))
-    # The future is hidden anyway; there it would be large.
-    decay = jnp.minimum(of_queries[..., None] - kept[:, :, None], 0)
+    log_decay = jnp.cumsum(log_forget, axis=1).swapaxes(1, 2)  # [B, N, S], summed up to each token
+    of_queries = log_decay[:, :, -t:] if t <= s else jnp.pad(log_decay, ((0, 0), (0, 0), (t - s, 0)))
+    # Differences to future keys, which causality hides, are positive and may be large: limit them.
+    decay = jnp.minimum(of_queries[..., None] - log_decay[:, :, None], 0)
     return dot_product_attention(
         query,
         key,

@@ -1,4 +1,4 @@
-"""Hard attention: every query reads one key, and learns where to look from how well it went."""
+"""Hard attention: every query reads the value of one sampled key; a reward trains the sampling."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,10 +34,10 @@ def hard_attention(
     return_log_prob: bool = False,
     return_probs: bool = False,
 ) -> Array | tuple[Array, ...]:
-    r"""Reads one value for every query, drawn with the probabilities that are the weights of a soft attention.
+    r"""Returns one value for every query, sampled with the weights of a soft attention as probabilities.
 
     Section 4.1 of "Show, Attend and Tell" (Xu et al., 2015, https://arxiv.org/abs/1502.03044): s ~ Categorical(softmax
-    weights), out = v_s. The choice has no gradient, so queries and keys learn from its probability instead, by
+    weights), out = v_s. The sampled index has no gradient, so queries and keys learn through its log-probability, by
     `score_function_loss`; values learn as usual, through `out`.
 
     Args:
@@ -45,24 +45,24 @@ def hard_attention(
       key: keys, [B, S, K, H]; K divides N.
       value: values, [B, S, K, U].
       bias: added to the scores, broadcastable to [B, N, T, S]. Minus infinity
-        hides a key, but `mask` does so with less.
+        hides a key; a `mask` takes less memory.
       mask: True where a query may attend, broadcastable to [B, N, T, S]. A query that sees no key gets zeros.
       attention_fn: the soft attention whose weights are the probabilities; the paper's is an `additive_attention`.
-      rng: PRNG key of the draw. None means evaluation: the most probable key.
+      rng: PRNG key for sampling. None means evaluation: the most probable key is taken.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the scores; None is the default of `attention_fn`.
       segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
-      dropout_rate: probability in [0, 1) of dropping the weight of the chosen key, which is all that a query reads.
+      dropout_rate: probability in [0, 1) of dropping the chosen key, which leaves the query with zeros.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights, [B, N, T, S]: 1 for the chosen key and 0 for the others.
-      return_log_prob: also return the log-probability of each choice, [B, N, T], with a gradient; 0 for a query that
-        had none. The probability of several choices is the product of theirs: add up what led to one reward.
-      return_probs: also return the probabilities themselves, [B, N, T, S], with a gradient: for their entropy, or for
-        the value that is expected.
+      return_log_prob: also return the log-probability of each choice, [B, N, T], differentiable; 0 for a query that
+        sees no key. Sum the log-probabilities of all choices that led to one reward.
+      return_probs: also return the probabilities, [B, N, T, S], differentiable; for an entropy term or the expected
+        value.
 
     Returns:
-      The chosen values, [B, T, N, U], in the dtype of `query`, alone or followed by what else was asked for: weights,
-      log-probabilities, probabilities. These are float32 (float64 for float64 inputs).
+      The chosen values, [B, T, N, U], in the dtype of `query`. With any of the `return_` options a tuple: the values,
+      then the requested weights, log-probabilities and probabilities, float32 (float64 for float64 inputs).
 
     Raises:
       ValueError: if `attention_fn` raises it.
@@ -84,9 +84,9 @@ def hard_attention(
     probability = jnp.take_along_axis(soft, chosen[..., None], axis=-1)[..., 0]
     has_key = probability > 0
 
-    read = jnp.take_along_axis(value.transpose(0, 2, 1, 3), chosen.reshape(b, k, -1)[..., None], axis=2)
-    kept = dropout(has_key.astype(value.dtype), dropout_rate, dropout_rng)
-    out = (read.reshape(b, n, t, u) * kept[..., None]).transpose(0, 2, 1, 3).astype(query.dtype)
+    chosen_value = jnp.take_along_axis(value.transpose(0, 2, 1, 3), chosen.reshape(b, k, -1)[..., None], axis=2)
+    keep = dropout(has_key.astype(value.dtype), dropout_rate, dropout_rng)
+    out = (chosen_value.reshape(b, n, t, u) * keep[..., None]).transpose(0, 2, 1, 3).astype(query.dtype)
 
     results = [out]
     if return_weights:
@@ -103,24 +103,24 @@ def score_function_loss(
     reward: Float[Array, "*shape"],
     baseline: float | Float[Array, ""] | Float[Array, "*shape"] = 0.0,
 ) -> Float[Array, "*shape"]:
-    r"""A loss whose gradient is that of the expected -reward, for rewards that follow from a draw.
+    r"""Computes a loss whose gradient is an unbiased estimate of the gradient of -E[reward] (REINFORCE).
 
-    -(reward - baseline) log_prob, with a gradient through `log_prob` alone: the gradient of E[r] is
+    The loss is -(reward - baseline) log_prob, with a gradient through `log_prob` only. The gradient of E[r] is
     E[(r - b) grad log p] (Williams, 1992, https://doi.org/10.1007/BF00992696; section 4.1 of Xu et al., 2015) for
-    every b that does not depend on the draw. A b near the mean reward makes it much less noisy: Xu et al. take a moving
-    average of rewards past, others a prediction that has a loss of its own. Where the reward itself has a gradient, as
-    that of a network that reads what was drawn, add -reward to the loss.
+    every b that does not depend on the sample. A b near the mean reward reduces the variance: Xu et al. use a moving
+    average of past rewards, others a learned prediction with its own loss. If the reward is itself differentiable, for
+    example because a network computes it from the sampled values, add -reward to the loss.
 
     Args:
-      log_prob: log-probability of all that was drawn for one reward, any shape.
-      reward: what came of it, same shape. Xu et al. take the log-likelihood of the caption.
-      baseline: one number, or one for each reward.
+      log_prob: log-probability of all choices that led to each reward, any shape.
+      reward: rewards, same shape. Xu et al. use the log-likelihood of the caption.
+      baseline: b, one number, or one for each reward.
 
     Returns:
-      The loss of each reward; take the mean. Its value means nothing, its gradient does.
+      The loss of each reward; take the mean. Only its gradient is meaningful, not its value.
 
     Raises:
-      ValueError: if shapes differ: a choice would be paid with another one's reward.
+      ValueError: if the shapes differ: broadcasting would pair choices with the wrong rewards.
 
     >>> loss = lambda log_prob: score_function_loss(log_prob, jnp.array([3.0, 1.0]), baseline=2.0).sum()
     >>> jax.grad(loss)(jnp.array([-0.5, -0.5])).tolist()
@@ -128,14 +128,14 @@ def score_function_loss(
     """
     if log_prob.shape != reward.shape or jnp.shape(baseline) not in ((), reward.shape):
         raise ValueError(
-            f"log_prob {log_prob.shape}, reward {reward.shape} and baseline {jnp.shape(baseline)} differ in shape: add "
-            "up the log-probabilities of the choices that led to one reward"
+            f"log_prob {log_prob.shape}, reward {reward.shape} and baseline {jnp.shape(baseline)} must have equal "
+            "shapes (baseline may be a scalar): sum the log-probabilities of the choices that led to one reward"
         )
     return -jax.lax.stop_gradient(reward - baseline) * log_prob
 
 
 def _decode_from_cache(scale: float | None = None, **options: Any) -> CachedDecoding | None:
-    """Reads the most probable key; a draw would need a PRNG key for each token."""
+    """Returns decoding that takes the most probable key; sampling would need a PRNG key for each token."""
     del scale
     return None if options else CachedDecoding()
 

@@ -1,4 +1,4 @@
-"""Softmax attention whose maps are mixed among heads: talking heads, and differences of two heads."""
+"""Softmax attention that mixes the weights of several heads: talking heads and differential attention."""
 
 import dataclasses
 
@@ -36,14 +36,15 @@ def talking_heads_attention(
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
     r"""Computes (softmax((scale * Q K^T) P_l + bias) P_w) V: heads mix their logits, and then their weights.
 
-    "Talking-Heads Attention" (Shazeer et al., 2020, https://arxiv.org/abs/2003.02436), with as many heads of each kind.
+    "Talking-Heads Attention" (Shazeer et al., 2020, https://arxiv.org/abs/2003.02436), with equal numbers of heads of
+    queries and keys, of the softmax, and of values.
 
     Args:
-      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
+      query: queries, [B, T, N, H]. Arguments without explanation are those of `dot_product_attention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: added to the mixed logits.
-      mask: True where a query may attend; it hides keys from the softmax and from the result of a head.
+      mask: True where a query may attend; applied to the softmax, and again to the mixed weights.
       logits_mix: P_l, [N, N]: from a head of queries and keys to a head of the softmax.
       weights_mix: P_w, [N, N]: from a head of the softmax to a head of values.
       is_causal: query t sees keys 0 .. t + S - T only.
@@ -51,13 +52,13 @@ def talking_heads_attention(
       segment_ids: packed sequences.
       dropout_rate: probability in [0, 1) of dropping a mixed weight.
       dropout_rng: PRNG key.
-      return_weights: also return the mixed weights, of any sign and sum.
+      return_weights: also return the mixed weights; they may be negative and need not add up to 1.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for mixes of another shape, and as `dot_product_attention`.
+      ValueError: if a mix has the wrong shape, or in the cases of `dot_product_attention`.
 
     >>> x, mean = jnp.ones((1, 3, 2, 4)), jnp.full((2, 2), 0.5)
     >>> jax.jit(talking_heads_attention)(x, x, x, logits_mix=mean, weights_mix=mean).shape
@@ -67,7 +68,7 @@ def talking_heads_attention(
     for name, mix in (("logits_mix", logits_mix), ("weights_mix", weights_mix)):
         if mix.shape != (n, n):
             raise ValueError(f"{name} must have shape [N, N] = {(n, n)}, got {mix.shape}")
-    # The bias is of heads of the softmax: only what it hides goes into the mask here.
+    # The bias belongs to the mixed logits: before the mix, only its minus infinities are used, as a mask.
     hidden = None if bias is None else jnp.where(bias == -jnp.inf, bias, jnp.zeros((), bias.dtype))
     logits, mask = masked_logits(
         query, key, value, hidden, mask, is_causal=is_causal, scale=scale, segment_ids=segment_ids
@@ -106,34 +107,36 @@ def differential_attention(
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
     r"""Computes (softmax(scale * Q_1 K_1^T) - lambda softmax(scale * Q_2 K_2^T)) [V_1, V_2] for each pair of heads.
 
-    Equations 1 to 3 of "Differential Transformer" (Ye et al., 2024, https://arxiv.org/abs/2410.05258): what both maps
-    of the heads 2n and 2n + 1 have in common cancels. lambda = exp(a_1 . b_1) - exp(a_2 . b_2) + lambda_init, with a of
-    `lambda_query` and b of `lambda_key`. The two values of a pair are one of size 2U, which is normalized by its root
-    mean square and multiplied by `norm_scale` and 1 - lambda_init; its halves are the outputs of the two heads.
+    Equations 1 to 3 of "Differential Transformer" (Ye et al., 2024, https://arxiv.org/abs/2410.05258). Heads 2n and
+    2n + 1 form a pair; the difference cancels what their weights have in common. lambda = exp(a_1 . b_1) -
+    exp(a_2 . b_2) + lambda_init, with a = `lambda_query` and b = `lambda_key`. The values of a pair are concatenated
+    to size 2U. The result is divided by its root mean square and multiplied by `norm_scale` and by 1 - lambda_init;
+    its halves are the outputs of the two heads.
 
     Args:
-      query: queries, [B, T, N, H], N even; this and what is not named here as in `dot_product_attention`.
-      key: [B, S, K, H], K even. Keys are shared by N / K heads each, values by N / K pairs.
+      query: queries, [B, T, N, H], N even. Arguments without explanation are those of `dot_product_attention`.
+      key: [B, S, K, H], K even. N / K heads share a key head, and N / K pairs share the values of a pair.
       value: [B, S, K, U].
       bias: added to the scaled logits.
       mask: True where a query may attend.
       lambda_query: a_1 and a_2, [2, H].
       lambda_key: b_1 and b_2, [2, H].
-      norm_scale: of the normalized outputs, [2U]. None means neither norm nor factor.
-      lambda_init: 0.8 - 0.6 exp(-0.3 l) in the paper's layer l, from 0.
+      norm_scale: scale of the normalized outputs, [2U]. None means neither the norm nor the factor 1 - lambda_init.
+      lambda_init: constant part of lambda; the paper uses 0.8 - 0.6 exp(-0.3 l) in layer l, counted from 0.
       epsilon: added to the mean square.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H).
       segment_ids: packed sequences.
-      dropout_rate: probability in [0, 1) of dropping a difference.
+      dropout_rate: probability in [0, 1) of dropping a weight of the difference.
       dropout_rng: PRNG key.
-      return_weights: also return the differences, the same for both heads of a pair.
+      return_weights: also return the weights of the difference, the same for both heads of a pair.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for an odd number of heads or parameters of another shape, and as `dot_product_attention`.
+      ValueError: if a number of heads is odd, a parameter has the wrong shape, or in the cases of
+        `dot_product_attention`.
 
     >>> x, zeros = jnp.arange(2.0).reshape(1, 1, 2, 1), jnp.zeros((2, 1))
     >>> attend = jax.jit(differential_attention, static_argnames="lambda_init")
@@ -142,14 +145,16 @@ def differential_attention(
     """
     (b, t, n, h), (s, k), u = query.shape, key.shape[1:3], value.shape[-1]
     if n % 2 or k % 2:
-        raise ValueError(f"differential attention needs even numbers of heads, got {n} of queries and {k} of keys")
-    for name, x, want in (
+        raise ValueError(
+            f"differential attention needs even numbers of query and key heads, got {n} query heads and {k} key heads"
+        )
+    for name, x, required in (
         ("lambda_query", lambda_query, (2, h)),
         ("lambda_key", lambda_key, (2, h)),
         ("norm_scale", norm_scale, (2 * u,)),
     ):
-        if x is not None and x.shape != want:
-            raise ValueError(f"{name} must have shape {want}, got {x.shape}")
+        if x is not None and x.shape != required:
+            raise ValueError(f"{name} must have shape {required}, got {x.shape}")
     logits, mask = masked_logits(
         query, key, value, bias, mask, is_causal=is_causal, scale=scale, segment_ids=segment_ids
     )
@@ -164,14 +169,14 @@ def differential_attention(
     )
     if norm_scale is not None:
         mean_square = jnp.square(out).mean(axis=-1, keepdims=True)
-        gain = (1 - lambda_init) * norm_scale.astype(out.dtype)
-        out = out * jax.lax.rsqrt(mean_square + epsilon) * gain[None, None, None]
+        factors = (1 - lambda_init) * norm_scale.astype(out.dtype)
+        out = out * jax.lax.rsqrt(mean_square + epsilon) * factors[None, None, None]
     out = out.reshape(b, t, n, u).astype(query.dtype)
     return (out, jnp.repeat(weights, 2, axis=1)) if return_weights else out
 
 
 def _init_mixes(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike) -> dict[str, Array]:
-    """Nearly the identity, as of heads that do not talk yet."""
+    """Initializes both mixes near the identity, so that heads start unmixed."""
     noise = jax.random.normal(rng, (2, num_heads, num_heads), jnp.float32) / 50
     mixes = (jnp.eye(num_heads)[None] + noise).astype(dtype)
     return {"logits_mix": mixes[0], "weights_mix": mixes[1]}
@@ -195,8 +200,8 @@ DIFFERENTIAL_ATTENTION = dataclasses.replace(
     function=differential_attention,
     reference="Ye et al. (2024), equations 1 to 3",
     options={
-        "lambda_init": Option("part of the second map at the start", float, at_least=0, at_most=1),
-        "epsilon": Option("added to the mean square of the norm", float, at_least=0),
+        "lambda_init": Option("constant part of the factor of the second softmax", float, at_least=0, at_most=1),
+        "epsilon": Option("added to the mean square of the output norm", float, at_least=0),
     },
     parameters=_init_lambdas,
 )

@@ -1,7 +1,7 @@
-"""Dense attention by other machinery: the same values at another cost.
+"""Implementations of dense attention: kernels and the choice among them. All compute the same values.
 
-The kernels are JAX's own, but for that of `row_attention`. Around them stands what they lack: causality aligned at the
-last key, any length, zeros for queries without keys, and one line that says why where they cannot.
+All kernels but that of `row_attention` come with JAX. This file adds what they lack: causality aligned at the last
+key, any length, zeros for queries without keys, and an error that says why a kernel does not support a request.
 """
 
 import functools
@@ -36,27 +36,29 @@ from tfx_jax.functional.attention.row_kernel import LANES, LONGEST_ROW, row_atte
 
 _Ids = tuple[Int[Array, "B T"], Int[Array, "B S"]]
 _LARGEST_BLOCK = 512
-_SEEN_BY_NOBODY = np.iinfo(np.int32).min
+_HIDDEN_ID = np.iinfo(np.int32).min
 
 _PLATFORMS = {"cudnn": "cuda", "splash": "tpu", "flash": "tpu", "rows": "tpu"}
 _BEST = ("splash", "cudnn")
 
-# Where kernels begin to be chosen. Compiled for a v5e, 8 rows of 8 causal heads of 64, bfloat16, forward and backward:
-# at 512 the formula holds its weights in fast memory and is estimated at 0.30 ms, what surrounds a kernel alone at
-# 0.27; at 1024 the formula takes 4.1 ms and 385 MiB, and around the kernel there are 0.57 ms and 34 MiB.
+# The length from which kernels are the default. Compiler estimates for a TPU v5e, forward and backward pass, 8 rows, 8
+# causal heads of size 64, bfloat16. At length 512 the formula keeps its weights in fast memory: 0.30 ms, against
+# 0.27 ms for the operations around a kernel, without the kernel. At 1024: 4.1 ms and 385 MiB, against 0.57 ms and
+# 34 MiB.
 _LONG = 1024
 
-# Likewise "rows" with the projections, and the kernels at half of the peak: 8 rows of 12 causal heads of 64 with
-# dropout, 1024 long, 1.6 ms for the formula's 6.5; 16 rows of 16 heads of 64 with padding, 256 long, 0.75 for its 1.04.
+# The length from which "rows" is the default on TPUs. Estimates with the projections, with kernels at half of the peak:
+# 8 rows, 12 causal heads of size 64 with dropout, length 1024: 1.6 ms against 6.5 ms of the formula. 16 rows, 16 heads
+# of size 64 with padding, length 256: 0.75 ms against 1.04 ms.
 _SHORT = 256
 
 
 class UnsupportedError(ValueError):
-    """An implementation cannot compute what is asked; the message says why, and which one can."""
+    """Raised if an implementation does not support the arguments; the message says why and which one does."""
 
 
 class Request(NamedTuple):
-    """The checked arguments of `tfx_jax.functional.dot_product_attention`, as implementations get them."""
+    """Checked arguments of `tfx_jax.functional.dot_product_attention`, the input of every implementation."""
 
     query: Float[Array, "B T N H"]
     key: Float[Array, "B S K H"]
@@ -73,17 +75,17 @@ class Request(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """What multiplies the logits."""
+        """The factor of the logits; 1 / sqrt(H) by default."""
         return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
     def drops(self) -> bool:
-        """Whether weights are dropped."""
+        """Whether dropout is active."""
         return self.dropout_rng is not None and self.dropout_rate > 0
 
     @property
     def shaping(self) -> dict[str, Any]:
-        """What decides the weights besides queries, keys, bias and mask, as options of `dense_attention`."""
+        """Options of `dense_attention` that determine the weights, except bias and mask."""
         masks = {"is_causal": self.mask.is_causal, "window": self.mask.window, "segment_ids": self.mask.ids}
         mods = {"score_mod": self.score_mod, "mask_mod": self.mask.mask_mod, "sinks": self.sinks}
         return {"scale": self.scale, "logits_soft_cap": self.logits_soft_cap} | masks | mods
@@ -109,7 +111,7 @@ def make_request(
     mask_mod: MaskMod | None = None,
     return_lse: bool = False,
 ) -> Request:
-    """Checks the arguments of `tfx_jax.functional.dot_product_attention`."""
+    """Checks the arguments of `tfx_jax.functional.dot_product_attention` and returns them as a `Request`."""
     check_shapes(query, key, value, bias, mask)
     check_sinks(sinks, query.shape[2])
     window, is_causal = check_window(local_window_size, is_causal)
@@ -124,19 +126,19 @@ def make_request(
 def default_implementations(
     request: Request, *, return_weights: bool = False, platform: str | None = None
 ) -> tuple[str, ...]:
-    """Returns what computes a request fastest, to be tried in order; shapes and dtypes alone decide.
+    """Returns the implementations to try in order, fastest first; depends on options, shapes and dtypes only.
 
     Args:
       request: the arguments.
-      return_weights: whether the weights are asked for too: the formula has them anyway.
-      platform: that of the devices, "tpu" for example, if the caller knows it.
+      return_weights: whether the weights are returned too; then the formula is used, which computes them anyway.
+      platform: platform of the devices, such as "tpu", if the caller knows it; otherwise "rows" is not chosen.
     """
     length = min(request.query.shape[1], request.key.shape[1])
     if return_weights or isinstance(request.scale, jax.Array):
         return ("xla",)
     if platform == "tpu" and length >= _SHORT and _can("rows", request):
         return ("rows",)
-    # What has all pairs has them in a kernel too.
+    # A bias or a mask of all pairs takes the same memory with a kernel, which then saves little.
     if length < _LONG or request.drops or request.bias is not None or not request.mask.is_padding:
         return ("xla",)
     return (*(name for name in _BEST if _can(name, request)), "xla")
@@ -151,26 +153,26 @@ def _can(implementation: str, request: Request) -> bool:
 
 
 def is_undivided() -> bool:
-    """Whether what is traced now is for one device: then no compiler has to divide it, which none can with a kernel.
+    """Whether the current trace is for a single device: inside `jax.shard_map`, or if only one device exists.
 
-    So it is inside `jax.shard_map`, and where there is but one device.
+    Only then can kernels be used, because the compiler cannot partition them.
     """
     axis_types = set(jax.sharding.get_abstract_mesh().axis_types)
     return axis_types == {AxisType.Manual} or jax.device_count() == 1
 
 
 def attend_by(implementations: tuple[str, ...], request: Request) -> Any:
-    """Computes a request by the first of some implementations that can, on the platform that this is lowered for.
+    """Computes a request by the first implementation that supports it and the platform that it is lowered for.
 
     Returns:
-      The output, [B, T, N, U]; with `return_lse` a pair of it and the logarithms, [B, N, T].
+      The output, [B, T, N, U]; with `return_lse` a pair of output and logarithms, [B, N, T].
 
     Raises:
-      UnsupportedError: if none can.
-      ValueError: if there is no such implementation.
+      UnsupportedError: if no implementation supports the request.
+      ValueError: if a name is unknown or none is given.
     """
     if not implementations:
-        raise ValueError("no implementation is named: use None to leave the choice to tfx_jax")
+        raise ValueError("implementation must not be an empty tuple: pass None to leave the choice to tfx_jax")
     able, errors = [], []
     for name in implementations:
         if name not in _ATTEND:
@@ -186,20 +188,23 @@ def attend_by(implementations: tuple[str, ...], request: Request) -> Any:
     if len(able) == 1 or not platforms or able[0] not in _PLATFORMS:
         return _attend(able[0], request)
     leaves, structure = jax.tree.flatten(request, is_leaf=lambda x: x is None)
-    arrays = {id(x): x for x in leaves if isinstance(x, jax.Array | np.ndarray)}  # ids of self-attention are one array
-
-    numbers = list(arrays)
+    # By object identity, so that arrays that occur twice, such as the segment ids of self-attention, stay one array.
+    arrays = {id(x): x for x in leaves if isinstance(x, jax.Array | np.ndarray)}
+    array_ids = list(arrays)
 
     def first_of(names: list[str], *values: Array) -> Any:
-        """The first that can be traced: not cuDNN where there is no CUDA, nor Pallas where shard_map has check_vma."""
-        traced = dict(zip(numbers, values, strict=True))
-        given = jax.tree.unflatten(structure, [traced.get(id(x), x) for x in leaves])
+        """Computes the request by the first implementation that can be traced.
+
+        cuDNN cannot be traced without CUDA, nor Pallas kernels inside a shard_map with check_vma.
+        """
+        traced = dict(zip(array_ids, values, strict=True))
+        traced_request = jax.tree.unflatten(structure, [traced.get(id(x), x) for x in leaves])
         for name in names[:-1]:
             try:
-                return _attend(name, given)
+                return _attend(name, traced_request)
             except ValueError:
                 continue
-        return _attend(names[-1], given)
+        return _attend(names[-1], traced_request)
 
     branches = {
         platform: functools.partial(first_of, [name for name in able if _PLATFORMS.get(name, platform) == platform])
@@ -210,17 +215,18 @@ def attend_by(implementations: tuple[str, ...], request: Request) -> Any:
 
 
 def _attend(implementation: str, request: Request) -> Any:
+    """Computes a request by one implementation; the result has zeros for causal queries before the first key."""
     if implementation not in _PLATFORMS:
         return _ATTEND[implementation](request)
     query, bias, mask, s = request.query, request.bias, request.mask, request.key.shape[1]
-    # The first of more causal queries than keys see nothing, and without them first query and first key are aligned.
-    blind = max(0, query.shape[1] - s) if mask.is_causal else 0
-    if blind:
-        bias = bias if bias is None or bias.shape[2] == 1 else bias[:, :, blind:]
-        query, mask = query[:, blind:], mask.without_queries(blind)
+    # With causality and T > S, the first T - S queries see no key. Without them T = S, as some kernels need.
+    num_without_keys = max(0, query.shape[1] - s) if mask.is_causal else 0
+    if num_without_keys:
+        bias = bias if bias is None or bias.shape[2] == 1 else bias[:, :, num_without_keys:]
+        query, mask = query[:, num_without_keys:], mask.without_queries(num_without_keys)
     query = _on_its_platform_p.bind(query, implementation=implementation)
     out = _ATTEND[implementation](request._replace(query=query, bias=bias, mask=mask))
-    return jnp.pad(out, ((0, 0), (blind, 0), (0, 0), (0, 0)))
+    return jnp.pad(out, ((0, 0), (num_without_keys, 0), (0, 0), (0, 0)))
 
 
 def _check(implementation: str, request: Request) -> None:
@@ -246,7 +252,7 @@ def _check(implementation: str, request: Request) -> None:
 
 
 def _sizes(request: Request) -> tuple[int, int]:
-    """T, without the queries that see nothing, and S."""
+    """Returns T, without the causal queries that see no key, and S."""
     t, s = request.query.shape[1], request.key.shape[1]
     return (min(t, s) if request.mask.is_causal else t), s
 
@@ -263,7 +269,7 @@ def _check_cudnn(request: Request) -> None:
         raise _cannot("cudnn", "aligns causality at the first key and so needs T = S", f"T={t} and S={s}")
     has_pairs = request.bias is not None or request.mask.pairs is not None or request.mask.ids is not None
     if has_pairs and not _has_lengths(request) and (t % 2 or s % 2):
-        needed = "needs even lengths with a bias, segment_ids, or a mask that is not padding alone"
+        needed = "needs even lengths with a bias, segment_ids, or a mask that is not a padding mask"
         raise _cannot("cudnn", needed, f"T={t} and S={s}")
 
 
@@ -277,7 +283,7 @@ def _check_pallas(implementation: str, request: Request) -> None:
         needed = "multiplies bfloat16 at the default precision only"
         raise _cannot(implementation, needed, f"jax_default_matmul_precision={precision!r}")
     if mask.pairs is not None and not mask.is_padding:
-        constraint = "takes a mask only as padding, [B or 1, 1, 1, S], beside is_causal and segment_ids"
+        constraint = "takes only a padding mask, [B or 1, 1, 1, S], is_causal and segment_ids"
         raise _cannot(implementation, constraint, f"shape {mask.pairs.shape}")
     if implementation != "flash" and request.bias is not None:
         raise _cannot(implementation, "has no bias", f"one of shape {request.bias.shape}", "flash")
@@ -315,7 +321,10 @@ def _check_rows(request: Request) -> None:
     if request.mask.ids is not None:
         raise _cannot("rows", "has no segment_ids", "some", "splash")
     if (LANES % h and h != 2 * LANES) or n * h % LANES:
-        raise _cannot("rows", f"needs heads that fill {LANES} lanes, or twice as many each", f"{n} of {h}", "splash")
+        needed = (
+            f"needs a head size that divides {LANES} or equals {2 * LANES}, and num_heads * size a multiple of {LANES}"
+        )
+        raise _cannot("rows", needed, f"{n} heads of size {h}", "splash")
     if t % LANES or s % LANES or max(t, s) > LONGEST_ROW:
         needed = f"needs lengths that are multiples of {LANES}, at most {LONGEST_ROW}"
         raise _cannot("rows", needed, f"T={t} and S={s}", "splash")
@@ -328,12 +337,13 @@ def _cannot(implementation: str, constraint: str, given: object, instead: str = 
 
 
 def _has_lengths(request: Request) -> bool:
-    """Whether cuDNN can do with a number of keys for each row instead of a bias for all pairs."""
+    """Whether cuDNN can be given the number of visible keys of each row instead of a bias for all pairs."""
     mask = request.mask
     return mask.pairs is not None and mask.is_padding and not mask.is_causal and request.bias is mask.ids is None
 
 
-# What is lowered for another platform says so, instead of what Pallas or cuDNN would say. Tracing does not know.
+# An identity that raises a clear error if a kernel is lowered for the wrong platform, instead of the errors of Pallas
+# and cuDNN. At trace time the platform is unknown.
 _on_its_platform_p = Primitive("on_its_platform")
 _on_its_platform_p.def_impl(lambda x, **params: jax.jit(lambda x: _on_its_platform_p.bind(x, **params))(x))
 _on_its_platform_p.def_abstract_eval(lambda x, **_: x)
@@ -354,16 +364,20 @@ mlir.register_lowering(_on_its_platform_p, _lower_on_its_platform)
 
 
 def _zero_without_keys(out: Float[Array, "B T N U"], mask: AttentionMask, s: int) -> Float[Array, "B T N U"]:
-    """Zeros for queries that see no key. Only a mask of all pairs or two kinds of segments cost a look at all pairs."""
+    """Sets the output of queries that see no key to zero.
+
+    An array of all pairs is made only for a mask of pairs, for a mask with segments, or if the segments of queries and
+    keys are different arrays.
+    """
     (b, t), pairs, ids = out.shape[:2], mask.pairs, mask.ids
     if pairs is None and ids is None:
         return out
-    if pairs is None and ids is not None and ids[0] is ids[1]:  # a token sees itself
+    if pairs is None and ids is not None and ids[0] is ids[1]:  # self-attention: a token sees itself
         has_keys = (ids[0] != 0)[..., None, None]
     elif pairs is not None and mask.is_padding and ids is None:
         seen = pairs[:, 0, 0]
         first = jnp.where(seen.any(axis=1), jnp.argmax(seen, axis=1), s)[:, None]
-        last = jnp.arange(t)[None] if mask.is_causal else s - 1  # T = S, or the kernel could not be causal
+        last = jnp.arange(t)[None] if mask.is_causal else s - 1  # causal kernels have T = S here
         has_keys = (first <= last)[..., None, None]
     else:
         pairs = cast(Array, combine_masks(pairs, mask.is_causal, ids, b, t, s))
@@ -402,25 +416,24 @@ def _cudnn(request: Request) -> Float[Array, "B T N H"]:
     if mask.pairs is not None and _has_lengths(request):
         key, value, lengths = _seen_first(key, value, jnp.broadcast_to(mask.pairs[:, 0, 0], (b, s)))
     else:
-        # The kernel knows no boolean masks: jax.nn makes them a bias, which has to have all pairs.
+        # The kernel has no boolean masks: jax.nn turns them into a bias, which must have all pairs.
         pairs = combine_masks(mask.pairs, False, mask.ids, b, t, s)
         bias, pairs = (None if x is None else jnp.broadcast_to(x, (*x.shape[:2], t, s)) for x in (bias, pairs))
         bias = None if bias is None else bias.astype(query.dtype)
     options: dict[str, Any] = {"scale": request.factor, "is_causal": mask.is_causal, "key_value_seq_lengths": lengths}
     try:
         out = jax.nn.dot_product_attention(query, key, value, bias, pairs, implementation="cudnn", **options)
-    except RuntimeError as error:  # without CUDA cuDNN cannot even be traced; older GPUs have not all sizes
-        raise _cannot("cudnn", "needs a GPU whose cuDNN has it", repr(str(error))) from None
+    except RuntimeError as error:  # cuDNN cannot be traced without CUDA; older GPUs do not support all head sizes
+        raise _cannot("cudnn", "needs a GPU whose cuDNN supports these arguments", repr(str(error))) from None
     return _zero_without_keys(out, mask, s)
 
 
 def _seen_first(
     key: Float[Array, "B S K H"], value: Float[Array, "B S K U"], seen: Bool[Array, "B S"]
 ) -> tuple[Array, Array, Int[Array, " B"]]:
-    """Keys and values in another order, those that are seen before the others, and how many these are, at least one.
+    """Moves visible keys and values before hidden ones, and returns the number of visible keys per row, at least 1.
 
-    Lengths can only hide the last ones, and of a traced mask no one knows whether it does that. Without causality the
-    order of keys says nothing.
+    cuDNN hides keys by a length, so hidden keys must come last. Without causality the order of keys does not matter.
     """
     order = jnp.argsort(~seen, axis=1)[..., None, None]
     key, value = (jnp.take_along_axis(x, order, axis=1) for x in (key, value))
@@ -435,7 +448,7 @@ def _splash(request: Request) -> Float[Array, "B T N U"]:
     query, key, value, ids = _in_blocks(request, rows, columns)
     shape = query.shape[2], key.shape[2]
     if mask.window is not None:
-        pairs = splash.LocalMask(shape, mask.window, offset=s - t)  # right is 0 where attention is causal
+        pairs = splash.LocalMask(shape, mask.window, offset=s - t)  # with causality the right side of the window is 0
     else:
         pairs = splash.CausalMask(shape, offset=s - t) if mask.is_causal else splash.FullMask(shape)
     blocks: dict[str, Any] = {f"block_q{suffix}": rows for suffix in ("", "_dkv", "_dq")}
@@ -445,13 +458,13 @@ def _splash(request: Request) -> Float[Array, "B T N U"]:
         block_sizes=splash.BlockSizes(**blocks),
         attn_logits_soft_cap=request.logits_soft_cap,
     )
-    # What all queries see besides their keys, without a value. Hidden keys have logits of -0.7 times the largest
-    # number, so it weighs all where each key is hidden, which makes zeros, and nothing where one is not.
-    nothing = jnp.full(n, 0.3 * np.finfo(np.float32).min, jnp.float32)
+    # A sink of -0.3 times the largest float, above the logits of hidden keys, -0.7 times the largest float. If all keys
+    # of a query are hidden, the sink takes the whole weight and the output is zero; otherwise its weight is zero.
+    zero_sink = jnp.full(n, 0.3 * np.finfo(np.float32).min, jnp.float32)
     if sinks is not None:
-        sinks = _float32_gradient(jnp.maximum(sinks.astype(jnp.float32), nothing))
+        sinks = _float32_gradient(jnp.maximum(sinks.astype(jnp.float32), zero_sink))
     elif ids is not None:
-        sinks = nothing
+        sinks = zero_sink
     segments = None if ids is None else splash.SegmentIds(*ids)
     out = jax.vmap(functools.partial(kernel, sinks=sinks))(query, key, value, segments)
     return cast(Array, out)[:, :, :t].swapaxes(1, 2)
@@ -459,7 +472,7 @@ def _splash(request: Request) -> Float[Array, "B T N U"]:
 
 @jax.custom_vjp
 def _float32_gradient(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """The same float32 array; of sinks in float32, splash gives a gradient in the dtype of the queries."""
+    """Returns `x`, and casts its gradient to float32: splash returns the gradient of sinks in the queries' dtype."""
     return x
 
 
@@ -483,17 +496,18 @@ def _flash(request: Request) -> Float[Array, "B T N H"]:
 
 
 def _in_blocks(request: Request, rows: int, columns: int) -> tuple[Array, Array, Array, _Ids | None]:
-    """Scaled queries, keys and values with heads first, lengths multiples of the blocks, and the segments that hide.
+    """Returns scaled queries, keys and values with heads first, padded to whole blocks, and segment ids.
 
-    Padding is a segment: the kernels' only way to hide a key by its content. There 0 is a segment like any other.
+    Segment ids are the only way in which the kernels hide keys per row, so padding and masked keys get an id that no
+    query has. In the kernels 0 is an ordinary segment. The ids are None if no key is hidden.
     """
     query, key, value, _, (mask, is_causal, _, ids, _), *_ = request
     if mask is not None or ids is not None or (not is_causal and key.shape[1] % columns > 0):
         query_ids, key_ids = (jnp.ones(x.shape[:2], jnp.int32) for x in (query, key)) if ids is None else ids
         seen = (key_ids != 0) & (True if mask is None else mask[:, 0, 0])
-        key_ids = jnp.where(seen, key_ids.astype(jnp.int32), jnp.int32(_SEEN_BY_NOBODY))
-        ids = _padded(query_ids.astype(jnp.int32), 1, rows, 0), _padded(key_ids, 1, columns, _SEEN_BY_NOBODY)
-    # In float32: rounded to bfloat16, the scale itself would be wrong, and for every logit alike.
+        key_ids = jnp.where(seen, key_ids.astype(jnp.int32), jnp.int32(_HIDDEN_ID))
+        ids = _padded(query_ids.astype(jnp.int32), 1, rows, 0), _padded(key_ids, 1, columns, _HIDDEN_ID)
+    # Scaled in float32: a scale rounded to bfloat16 would change all logits by the same relative error.
     scaled = (query.astype(jnp.float32) * request.factor).astype(query.dtype)
     query, key, value = (
         _padded(x.swapaxes(1, 2), 2, size, 0) for x, size in ((scaled, rows), (key, columns), (value, columns))
@@ -502,12 +516,13 @@ def _in_blocks(request: Request, rows: int, columns: int) -> tuple[Array, Array,
 
 
 def _block(length: int) -> int:
-    """A block of at most `_LARGEST_BLOCK`, of whole lanes, such that little is padded."""
+    """Returns a block size of at most `_LARGEST_BLOCK`, a multiple of LANES, that needs little padding."""
     num_blocks = -(-length // _LARGEST_BLOCK)
     return -(-length // (num_blocks * LANES)) * LANES
 
 
 def _padded(x: Array, axis: int, size: int, filling: int) -> Array:
+    """Pads an axis at its end to a multiple of `size`."""
     padding = [(0, 0)] * x.ndim
     padding[axis] = (0, -x.shape[axis] % size)
     return jnp.pad(x, padding, constant_values=filling)

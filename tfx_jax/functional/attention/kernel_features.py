@@ -1,9 +1,9 @@
-"""Attention in linear time: a kernel of features instead of the exponential (Performer, linear attention).
+"""Attention in linear time: feature maps instead of the exponential (Performer, linear attention).
 
 If the weight of a key is a dot product of features, phi(q) . phi(k), the sums over keys are computed once for all
-queries: (Q' K'^T) V = Q' (K'^T V). Features are represented by their logarithms, and each sum over keys is relative to
-the largest of each feature. So nothing overflows, no visible key underflows to zero, and hidden or future keys do not
-change even the rounding.
+queries: (Q' K'^T) V = Q' (K'^T V). Features are represented by their logarithms, and each sum over keys is divided by
+the largest value of each feature. So nothing overflows, the largest key of a feature never underflows, and hidden or
+future keys do not even change the rounding.
 """
 
 import dataclasses
@@ -24,11 +24,11 @@ from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on
 
 @jax.custom_batching.custom_vmap
 def orthogonal_of_normal(normal: Float[Array, "D D"]) -> Float[Array, "D D"]:
-    """Makes a matrix of independent normals orthogonal: uniform over all orthogonal matrices (Mezzadri, 2007).
+    """Turns a matrix of independent normals into a uniformly distributed orthogonal matrix (Mezzadri, 2007).
 
-    Of a batch, under `jax.vmap`, one after the other. On CPUs jaxlib divides the QR of a batch among the threads of a
-    pool, and waits in one of them: as many batches at once as there are threads, such as those of two layers' weights
-    on two cores, wait for ever (jaxlib 0.10.2, `ParallelBatchMap`).
+    Under `jax.vmap` the matrices are computed one after the other. On CPUs jaxlib 0.10.2 (`ParallelBatchMap`) divides a
+    batched QR among the threads of a pool and waits in one of these threads: as many batches at once as there are
+    threads, such as the weights of two layers on two cores, deadlock.
 
     Args:
       normal: a sample of N(0, 1) for each element, [D, D].
@@ -41,34 +41,34 @@ def orthogonal_of_normal(normal: Float[Array, "D D"]) -> Float[Array, "D D"]:
     True
     """
     basis, triangle = jnp.linalg.qr(normal)
-    # QR fixes signs by convention; multiplied by those of R's diagonal, the basis is uniform.
+    # QR fixes the signs by convention. Multiplied by the signs of R's diagonal, the distribution becomes uniform.
     return basis * jnp.sign(jnp.diagonal(triangle))[None]
 
 
 @orthogonal_of_normal.def_vmap
 def _one_by_one(axis_size: int, in_batched: Any, normals: Float[Array, "B D D"]) -> tuple[Float[Array, "B D D"], bool]:
-    del axis_size, in_batched  # it has one argument, and is called where that is a batch
+    del axis_size, in_batched  # there is one argument, and it is batched whenever this is called
     return jax.lax.map(orthogonal_of_normal, normals), True
 
 
-# As parts of the largest number: the logarithm of a feature that counts for nothing, and the least reference of a sum,
-# far enough above it that their difference underflows to zero. Finite, because infinities would make NaN gradients.
+# As multiples of the largest float: the log-features of hidden keys, and the smallest reference of a sum. They differ
+# so much that exp(hidden - reference) is 0. Both are finite, because infinities would make gradients NaN.
 _HIDDEN, _LEAST = -0.7, -0.3
 
 LogFeaturesFn = Callable[[Float[Array, "*batch H"]], Float[Array, "*batch M"]]
 
 
 def orthogonal_features(rng: Array, num_features: int, size: int) -> Float[Array, "M H"]:
-    """Draws normal vectors, orthogonal to each other in blocks of `size`.
+    """Samples normal vectors that are orthogonal to each other within blocks of `size` rows.
 
-    The O of FAVOR+ (Choromanski et al., 2021, https://arxiv.org/abs/2009.14794). Each row alone is a sample of N(0, I),
-    so estimates stay unbiased; together they cover the directions more evenly than independent rows, which are
-    `jax.random.normal(rng, (M, H))`, and the variance falls. To redraw, call it with another `rng`.
+    The "O" of FAVOR+ (Choromanski et al., 2021, https://arxiv.org/abs/2009.14794). Each row is a sample of N(0, I), so
+    estimates stay unbiased. Together the rows cover the directions more evenly than independent rows,
+    `jax.random.normal(rng, (M, H))`, which reduces the variance.
 
     Args:
       rng: PRNG key.
-      num_features: M, how many; the paper advises about H log H.
-      size: H.
+      num_features: M, the number of rows; the paper recommends about H log H.
+      size: H, the length of a row.
 
     Returns:
       float32, [M, H].
@@ -131,30 +131,30 @@ def favor_attention(
     r"""Estimates softmax(scale * Q K^T) V in time linear in T and S, with random features: FAVOR+.
 
     The Performer of Choromanski et al. (2021, https://arxiv.org/abs/2009.14794): `linear_attention` with the features
-    phi(x) = exp(W x - |x|^2 / 2) / sqrt(M) of x = sqrt(scale) q and x = sqrt(scale) k. The kernel's estimate is
-    unbiased, with the relative variance (exp(|x + y|^2) - 1) / M: good for vectors of about unit length, and hopeless
-    for long ones.
+    phi(x) = exp(W x - |x|^2 / 2) / sqrt(M) of x = sqrt(scale) q and x = sqrt(scale) k. The estimate of the kernel is
+    unbiased with relative variance (exp(|x + y|^2) - 1) / M: accurate for vectors of about unit length, useless for
+    long ones.
 
     Args:
-      query: as in `linear_attention`, like all arguments that are not named here.
+      query: [B, T, N, H]. Arguments without explanation are those of `linear_attention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
-      bias: refused.
+      bias: must be None.
       mask: padding, [B or 1, 1, 1, S].
-      projection: W, [M, H], from `orthogonal_features`. Constant, not a parameter: draw another from time to time.
+      projection: W, [M, H], from `orthogonal_features`. It is not learned; resample it from time to time.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the estimated logits; None means 1 / sqrt(H).
       block_size: as in `linear_attention`.
-      segment_ids: refused.
+      segment_ids: must be None.
       dropout_rate: must be 0.
       dropout_rng: unused.
       return_weights: also return the weights, dense.
 
     Returns:
-      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of these and the weights, [B, N, T, S].
+      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of output and weights, [B, N, T, S].
 
     Raises:
-      ValueError: if `projection` does not fit, and as `linear_attention`.
+      ValueError: if `projection` has the wrong shape, or in the cases of `linear_attention`.
 
     >>> @jax.jit
     ... def attend(x, rng):
@@ -204,29 +204,29 @@ def linear_attention(
     r"""Computes diag(Q' (K'^T 1))^-1 Q' (K'^T V) with Q' = phi(Q) and K' = phi(K), in time linear in T and S.
 
     Equations 4 to 6 of "Transformers are RNNs" (Katharopoulos et al., 2020, https://arxiv.org/abs/2006.16236), and the
-    causal equation 9 in blocks: quadratic inside a block, by a running sum over the blocks before it.
+    causal equation 9 in blocks: pairwise inside a block, and a running sum over the earlier blocks.
 
     Args:
       query: queries, [B, T, N, H].
       key: keys, [B, S, K, H]; K divides N, and query head n reads key head n // (N / K).
       value: values, [B, S, K, U].
-      bias: refused: what is added to the logit of a pair has no place in a product of features.
-      mask: padding, [B or 1, 1, 1, S], True where a key may be seen. A query without any gets zeros.
+      bias: must be None: the logit of a pair, which a bias is added to, is never computed.
+      mask: padding, [B or 1, 1, 1, S], True for visible keys. A query that sees no key gets zeros.
       log_features_fn: maps [*batch, H] to the logarithms of M positive features, [*batch, M]; elu(x) + 1 by default.
       is_causal: query t sees keys 0 .. t + S - T only.
-      scale: queries and keys are multiplied by its root before the feature map; None means 1, as in the paper.
-      block_size: tokens of a causal block, a power of two. Gradients keep M * U numbers for each block.
-      segment_ids: refused: the sums are over all keys of a row.
-      dropout_rate: must be 0: no weight exists that could be dropped. Drop the output instead.
-      dropout_rng: unused, for the sake of the common signature.
+      scale: queries and keys are multiplied by sqrt(scale) before the feature map; None means 1, as in the paper.
+      block_size: tokens in a causal block, a power of two. The backward pass stores M * U numbers per block.
+      segment_ids: must be None, because the sums run over all keys of a row.
+      dropout_rate: must be 0, because no weights are computed that could be dropped. Drop the output instead.
+      dropout_rng: unused; part of the common signature.
       return_weights: also return the weights, as dense attention would have them: quadratic in memory.
 
     Returns:
-      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of these and the weights, [B, N, T, S].
+      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of output and weights, [B, N, T, S].
       Features and sums are float32 (float64 for float64 inputs) whatever the inputs.
 
     Raises:
-      ValueError: if the sizes do not fit together, the mask is of pairs, or an option is out of range.
+      ValueError: if shapes do not match, the mask is not a padding mask, or an option is out of range.
 
     >>> x = jnp.array([0.0, 1.0, 2.0]).reshape(1, 3, 1, 1)
     >>> jax.jit(lambda x: linear_attention(0 * x, 0 * x, x, is_causal=True))(x).ravel().tolist()
@@ -256,7 +256,7 @@ def linear_attention(
     out = attend(value_heads).astype(query.dtype)
     if not return_weights:
         return out
-    # A linear map is known by what it does to the unit vectors.
+    # The output is linear in the values, so the weights are the outputs for unit vectors as values.
     weights = attend(jnp.broadcast_to(jnp.eye(s, dtype=dtype), (b, k, s, s)))
     return out, weights.swapaxes(1, 2)
 
@@ -264,7 +264,7 @@ def linear_attention(
 def _log_features(
     log_features_fn: LogFeaturesFn, scale: float | None
 ) -> tuple[Callable[[Array], Array], Callable[[Array, Array], Array]]:
-    """The logarithms of the features of scaled queries, and of those of keys [B, K, S, H], hidden or not."""
+    """Returns functions to the log-features of scaled queries, and of keys [B, K, S, H] given which are visible."""
     root = 1.0 if scale is None else math.sqrt(scale)
 
     def log_query_fn(x: Array) -> Array:
@@ -278,7 +278,7 @@ def _log_features(
 
 
 def _decode(log_features_fn: LogFeaturesFn, scale: float | None) -> RecurrentDecoding:
-    """Decoding whose state is the sums over the keys that were read."""
+    """Returns decoding whose state is the `_Sums` over all keys so far."""
     log_query_fn, log_key_fn = _log_features(log_features_fn, scale)
 
     def read(key: Array, value: Array, mask: Mask | None) -> _Sums:
@@ -300,16 +300,16 @@ def _decode(log_features_fn: LogFeaturesFn, scale: float | None) -> RecurrentDec
 
 
 class _Sums(NamedTuple):
-    """All that queries need to know of some keys: the sums of phi(k) v^T and of phi(k), divided by exp(reference)."""
+    """Sums over a set of keys of phi(k) v^T (`values`) and of phi(k) (`ones`), both divided by exp(reference)."""
 
     reference: Float[Array, "*batch M"]
-    """The largest log phi(k) of each feature: some key contributes exp(0) to `ones`, which is thus at least 1."""
+    """The largest log phi(k) of each feature. That key contributes exp(0), so `ones` is at least 1."""
     values: Float[Array, "*batch M U"]
     ones: Float[Array, "*batch M"]
 
 
 class _Answers(NamedTuple):
-    """What queries found among some keys: numerator and denominator of their output, divided by exp(log_scale)."""
+    """Numerator and denominator of the output of queries over a set of keys, both divided by exp(log_scale)."""
 
     log_scale: Float[Array, "*batch T G"]
     numerator: Float[Array, "*batch T G U"]
@@ -317,19 +317,19 @@ class _Answers(NamedTuple):
 
 
 def _no_keys(log_key: Float[Array, "*batch S M"], value: Float[Array, "*batch S U"]) -> _Sums:
-    """The sums of none of these, made from them: within shard_map, the state of a loop varies as they do."""
+    """Returns the sums over no keys, computed from the arguments so that they vary over the same shard_map axes."""
     ones, of_value = jnp.zeros_like(log_key[..., 0, :]), jnp.zeros_like(value[..., 0, :])
     return _Sums(ones + _LEAST * jnp.finfo(ones.dtype).max, ones[..., :, None] * of_value[..., None, :], ones)
 
 
 def _largest(log_key: Float[Array, "*batch S M"]) -> Float[Array, "*batch M"]:
-    # References cancel, whatever they are; therefore no gradient flows through them.
+    # References cancel in the quotient, so they need no gradient.
     largest = jax.lax.stop_gradient(log_key).max(axis=-2)
     return jnp.maximum(largest, _LEAST * jnp.finfo(largest.dtype).max)
 
 
 def _extended(sums: _Sums, log_key: Float[Array, "*batch S M"], value: Float[Array, "*batch S U"]) -> _Sums:
-    """Adds keys and values to the sums."""
+    """Returns the sums extended by more keys and values."""
     reference = jnp.maximum(sums.reference, _largest(log_key))
     decay = jnp.exp(sums.reference - reference)
     features = jnp.exp(log_key - reference[..., None, :])
@@ -340,14 +340,14 @@ def _extended(sums: _Sums, log_key: Float[Array, "*batch S M"], value: Float[Arr
 def _query_features(
     log_query: Float[Array, "*batch T G M"], reference: Float[Array, "*batch M"]
 ) -> tuple[Float[Array, "*batch T G"], Float[Array, "*batch T G M"]]:
-    """phi(q) exp(reference) = exp(log_scale) * features, with 1 as the largest feature of each query."""
+    """Returns (log_scale, features): phi(q) exp(reference) = exp(log_scale) * features, the largest feature being 1."""
     log_query = log_query + reference[..., None, None, :]
     log_scale = jax.lax.stop_gradient(log_query).max(axis=-1)
     return log_scale, jnp.exp(log_query - log_scale[..., None])
 
 
 def _read(log_query: Float[Array, "*batch T G M"], sums: _Sums) -> _Answers:
-    """Answers queries that see all keys of the sums."""
+    """Returns the answers of queries that see all keys of the sums."""
     log_scale, features = _query_features(log_query, sums.reference)
     numerator = jnp.einsum("...TGM,...MU->...TGU", features, sums.values)
     return _Answers(log_scale, numerator, jnp.einsum("...TGM,...M->...TG", features, sums.ones))
@@ -356,7 +356,7 @@ def _read(log_query: Float[Array, "*batch T G M"], sums: _Sums) -> _Answers:
 def _read_pairs(
     log_query: Float[Array, "*batch T G M"], log_key: Float[Array, "*batch S M"], value: Float[Array, "*batch S U"]
 ) -> _Answers:
-    """Answers queries that see all of these keys, pair by pair: cheaper than sums for fewer keys than features."""
+    """Returns the answers of queries that see all of these keys, pair by pair: faster than sums if S < M."""
     reference = _largest(log_key)
     log_scale, features = _query_features(log_query, reference)
     weights = jnp.einsum("...TGM,...SM->...TGS", features, jnp.exp(log_key - reference[..., None, :]))
@@ -366,10 +366,10 @@ def _read_pairs(
 def _read_past(
     log_query: Float[Array, "B K P T G M"], log_key: Float[Array, "B K P T M"], value: Float[Array, "B K P T U"]
 ) -> _Answers:
-    """Answers queries that see the keys up to their own position, in each of P parts of T tokens, a power of two.
+    """Returns the answers of queries that see keys up to their own position, in each of P parts of T tokens.
 
-    Relative to the largest key of the whole part, queries would be rounded by keys of their future. But the second half
-    of a part sees all keys of the first, whose largest is therefore safe, and each half is a part of its own.
+    T is a power of two. A reference taken over a whole part would let future keys change the rounding. So each part is
+    split: the second half sees all keys of the first half, whose maximum is a valid reference, and both halves recurse.
     """
     b, k, p, t = log_key.shape[:4]
     if t == 1:
@@ -384,7 +384,7 @@ def _read_past(
 
 
 def _merged(some: _Answers, others: _Answers) -> _Answers:
-    """The answers of the same queries from two sets of keys together."""
+    """Merges the answers of the same queries over two disjoint sets of keys."""
     log_scale = jnp.maximum(some.log_scale, others.log_scale)
     decays = tuple(jnp.exp(x.log_scale - log_scale) for x in (some, others))
     numerator = some.numerator * decays[0][..., None] + others.numerator * decays[1][..., None]
@@ -392,7 +392,7 @@ def _merged(some: _Answers, others: _Answers) -> _Answers:
 
 
 def _quotient(answers: _Answers) -> Float[Array, "*batch T G U"]:
-    """The denominator is zero for queries without keys only, and at least 1 for all others."""
+    """Divides numerator by denominator, which is 0 for queries without keys and at least 1 for all others."""
     denominator = jnp.where(answers.denominator > 0, answers.denominator, jnp.ones((), answers.denominator.dtype))
     return answers.numerator / denominator[..., None]
 
@@ -406,13 +406,13 @@ def _causal(
     log_key_fn: Callable[[Array, Array], Array],
     block_size: int,
 ) -> Float[Array, "B K T G U"]:
-    """Scans blocks of tokens, with the sums over all blocks before as the carry."""
+    """Computes causal linear attention by a scan over blocks whose carry is the sums over all earlier blocks."""
     num_queries, longest = query.shape[2], max(query.shape[2], key.shape[2])
     block_size = min(block_size, 1 << (longest - 1).bit_length())
     num_blocks = -(-longest // block_size)
 
     def blocks(x: Array, axis: int) -> Array:
-        """Padded in front, since the last query meets the last key; [num_blocks, ..., block_size, ...]."""
+        """Cuts an axis into blocks, [num_blocks, ..., block_size, ...], padded in front to align the last tokens."""
         padding = [(0, 0)] * x.ndim
         padding[axis] = (num_blocks * block_size - x.shape[axis], 0)
         x = jnp.pad(x, padding)
@@ -427,7 +427,7 @@ def _causal(
 
     sums = _no_keys(log_key_fn(key[:, :, :1], visible[:, :1]), value)
     xs = blocks(query, 2), blocks(key, 2), blocks(value, 2), blocks(visible, 1)
-    # Without checkpoints, the backward pass would keep the features of all tokens and the weights of all blocks.
+    # Without a checkpoint the backward pass would store the features of all tokens and the weights of all blocks.
     _, out = jax.lax.scan(jax.checkpoint(step, prevent_cse=False), sums, xs)
     out = jnp.moveaxis(out, 0, 2)
     return out.reshape(*out.shape[:2], -1, *out.shape[4:])[:, :, -num_queries:]
@@ -437,22 +437,25 @@ def _check_options(
     bias: Bias | None, mask: Mask | None, scale: float | None, block_size: int, dropout_rate: float
 ) -> None:
     if bias is not None:
-        raise ValueError("linear attention takes no bias: it never forms the logits of pairs that a bias is added to")
+        raise ValueError(
+            "linear attention takes no bias, because it never computes the logits of pairs: pass bias=None"
+        )
     if mask is not None and mask.shape[1:3] != (1, 1):
         raise ValueError(
-            f"linear attention takes a padding mask only, [B, 1, 1, S], got shape {mask.shape}: it sums over keys "
-            "before it meets a query. Pass is_causal=True for causality; it has no segment_ids: give each its own row"
+            f"linear attention takes only a padding mask, [B, 1, 1, S], got shape {mask.shape}, because it sums over "
+            "keys for all queries at once. Pass is_causal=True for causality; there is no segment_ids: give each "
+            "sequence its own row"
         )
     if dropout_rate:
         raise ValueError(f"linear attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
     if scale is not None and scale < 0:
-        raise ValueError(f"scale must not be negative, because its root multiplies queries and keys, got {scale}")
+        raise ValueError(f"scale must be at least 0, because queries and keys are multiplied by its root, got {scale}")
     if block_size < 1 or block_size & (block_size - 1):
         raise ValueError(f"block_size must be a power of two, got {block_size}")
 
 
 def _seeded(query: Array, *arguments: Any, seed: int = 0, num_features: int | None = None, **options: Any) -> Any:
-    """`favor_attention` with the same random features at every step."""
+    """Calls `favor_attention` with the random features of a fixed seed."""
     return favor_attention(query, *arguments, projection=_projection(query.shape[-1], seed, num_features), **options)
 
 
@@ -478,7 +481,7 @@ def _decode_favor(
     return _decode(log_features_fn, scale)
 
 
-_BLOCK_SIZE = Option("tokens of a causal block, a power of two")
+_BLOCK_SIZE = Option("tokens in a causal block, a power of two")
 
 LINEAR = AttentionSpec(
     name="linear",
@@ -496,9 +499,9 @@ FAVOR = dataclasses.replace(
     function=_seeded,
     reference="Performer: Choromanski et al. (2021), FAVOR+",
     options={
-        "num_features": Option("random features; None: four for each number of a head", at_least=1),
+        "num_features": Option("number of random features; None means four times the head size", at_least=1),
         "block_size": _BLOCK_SIZE,
-        "seed": Option("seed of the features, the same at every step", at_least=0, at_most=2**32 - 1),
+        "seed": Option("seed of the random features, which are the same at every step", at_least=0, at_most=2**32 - 1),
     },
     decoding=_decode_favor,
 )

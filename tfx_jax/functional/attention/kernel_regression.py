@@ -1,4 +1,4 @@
-"""Kernel regression, which is attention without parameters: points are keys, and what was seen there are values."""
+"""Kernel regression, which is attention without parameters: the points are keys, the observations are values."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,28 +21,28 @@ def kernel_regression(
 ) -> Array | tuple[Array, Float[Array, "T S"]]:
     r"""Estimates f(x) = sum_i softmax_i(-1/2 |(x - x_i) w|^2) y_i from the points (x_i, y_i).
 
-    The estimator of Nadaraya and Watson with a Gaussian kernel of standard deviation 1 / w, as equations 15.36 to 15.41
-    of "Probabilistic Machine Learning: An Introduction" (Murphy, 2022, https://probml.github.io/book1) write it. A
-    large w looks at the nearest points only, w = 0 takes the mean of all. Far from every point, where the kernels
-    underflow and their fraction would be 0 / 0, it is the value of the nearest point.
+    The estimator of Nadaraya and Watson with a Gaussian kernel of standard deviation 1 / w: equations 15.36 to 15.41 of
+    "Probabilistic Machine Learning: An Introduction" (Murphy, 2022, https://probml.github.io/book1). A large w uses the
+    nearest points only, w = 0 the mean of all. Far from every point, where all kernels underflow, the estimate is the
+    value of the nearest point instead of 0 / 0.
 
     Args:
-      query_points: where to estimate, [T] numbers or [T, D] points. For a batch use `jax.vmap`.
-      points: where something was seen, [S] or [S, D].
-      values: what was seen there, [S] or [S, U].
-      mask: True where a query may use a point, broadcastable to [T, S]. `~jnp.eye(S, dtype=bool)` leaves each point out
-        of its own estimate, without which the training error is least for an infinite w. A query without a point gets
-        zero.
-      inverse_bandwidth: w; one number, or one for each of the D coordinates. It has a gradient.
+      query_points: where to estimate f, [T] numbers or [T, D] points. For a batch use `jax.vmap`.
+      points: x_i, where f was observed, [S] or [S, D].
+      values: y_i, the observations, [S] or [S, U].
+      mask: True where a query may use a point, broadcastable to [T, S]. To fit w, pass `~jnp.eye(S, dtype=bool)`, which
+        leaves each point out of its own estimate; otherwise an infinite w minimizes the training error. A query that
+        may use no point gets zero.
+      inverse_bandwidth: w; one number, or one for each of the D coordinates; differentiable.
       return_weights: also return the weights.
 
     Returns:
-      Estimates, [T] or [T, U], in the dtype of `values`; with `return_weights` a pair of these and the weights, [T, S],
+      Estimates, [T] or [T, U], in the dtype of `values`; with `return_weights` a pair of output and weights, [T, S],
       which are float32 at least.
 
     Raises:
-      ValueError: if the points differ in rank or in D, there are more or fewer values than points, or the mask is not
-        boolean or does not fit.
+      ValueError: if `query_points` and `points` differ in rank or in D, the numbers of values and points differ, or the
+        mask is not boolean or has the wrong shape.
 
     >>> x, y = jnp.array([0.0, 1.0, 2.0]), jnp.array([5.0, 7.0, 9.0])
     >>> import jax
@@ -50,16 +50,21 @@ def kernel_regression(
     [7.0, 9.0]
     """
     if query_points.shape[1:] != points.shape[1:] or points.ndim not in (1, 2):
-        raise ValueError(f"points must be [T] and [S], or [T, D] and [S, D]: got {query_points.shape}, {points.shape}")
+        raise ValueError(
+            "query_points and points must have shapes [T] and [S], or [T, D] and [S, D], got "
+            f"{query_points.shape} and {points.shape}"
+        )
     if values.shape[:1] != points.shape[:1] or values.ndim not in (1, 2):
-        raise ValueError(f"values must be [S] or [S, U] for {points.shape[0]} points, got shape {values.shape}")
+        raise ValueError(
+            f"values must have shape [S] or [S, U] with S = {points.shape[0]}, the number of points, got {values.shape}"
+        )
     if mask is not None and mask.ndim != 2:
         raise ValueError(f"mask must have rank 2, [T, S], got shape {mask.shape}")
     check_floats(query_points=query_points, points=points, values=values)
     dtype = np.promote_types(points.dtype, np.float32)
     (t, s), d = (query_points.shape[0], points.shape[0]), points.size // points.shape[0]
     width = jnp.broadcast_to(jnp.asarray(inverse_bandwidth, dtype), (d,))
-    # The difference first: x^2 - 2 x x_i + x_i^2 cancels where points are close to each other and far from 0.
+    # Subtract before squaring: x^2 - 2 x x_i + x_i^2 cancels for points that are close to each other and far from 0.
     difference = query_points.astype(dtype).reshape(t, 1, d) - points.astype(dtype).reshape(1, s, d)
     scores = -0.5 * jnp.square(difference * width[None, None]).sum(axis=-1)
     seen = None if mask is None else mask[None, None]

@@ -1,6 +1,6 @@
-"""Linear attention whose state decays: retention, gated linear attention, state space duality (Mamba-2).
+"""Linear attention with a decaying state: retention, gated linear attention, state space duality (Mamba-2).
 
-Their state, chunks and decoding are those of `recurrent`.
+`recurrent` has their state, the chunked computation and decoding.
 """
 
 import dataclasses
@@ -45,35 +45,36 @@ def retention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes o_t = scale * S_t^T q_t with S_t = gamma_n S_{t-1} + k_t v_t^T: attention that forgets at a fixed rate.
+    r"""Computes o_t = scale * S_t^T q_t with S_t = gamma_n S_{t-1} + k_t v_t^T: attention with a fixed decay per head.
 
     Equations 1 to 7 of "Retentive Network" (Sun et al., 2023, https://arxiv.org/abs/2307.08621) without the rotation of
     queries and keys; with gamma_n = exp(-slope_n) the lightning attention of MiniMax-01 (2025,
-    https://arxiv.org/abs/2501.08313). In the parallel form the weight of key s is scale * q_t . k_s gamma_n^(t - s), in
-    tokens: it may be negative, and there is no softmax. Both papers normalize the output of each head.
+    https://arxiv.org/abs/2501.08313). In the parallel form the weight of key s is scale * q_t . k_s gamma_n^(t - s),
+    where t - s counts tokens. It may be negative, and there is no softmax. Both papers normalize the output of each
+    head; this function does not.
 
     Args:
       query: queries, [B, T, N, H], at the last T of the S positions.
       key: keys, [B, S, K, H]; K divides N, query head n reads the state of key head n // (N / K).
       value: values, [B, S, K, U].
-      bias: refused: what is added to the logit of a pair has no place in a state.
-      mask: padding, [B or 1, 1, 1, S]. Hidden keys leave the state as it is, without decay.
-      decay: gamma, [K], above 0 and at most 1; None means 1 - 2^(-5 - i), i from 0 to 3 evenly over the heads.
-      is_causal: must be true: the state knows the past.
+      bias: must be None: the logit of a pair, which a bias is added to, is never computed.
+      mask: padding, [B or 1, 1, 1, S]. Hidden keys do not change the state; it does not decay at padding either.
+      decay: gamma, [K], above 0 and at most 1; None means 1 - 2^(-5 - i), with i evenly spaced from 0 to 3 over heads.
+      is_causal: must be true, because the state holds past tokens only.
       scale: multiplies queries; None means 1 / sqrt(H).
-      block_size: tokens of a chunk, a power of two. Memory is linear in S * block_size and S / block_size * H * U.
-      segment_ids: packed texts, [B, T] or a pair ([B, T], [B, S]). Each starts with a state of zeros, and its tokens
-        have none of another text in between. 0 is padding.
-      dropout_rate: must be 0: no weight exists that could be dropped. Drop the output instead.
-      dropout_rng: unused, for the sake of the common signature.
+      block_size: tokens in a chunk, a power of two. Memory is linear in S * block_size and S / block_size * H * U.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. The tokens of a sequence must be
+        consecutive; each sequence starts with a state of zeros.
+      dropout_rate: must be 0, because no weights are computed that could be dropped. Drop the output instead.
+      dropout_rng: unused; part of the common signature.
       return_weights: also return the coefficient of each value in each output, quadratic in memory.
 
     Returns:
-      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of these and the weights, [B, N, T, S]. The
+      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of output and weights, [B, N, T, S]. The
       state is float32 (float64 for float64 inputs) whatever the inputs.
 
     Raises:
-      ValueError: if the sizes do not fit together, the mask is of pairs, or an option is out of range.
+      ValueError: if shapes do not match, the mask is not a padding mask, or an option is out of range.
 
     >>> x = jnp.ones((1, 3, 1, 1))
     >>> jax.jit(retention)(x, x, x, decay=jnp.array([0.5])).ravel().tolist()
@@ -123,32 +124,32 @@ def gated_linear_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes o_t = scale * S_t^T q_t with S_t = diag(a_t) S_{t-1} + k_t v_t^T: each channel forgets by its gate.
+    r"""Computes o_t = scale * S_t^T q_t with S_t = diag(a_t) S_{t-1} + k_t v_t^T: a decay per channel, from a gate.
 
     Section 4 of "Gated Linear Attention Transformers" (Yang et al., 2023, https://arxiv.org/abs/2312.06635), with
     a_t = sigmoid(gate_t)^(1 / temperature).
 
     Args:
-      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `retention`.
+      query: queries, [B, T, N, H]. Arguments without explanation are those of `retention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
-      bias: refused.
+      bias: must be None.
       mask: padding, [B or 1, 1, 1, S].
       gate: logits of the gates, [B, S, K, H].
-      temperature: the paper's tau: larger ones forget less.
+      temperature: the paper's tau; a larger value means a slower decay.
       is_causal: must be true.
       scale: multiplies queries; None means 1 / sqrt(H).
-      block_size: tokens of a chunk.
-      segment_ids: packed texts.
+      block_size: tokens in a chunk.
+      segment_ids: packed sequences.
       dropout_rate: must be 0.
       dropout_rng: unused.
       return_weights: also return the coefficient of each value in each output.
 
     Returns:
-      What `retention` returns.
+      The same results as `retention`.
 
     Raises:
-      ValueError: as `retention`, and for a gate of another shape.
+      ValueError: in the same cases as `retention`, or if a gate has the wrong shape.
 
     >>> x = jnp.ones((1, 3, 1, 1))
     >>> attend = jax.jit(gated_linear_attention, static_argnames="temperature")
@@ -197,31 +198,31 @@ def state_space_duality(
     r"""Computes y_t = S_t^T C_t with S_t = exp(-rate d_t) S_{t-1} + d_t B_t x_t^T, the state space model of Mamba-2.
 
     Section 6 of "Transformers are SSMs" (Dao and Gu, 2024, https://arxiv.org/abs/2405.21060): C are the queries, B the
-    keys, x the values, d_t = softplus(dt_t + dt_bias) the step and rate = exp(log_rate_scale) the paper's -A. Mamba-2's
-    block has a convolution before it, and D x_t added, a gate and a norm behind it.
+    keys, x the values, d_t = softplus(dt_t + dt_bias) the step size and rate = exp(log_rate_scale) the paper's -A.
+    Mamba-2's block also has a convolution before this function, and adds D x_t, a gate and a norm after it.
 
     Args:
       query: C, [B, T, N, H]; this and all arguments that are not named here as in `retention`.
       key: B, [B, S, K, H].
       value: x, [B, S, K, U].
-      bias: refused.
+      bias: must be None.
       mask: padding, [B or 1, 1, 1, S].
-      dt: steps before bias and softplus, [B, S, K].
-      log_rate_scale: logarithm of the rate of forgetting, [K].
+      dt: step sizes before bias and softplus, [B, S, K].
+      log_rate_scale: logarithm of the decay rate, [K].
       dt_bias: added to `dt`, [K].
       is_causal: must be true.
       scale: multiplies queries; None means 1.
-      block_size: tokens of a chunk.
-      segment_ids: packed texts.
+      block_size: tokens in a chunk.
+      segment_ids: packed sequences.
       dropout_rate: must be 0.
       dropout_rng: unused.
       return_weights: also return the coefficient of each value in each output.
 
     Returns:
-      What `retention` returns.
+      The same results as `retention`.
 
     Raises:
-      ValueError: as `retention`, and for a gate or a parameter of another shape.
+      ValueError: in the same cases as `retention`, or if a gate or a parameter has the wrong shape.
 
     >>> x, zeros = jnp.ones((1, 3, 1, 1)), jnp.zeros(1)
     >>> dt = jnp.full((1, 3, 1), float(jnp.log(jnp.e - 1)))  # steps of length 1
@@ -268,7 +269,7 @@ def steps_and_rates(
 
 
 def init_steps_and_rates(rng: Array, num_heads: int, dtype: DTypeLike, *features: int) -> dict[str, Array]:
-    """Rates from 1 to 16 and steps from 0.001 to 0.1, as Mamba-2 starts with them."""
+    """Initializes decay rates between 1 and 16 and step sizes between 0.001 and 0.1, as Mamba-2 does."""
     rng_rate, rng_step = jax.random.split(rng)
     rate = jax.random.uniform(rng_rate, (num_heads,), jnp.float32, 1.0, 16.0)
     step = jnp.exp(jax.random.uniform(rng_step, (num_heads, *features), jnp.float32, np.log(0.001), np.log(0.1)))
@@ -312,7 +313,7 @@ GATED_LINEAR_ATTENTION = dataclasses.replace(
     reference="Yang et al. (2023), section 4",
     options={
         "block_size": BLOCK_SIZE,
-        "temperature": Option("of the gates: larger ones forget less", float, at_least=1),
+        "temperature": Option("temperature of the gates; a larger value means a slower decay", float, at_least=1),
     },
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"gate": (num_kv_heads, d_k)},
     decoding=_decode_gated_linear,
@@ -322,7 +323,7 @@ STATE_SPACE_DUALITY = dataclasses.replace(
     name="state_space_duality",
     function=state_space_duality,
     reference="Mamba-2: Dao and Gu (2024), section 6",
-    grouped_queries=False,  # parameters are of the heads of keys, of which a configuration knows no number but N
+    grouped_queries=False,  # the parameters have an axis of key heads, but `parameters` gets num_heads only
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"dt": (num_kv_heads,)},
     parameters=lambda rng, num_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_heads, dtype),
     decoding=_decode_state_space,

@@ -1,15 +1,14 @@
 """Attention within blocks and within sliding windows, in memory linear in the length.
 
-Positions count the tokens of a text: padding, wherever it is, and other texts of the row take up no room.
+Positions count the tokens of one sequence: padding, wherever it is, and other sequences of the row are not counted.
 
-Both are dense attention of each block of queries over the few keys that the block may see, with the blocks as more
-batch: large products of static shape, which is what accelerators are good at.
+Both are computed as dense attention of each block of queries over the few keys that it may see, with the blocks as a
+batch axis: large products of static shape, which accelerators compute efficiently.
 """
 
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -17,11 +16,11 @@ from tfx_jax.functional.attention.blocks import attend_in_blocks, check_over_key
 from tfx_jax.functional.attention.dot_product import decode_densely
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option, SeesBack, SeesBlock
-from tfx_jax.functional.attention.token_order import TokenOrder, attend_in_order, order_tokens
+from tfx_jax.functional.attention.token_order import TokenOrder, attend_in_order, order_tokens, positions_of
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 SMALLEST_BLOCK = 32
-"""Products of fewer queries leave matrix units idle."""
+"""Fewest queries in a block by default: smaller products leave matrix units idle."""
 
 
 @weights_on_request
@@ -47,7 +46,7 @@ def local_attention(
     r"""Computes attention within blocks: position p sees position s where floor(p / b) = floor(s / b), b = block_size.
 
     The local attention of section 4.2 in "Generating Wikipedia by Summarizing Long Sequences" (Liu et al., 2018,
-    https://arxiv.org/abs/1801.10198) and of Long Range Arena. Time and memory grow as T * block_size; packed texts,
+    https://arxiv.org/abs/1801.10198) and of Long Range Arena. Time and memory grow as T * block_size. Packed sequences,
     whose blocks begin anywhere, cost up to three times as much.
 
     Args:
@@ -55,24 +54,24 @@ def local_attention(
       key: keys, [B, S, K, H]; K divides N.
       value: values, [B, S, K, U].
       bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, S].
-      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, S]. A token that no head may
-        see is padding, and gets zeros. A single query, T = 1, is the last of the tokens, wherever the last column is.
-      block_size: tokens in a block, which need not divide T or S. From S on, this is dense attention of the tokens.
-      is_causal: within its block, a position sees itself and what precedes it.
+      mask: True for visible keys, the same for all queries: broadcastable to [B, N, 1, S]. A token that is hidden from
+        all heads is padding and gets zeros. With T = 1, the query is the last visible token.
+      block_size: tokens in a block; it need not divide T or S. With S or more, this is dense attention.
+      is_causal: a position sees itself and earlier positions of its block only.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. Each counts its positions from 0.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. Positions start at 0 in each.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
-      return_weights: also return the weights before dropout, with zeros outside the blocks: this does take T * S.
+      return_weights: also return the weights before dropout, with zeros outside the blocks; needs O(T * S) memory.
       logits_soft_cap: c of c * tanh(logits / c), as in `dot_product_attention`.
-      sinks: a logit of each head that takes a share of the softmax, [N].
+      sinks: a logit for each head that takes weight from the keys, [N], as in `dot_product_attention`.
 
     Returns:
-      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of output and weights,
       float32 [B, N, T, S]. A query that sees no key gets zeros.
 
     Raises:
-      ValueError: if the sizes do not fit together, or bias or mask are over pairs.
+      ValueError: if shapes do not match, or bias or mask differs between queries.
 
     >>> import jax
     >>> attend = jax.jit(lambda x: local_attention(x, x, x, block_size=2, return_weights=True))
@@ -98,7 +97,7 @@ def local_attention(
         return in_blocks(query, key, value, bias, mask, segment_ids=None)
     if segment_ids is None and t == s:  # tokens come first, so blocks begin at multiples of their size
         return attend_in_order(in_blocks, query, key, value, bias, mask, order)
-    # Blocks begin anywhere: they are segments, no farther apart than the window.
+    # Blocks begin anywhere: number them as segments, and let each query see the keys of its segment within the window.
     order = order._replace(segment_ids=_number_blocks(order, block_size))
     near = functools.partial(attend, **_window_blocks(t, s, window))
     return attend_in_order(near, query, key, value, bias, mask, order)
@@ -136,27 +135,27 @@ def sliding_window_attention(
       key: keys, [B, S, K, H]; K divides N.
       value: values, [B, S, K, U].
       bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, S].
-      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, S]. A token that no head may
-        see is padding, and gets zeros. A single query, T = 1, is the last of the tokens, wherever the last column is.
-      window: how many tokens a position sees on each side, besides itself; a pair tells the two sides apart. From
-        S - 1 on, this is dense attention of the tokens.
-      block_size: how many queries are computed together, a matter of speed alone: more waste keys outside the window,
-        fewer copy the keys more often. None means the wider side of the window, but not below 32.
-      is_causal: no tokens ahead: a position sees itself and the `window` tokens that precede it.
+      mask: True for visible keys, the same for all queries: broadcastable to [B, N, 1, S]. A token that is hidden from
+        all heads is padding and gets zeros. With T = 1, the query is the last visible token.
+      window: how many tokens a position sees on each side, besides itself; a pair (back, ahead) gives different sides.
+        With S - 1 or more, this is dense attention.
+      block_size: queries in a block; affects speed only. Larger blocks compute more logits outside the window, smaller
+        ones copy the keys more often. None means the wider side of the window, but at least 32.
+      is_causal: sets `ahead` to 0: a position sees itself and the `back` tokens before it.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. Each counts its positions from 0.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. Positions start at 0 in each.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
-      return_weights: also return the weights before dropout, with zeros outside the band: this does take T * S.
+      return_weights: also return the weights before dropout, with zeros outside the band; needs O(T * S) memory.
       logits_soft_cap: c of c * tanh(logits / c), as in `dot_product_attention`.
-      sinks: a logit of each head that takes a share of the softmax, [N].
+      sinks: a logit for each head that takes weight from the keys, [N], as in `dot_product_attention`.
 
     Returns:
-      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of output and weights,
       float32 [B, N, T, S]. A query that sees no key gets zeros.
 
     Raises:
-      ValueError: if the sizes do not fit together, or bias or mask are over pairs.
+      ValueError: if shapes do not match, or bias or mask differs between queries.
 
     >>> import jax
     >>> attend = jax.jit(lambda x: sliding_window_attention(x, x, x, window=1, is_causal=True, return_weights=True))
@@ -167,7 +166,7 @@ def sliding_window_attention(
     _check_positions(query, key, value, bias, mask)
     back, ahead = window if isinstance(window, tuple) else (window, window)
     if back < 0 or ahead < 0:
-        raise ValueError(f"window must not be negative, got {window}")
+        raise ValueError(f"window must be at least 0, got {window}")
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     (b, t), s = query.shape[:2], key.shape[1]
@@ -190,11 +189,11 @@ def sliding_window_attention(
 def _window_blocks(
     num_queries: int, num_keys: int, window: tuple[int, int], block_size: int | None = None
 ) -> dict[str, Any]:
-    """Options of `_banded` for a sliding window."""
+    """Returns the options of `_banded` for a sliding window."""
     window = min(window[0], num_keys - 1), min(window[1], num_queries - 1)
     if block_size is None:
         num_blocks = -(-num_queries // max(*window, SMALLEST_BLOCK))
-        block_size = -(-num_queries // num_blocks)  # evened out, so that the last block is not mostly padding
+        block_size = -(-num_queries // num_blocks)  # equal blocks, so that the last one is not mostly padding
     return {"block_size": block_size, "first_row": 0, "reach": window, "window": window}
 
 
@@ -202,10 +201,7 @@ def _number_blocks(order: TokenOrder, block_size: int) -> tuple[Int[Array, "B T"
     """Numbers the blocks of all segments from 1; padding is 0."""
     query_ids, key_ids = order.segment_ids
     t, s = query_ids.shape[1], key_ids.shape[1]
-    places = jnp.arange(s)[None]
-    is_first = jnp.pad(key_ids[:, 1:] != key_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-    first = jax.lax.cummax(jnp.where(is_first, places, 0), axis=1)  # place of the first token of the segment
-    numbers = jnp.cumsum((places - first) % block_size == 0, axis=1, dtype=jnp.int32)
+    numbers = jnp.cumsum(positions_of(key_ids) % block_size == 0, axis=1, dtype=jnp.int32)
     numbers = jnp.where(key_ids == 0, 0, numbers)
     return jnp.where(query_ids == key_ids[:, s - t :], numbers[:, s - t :], 0), numbers
 
@@ -224,24 +220,24 @@ def _banded(
     segment_ids: SegmentIds | None,
     **options: Any,
 ) -> Any:
-    """Attention of blocks of consecutive queries over consecutive keys.
+    """Computes attention of blocks of consecutive queries over consecutive keys.
 
     Args:
-      query: as in the public functions, like the rest.
-      key: keys.
-      value: values.
-      bias: over keys.
-      mask: over keys.
+      query: queries, [B, T, N, H], at the last T of the S positions.
+      key: keys, [B, S, K, H].
+      value: values, [B, S, K, U].
+      bias: broadcastable to [B, N, 1, S].
+      mask: broadcastable to [B, N, 1, S].
       block_size: queries in a block.
-      first_row: place of the first query in its block.
-      reach: how many keys a block is given before its first and after its last position.
-      window: within these, a query sees `back` keys before itself and `ahead` keys after.
-      segment_ids: as in the public functions.
-      options: passed on.
+      first_row: position of the first query within its block.
+      reach: (before, after): how many keys before its first and after its last position a block gets.
+      window: (back, ahead): how many of these keys each query sees before and after itself.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
+      options: options of `dot_product_attention`.
     """
     t, s = query.shape[1], key.shape[1]
     num_blocks = -(-(first_row + t) // block_size)
-    if num_blocks == 1:  # as in decoding: no more queries than there are, and no keys beyond the ends
+    if num_blocks == 1:  # as in decoding: shrink the block to the queries and keys that exist
         block_size, first_row, reach = t, 0, (min(reach[0] + first_row, s - t), 0)
     first_column = s - t - first_row - reach[0]
     span = reach[0] + block_size + reach[1]
@@ -268,8 +264,8 @@ def _check_positions(query: Array, key: Array, value: Array, bias: Array | None,
     check_over_keys(query, key, value, bias, mask)
     if query.shape[1] > key.shape[1]:
         raise ValueError(
-            f"{query.shape[1]} queries but {key.shape[1]} keys: near and far mean nothing between two different"
-            " sequences; the queries must be the last positions of the keys"
+            f"attention by position needs queries at the last positions of the keys, so at most {key.shape[1]} queries "
+            f"for {key.shape[1]} keys, got {query.shape[1]}"
         )
 
 
@@ -281,7 +277,7 @@ LOCAL = AttentionSpec(
     name="local",
     function=local_attention,
     reference="Liu et al. (2018), section 4.2",
-    options={"block_size": Option("tokens of a block", required=True)},
+    options={"block_size": Option("tokens in a block", required=True)},
     example=lambda length: {"block_size": min(128, max(length // 4, 1))},
     bias=False,
     decoding=lambda block_size, scale=None: decode_densely(SeesBlock(block_size), scale),
@@ -291,8 +287,8 @@ WINDOW = AttentionSpec(
     function=sliding_window_attention,
     reference="Beltagy et al. (2020), section 3.1",
     options={
-        "window": Option("tokens seen on each side", required=True),
-        "block_size": Option("queries computed together"),
+        "window": Option("tokens that a position sees on each side, besides itself", required=True),
+        "block_size": Option("queries in a block; affects speed only"),
     },
     example=lambda length: {"window": min(128, max(length // 4, 1))},
     bias=False,

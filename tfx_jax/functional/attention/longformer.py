@@ -1,4 +1,4 @@
-"""Longformer: a sliding window, and a few tokens that see all and are seen by all."""
+"""Longformer: a sliding window, and a few global tokens that see all tokens and that all tokens see."""
 
 import functools
 from typing import Any
@@ -38,39 +38,40 @@ def longformer_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T T"]]:
-    r"""Computes self-attention in a window, beside tokens that are global: they see all, and all see them.
+    r"""Computes self-attention within a window, and of global tokens, which see all tokens and which all tokens see.
 
-    Section 3.1 of "Longformer" (Beltagy et al., 2020, https://arxiv.org/abs/2004.05150). Position p sees position s
-    where |p - s| <= window or s is global; one softmax is over both. A global token attends with queries, keys and
-    values of projections of its own. Which tokens are global is data; how many of a row there may be is a size. Time
-    and memory grow as T * (window + max_global_tokens).
+    Section 3.1 of "Longformer" (Beltagy et al., 2020, https://arxiv.org/abs/2004.05150). Position p sees position s if
+    |p - s| <= window or s is global, in one softmax. Global tokens may attend with separately projected queries, keys
+    and values. `global_mask` may be traced; `max_global_tokens` is static because it fixes array shapes. Time and
+    memory grow as T * (window + max_global_tokens).
 
     Args:
       query: queries, [B, T, N, H].
       key: keys, [B, T, K, H]; K divides N.
       value: values, [B, T, K, U].
       bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, T].
-      mask: True where a key may be seen, by all queries alike: broadcastable to [B, N, 1, T]. A token that no head may
-        see is padding: it takes up no room in a window, is never global, and gets zeros.
+      mask: True for visible keys, the same for all queries: broadcastable to [B, N, 1, T]. A token that is hidden from
+        all heads is padding: it is not counted in windows, is never global, and gets zeros.
       window: how many tokens a position sees on each side, besides itself.
-      global_mask: which tokens are global, [B, T]; None means none, which is `sliding_window_attention`.
-      max_global_tokens: of each row so many are global at most, the first ones; the others are as if they were not.
-      global_query: queries of the global tokens, read where these are; None means `query`.
-      global_key: keys that global tokens see; None means `key`.
-      global_value: values that global tokens take; None means `value`.
-      is_causal: must be False: global tokens see the future and tell it to all.
+      global_mask: True for global tokens, [B, T]; None means no global token, which is `sliding_window_attention`.
+      max_global_tokens: upper limit per row; if more are marked, the first ones are global and the rest are ordinary
+        tokens.
+      global_query: queries of the global tokens, used only at their positions; None means `query`.
+      global_key: keys for the queries of global tokens; None means `key`.
+      global_value: values for the queries of global tokens; None means `value`.
+      is_causal: must be False, because global tokens see the future and every token sees them.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences, [B, T]; 0 is padding. Global tokens, too, then see their own segments alone.
+      segment_ids: packed sequences, [B, T]; 0 is padding. Global tokens see, and are seen by, their own segment only.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
-      return_weights: also return the weights before dropout, with zeros outside the pattern: this does take T * T.
+      return_weights: also return the weights before dropout, with zeros outside the pattern; needs O(T * T) memory.
 
     Returns:
-      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of output and weights,
       float32 [B, N, T, T]. A query that sees no key gets zeros.
 
     Raises:
-      ValueError: if the sizes do not fit together, bias or mask are over pairs, or an option is impossible.
+      ValueError: if shapes do not match, bias or mask differs between queries, or an option is out of range.
 
     >>> is_global = jnp.arange(6)[None] == 0
     >>> attend = jax.jit(lambda x: longformer_attention(x, x, x, window=1, global_mask=is_global, return_weights=True))
@@ -81,34 +82,44 @@ def longformer_attention(
     check_over_keys(query, key, value, bias, mask)
     b, t = query.shape[:2]
     if t != key.shape[1]:
-        raise ValueError(f"Longformer's is self-attention, but there are {t} queries and {key.shape[1]} keys")
+        raise ValueError(
+            f"Longformer attention is self-attention and needs as many keys as queries, got {t} queries and "
+            f"{key.shape[1]} keys"
+        )
     if is_causal:
-        raise ValueError("Longformer's attention has no causal form: global tokens see the future and are seen by all")
+        raise ValueError(
+            "Longformer attention has no causal form, because global tokens see the future and every token sees them: "
+            "pass is_causal=False"
+        )
     if window < 0 or max_global_tokens < 1:
-        raise ValueError(f"window must not be negative, max_global_tokens not 0: {window} and {max_global_tokens}")
+        raise ValueError(
+            f"window must be at least 0 and max_global_tokens at least 1, got window={window} and "
+            f"max_global_tokens={max_global_tokens}"
+        )
     options: dict[str, Any] = {"scale": scale, "dropout_rate": dropout_rate, "return_weights": return_weights}
     if global_mask is None:
-        ids = {"segment_ids": segment_ids, "dropout_rng": dropout_rng}
-        return sliding_window_attention(query, key, value, bias, mask, window=window, **ids, **options)
+        options |= {"window": window, "segment_ids": segment_ids, "dropout_rng": dropout_rng}
+        return sliding_window_attention(query, key, value, bias, mask, **options)
     if global_mask.shape != (b, t):
-        raise ValueError(f"global_mask must say it of every token, {(b, t)}, got shape {global_mask.shape}")
+        raise ValueError(f"global_mask must have shape [B, T] = {(b, t)}, got {global_mask.shape}")
 
     options |= {"window": window, "max_global_tokens": max_global_tokens, "dropout_rng": dropout_rng}
     attend = functools.partial(_attend_globally, **options)
-    query_of = {"global_query": query if global_query is None else global_query, "global_mask": global_mask}
-    key_of = {
+    query_arrays = {"global_query": query if global_query is None else global_query, "global_mask": global_mask}
+    key_arrays = {
         "global_key": key if global_key is None else global_key,
         "global_value": value if global_value is None else global_value,
     }
     order = order_tokens(mask, segment_ids, b, t, t)
     if order is None:
-        return attend(query, key, value, bias, mask, segment_ids=None, **query_of, **key_of)
-    # The first ones of the columns, and of tokens alone.
+        return attend(query, key, value, bias, mask, segment_ids=None, **query_arrays, **key_arrays)
+    # Apply the limit here, in the original order of the columns and without padding: `order` may move segments.
     exists = order.to_columns(order.segment_ids[0] != 0)
     global_mask = global_mask & exists
-    query_of["global_mask"] = global_mask & (jnp.cumsum(global_mask, axis=1) <= max_global_tokens)
-    query_of, key_of = jax.tree.map(order.of_queries, query_of), jax.tree.map(order.of_keys, key_of)
-    return attend_in_order(functools.partial(attend, **query_of, **key_of), query, key, value, bias, mask, order)
+    query_arrays["global_mask"] = global_mask & (jnp.cumsum(global_mask, axis=1) <= max_global_tokens)
+    query_arrays, key_arrays = jax.tree.map(order.of_queries, query_arrays), jax.tree.map(order.of_keys, key_arrays)
+    attend = functools.partial(attend, **query_arrays, **key_arrays)
+    return attend_in_order(attend, query, key, value, bias, mask, order)
 
 
 def _attend_globally(
@@ -129,53 +140,56 @@ def _attend_globally(
     return_weights: bool,
     **options: Any,
 ) -> Any:
-    """Attention with distances in columns, beside global tokens of which rows may have more than the most."""
+    """Computes window and global attention; distances are those of columns, and padding is in segment 0."""
     b, t = query.shape[:2]
     options["return_weights"] = return_weights
-    # Over rows and keys as they are read below: those of one row or for all keys alike are repeated.
+    # Rows and keys are gathered below, so axes of size 1 are broadcast first.
     bias, mask = (None if x is None else jnp.broadcast_to(x, (b, *x.shape[1:3], t)) for x in (bias, mask))
-    size = min(max_global_tokens, t)
-    number = jnp.cumsum(global_mask, axis=1)  # of each global token among those of its row, from 1
-    global_mask = global_mask & (number <= size)
-    place = jnp.argsort(~global_mask, axis=1, stable=True)[:, :size]  # of the global tokens, and of others behind them
-    taken = jnp.take_along_axis(global_mask, place, axis=1)
+    num_global = min(max_global_tokens, t)
+    rank = jnp.cumsum(global_mask, axis=1)  # rank of each global token in its row, from 1
+    global_mask = global_mask & (rank <= num_global)
+    # Positions of the global tokens; a row with fewer than num_global of them is filled up with other tokens.
+    position = jnp.argsort(~global_mask, axis=1, stable=True)[:, :num_global]
+    is_global = jnp.take_along_axis(global_mask, position, axis=1)
     rngs = (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
 
-    # The keys of global tokens stand in front of all keys, which every block of queries sees beside its window.
-    def behind_global(x: Array, axis: int) -> Array:
-        return jnp.concatenate([_picked(x, place, axis), x], axis=axis)
+    # Copies of the global keys are put in front of all keys. Every block of queries sees these and its window.
+    def prepend_global(x: Array, axis: int) -> Array:
+        return jnp.concatenate([_gather(x, position, axis), x], axis=axis)
 
-    is_first = jnp.concatenate([taken, ~global_mask], axis=1)[:, None, None]  # or else a token would be seen twice
+    # Global tokens are seen in front only and other tokens in their windows only, so that none is seen twice.
+    seen_once = jnp.concatenate([is_global, ~global_mask], axis=1)[:, None, None]
     result = _in_windows(
         query,
-        behind_global(key, 1),
-        behind_global(value, 1),
-        None if bias is None else behind_global(bias, 3),
-        is_first if mask is None else is_first & behind_global(mask, 3),
-        num_in_front=size,
+        prepend_global(key, 1),
+        prepend_global(value, 1),
+        None if bias is None else prepend_global(bias, 3),
+        seen_once if mask is None else seen_once & prepend_global(mask, 3),
+        num_in_front=num_global,
         window=min(window, t - 1),
-        segment_ids=None if segment_ids is None else (segment_ids[0], behind_global(segment_ids[1], 1)),
+        segment_ids=None if segment_ids is None else (segment_ids[0], prepend_global(segment_ids[1], 1)),
         dropout_rng=rngs[0],
         **options,
     )
     of_global: Any = dot_product_attention(
-        _picked(global_query, place, 1),
+        _gather(global_query, position, 1),
         global_key,
         global_value,
         bias,
         mask,
-        segment_ids=None if segment_ids is None else (_picked(segment_ids[0], place, 1), segment_ids[1]),
+        segment_ids=None if segment_ids is None else (_gather(segment_ids[0], position, 1), segment_ids[1]),
         dropout_rng=rngs[1],
         **options,
     )
-    back = jnp.clip(number - 1, 0, size - 1)  # where the result of a global token is among `of_global`
+    index = jnp.clip(rank - 1, 0, num_global - 1)  # index of each global token in the results `of_global`
     if not return_weights:
-        return jnp.where(global_mask[:, :, None, None], _picked(of_global, back, 1), result)
+        return jnp.where(global_mask[:, :, None, None], _gather(of_global, index, 1), result)
     (out, weights), (global_out, global_weights) = result, of_global
-    is_place = (place[:, :, None] == jnp.arange(t)[None, None]).astype(weights.dtype)
-    weights = weights[..., size:] + jnp.einsum("BNTG,BGS->BNTS", weights[..., :size], is_place)
-    weights = jnp.where(global_mask[:, None, :, None], _picked(global_weights, back, 2), weights)
-    return jnp.where(global_mask[:, :, None, None], _picked(global_out, back, 1), out), weights
+    # Add the weights of the keys in front to those of the same keys at their positions.
+    is_position = (position[:, :, None] == jnp.arange(t)[None, None]).astype(weights.dtype)
+    weights = weights[..., num_global:] + jnp.einsum("BNTG,BGS->BNTS", weights[..., :num_global], is_position)
+    weights = jnp.where(global_mask[:, None, :, None], _gather(global_weights, index, 2), weights)
+    return jnp.where(global_mask[:, :, None, None], _gather(global_out, index, 1), out), weights
 
 
 def _in_windows(
@@ -190,7 +204,7 @@ def _in_windows(
     segment_ids: tuple[Array, Array] | None,
     **options: Any,
 ) -> Any:
-    """Attention of blocks of queries over the keys in front of the sequence and over those near them."""
+    """Computes attention of blocks of queries over the first `num_in_front` keys and over the keys in their window."""
     t = query.shape[1]
     num_blocks = -(-t // max(window, SMALLEST_BLOCK))
     block_size = -(-t // num_blocks)
@@ -220,6 +234,6 @@ def _in_windows(
     )
 
 
-def _picked(x: Shaped[Array, "..."], place: Int[Array, "B G"], axis: int) -> Shaped[Array, "..."]:
-    """The entries of each row at places of its own along an axis."""
-    return jnp.take_along_axis(x, place.reshape(len(place), *[1] * (axis - 1), -1, *[1] * (x.ndim - axis - 1)), axis)
+def _gather(x: Shaped[Array, "..."], index: Int[Array, "B G"], axis: int) -> Shaped[Array, "..."]:
+    """Gathers the entries of each row at the indices of that row along an axis."""
+    return jnp.take_along_axis(x, index.reshape(len(index), *[1] * (axis - 1), -1, *[1] * (x.ndim - axis - 1)), axis)

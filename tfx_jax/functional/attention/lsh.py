@@ -1,4 +1,4 @@
-"""Attention among tokens that hash alike, from the Reformer: locality-sensitive hashing (LSH)."""
+"""Locality-sensitive hashing (LSH) attention of the Reformer: attention among tokens in the same hash bucket."""
 
 import math
 from typing import Any, NamedTuple
@@ -38,63 +38,63 @@ def lsh_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T T"]]:
-    r"""Self-attention among tokens that a random rotation puts into the same bucket (Reformer).
+    r"""Computes self-attention among tokens that a random rotation puts into the same bucket (Reformer).
 
     Section 2 of "Reformer: The Efficient Transformer" (Kitaev et al., 2020, https://arxiv.org/abs/2001.04451). A round
-    of hashing gives every token the bucket argmax([qR; -qR]), sorts the tokens by (bucket, position), cuts them into
-    chunks and lets each attend to the tokens of its bucket in its own chunk and in the one before. With P_i^(r) the
+    of hashing gives every token the bucket argmax([qR; -qR]), sorts the tokens by (bucket, position) and cuts them into
+    chunks. Each token attends to the tokens of its bucket in its own chunk and in the chunk before. With P_i^(r) the
     keys that token i reaches in round r and N_ij the number of rounds in which it reaches key j, the rounds combine to
 
         o_i = sum_r exp(z_i^(r) - z_i) o_i^(r),  z_i^(r) = log sum_{j in P_i^(r)} exp(scale * q_i . k_j - log N_ij),
 
-    which is the softmax over the union of all P_i^(r): a key found twice counts once.
+    which is the softmax over the union of all P_i^(r): a key that is reached twice counts once.
 
-    Sorting takes O(T log T), and hashing a token into n buckets O(n) with one factor, O(sqrt(n)) with two and O(log n)
-    with factors of two.
+    Sorting takes O(T log T). Hashing a token into n buckets takes O(n) with one factor, O(sqrt(n)) with two, and
+    O(log n) with factors of two (see `num_buckets`).
 
-    **Shared queries and keys.** A key is the query of its token at unit length, k_j = q_j / |q_j|, so that both hash
-    alike. Pass the queries as `key`: the argument is there for the common signature and its values are not read.
-    Because q_i . k_i would win every softmax, a token attends to itself only when it sees nothing else.
+    **Shared queries and keys.** The key of a token is its query at unit length, k_j = q_j / |q_j|, so that both have
+    the same bucket. Pass the queries as `key`: the argument exists for the common signature and its values are unused.
+    Because q_i . k_i would dominate every softmax, a token attends to itself only if it sees no other token.
 
-    **Causality.** As published, later tokens decide where the borders of the chunks fall, and so whether a query
-    reaches `chunk_size` or up to 2 * chunk_size - 1 earlier tokens of its bucket: the future leaks into what it sees.
-    With `is_causal` a query therefore reaches exactly the last `chunk_size` earlier tokens of its bucket, which costs
-    the same. Nothing later then changes its output but for rounding: terms may be added in another order.
+    **Causality.** In the published method, later tokens move the borders of the chunks, and so decide whether a query
+    reaches `chunk_size` or up to 2 * chunk_size - 1 earlier tokens of its bucket: the future leaks. With `is_causal` a
+    query therefore reaches exactly the last `chunk_size` earlier tokens of its bucket, at the same cost. Later tokens
+    then change its output by rounding only, because terms may be added in another order.
 
-    **Padding and packing.** Chunks are counted from the first visible token of each segment, and the number of buckets
-    is given. So a text gets the same output alone, padded on any side, beside other texts in a batch or packed with
-    them, and with `is_causal` a prefix of it does too. Rounding aside: a token on the border of a bucket may cross it.
+    **Padding and packing.** Chunks start at the first visible token of each segment, and the number of buckets does not
+    depend on the length. So a sequence gets the same output alone, padded on any side, in a batch with others, or
+    packed with them; with `is_causal` so does a prefix of it. The exception is rounding at the border of a bucket.
 
-    The gradient is a `jax.custom_vjp`: there is no `jax.jvp` of this function itself.
+    The gradient is a `jax.custom_vjp`, so `jax.jvp` of this function does not work.
 
     Args:
-      query: queries, [B, T, N, H], keys at the same time.
-      key: not read, [B, T, K, H].
+      query: queries, [B, T, N, H]; they are also the keys.
+      key: unused, [B, T, K, H].
       value: values, [B, T, K, U]; K divides N, and query head n reads value head n // (N / K).
-      bias: refused; logits exist for the pairs of one bucket only.
-      mask: True for the tokens that may be seen, [B or 1, 1, 1, T]. A hidden token is hidden as a query too: it leaves
-        the sorted order, gets a zero output and changes that of no other token.
-      rng: PRNG key of the rotations. The paper draws new ones at every step; a fixed one makes evaluation repeatable.
-      num_buckets: an even number, or 1; a tuple of them is hashed factor by factor and means their product, which
-        takes less work than one rotation into very many buckets. `lsh_num_buckets` gives the usual number for texts of
-        a given length. Models need one number for texts of all lengths: another number is another hash.
-      num_hashes: rounds; more of them find more of the near keys. The paper trains with 4 and evaluates with 8.
+      bias: must be None, because logits are computed for the pairs of one bucket only.
+      mask: True for visible tokens, [B or 1, 1, 1, T]. A hidden token is neither query nor key: it is not in the sorted
+        order, gets a zero output and does not change other outputs.
+      rng: PRNG key of the rotations. The paper samples new ones at every step; a fixed key makes evaluation repeatable.
+      num_buckets: an even number, or 1. A tuple of such numbers stands for their product and is hashed factor by
+        factor, which is cheaper than one rotation into very many buckets. `lsh_num_buckets` returns the usual number
+        for a given length. Use one number for sequences of all lengths: another number is another hash.
+      num_hashes: rounds of hashing; more rounds miss fewer near keys. The paper trains with 4 and evaluates with 8.
       chunk_size: tokens in a chunk of the sorted sequence.
       is_causal: a token sees itself and earlier ones only.
       scale: multiplies the logits; None means 1 / sqrt(H). The authors' code passes 1.
       segment_ids: packed sequences, [B, T]; tokens see their own segment, and segment 0 is padding. Without `is_causal`
-        this doubles the keys that are compared, because chunks then begin anywhere.
-      dropout_rate: probability in [0, 1) of dropping an attention weight, drawn for each round.
+        this doubles the number of logits, because chunks then begin anywhere.
+      dropout_rate: probability in [0, 1) of dropping an attention weight, sampled separately in each round.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights, before dropout, as a dense array with zeros outside the buckets.
 
     Returns:
-      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of output and weights,
       [B, N, T, T], float32 (float64 for float64 inputs) as all logits and statistics are.
 
     Raises:
-      ValueError: if the sizes do not fit together, `key` has another length than `query`, `mask` is over pairs, `bias`
-        is given, or a number of hashes, buckets or tokens cannot be.
+      ValueError: if shapes do not match, `key` and `query` differ in length, `mask` is not a padding mask, `bias` is
+        given, or a number of hashes, buckets or tokens is out of range.
 
     >>> hashing = {"num_buckets": 8, "chunk_size": 16, "is_causal": True}
     >>> attend = jax.jit(lambda x, rng: lsh_attention(x, x, x, rng=rng, **hashing))
@@ -104,7 +104,8 @@ def lsh_attention(
     check_shapes(query, key, value, None, mask)
     if key.shape[1] != query.shape[1]:
         raise ValueError(
-            f"LSH attention is self-attention, but there are {query.shape[1]} queries and {key.shape[1]} keys"
+            "LSH attention is self-attention and needs as many keys as queries, got "
+            f"{query.shape[1]} queries and {key.shape[1]} keys"
         )
     if num_hashes < 1 or chunk_size < 1:
         raise ValueError(f"num_hashes and chunk_size must be at least 1, got {num_hashes} and {chunk_size}")
@@ -114,16 +115,19 @@ def lsh_attention(
     chunk_size = min(chunk_size, t)
     visible, segment = visible_tokens(bias, mask, b, t), jnp.zeros((b, t), jnp.int32)
     if isinstance(segment_ids, tuple):
-        raise ValueError("a token is query and key at once: segment_ids must be one array, [B, T], not a pair")
+        raise ValueError(
+            "LSH attention is self-attention: segment_ids must be one array, [B, T], not a pair for queries and keys"
+        )
     if segment_ids is not None:
         segment = pair_of_segment_ids(segment_ids, b, t, t)[0].astype(jnp.int32)
         visible = visible & (segment != 0)
 
     value = jnp.repeat(value, n // value.shape[2], axis=2)
-    # A chunk and the one before it; where chunks begin at any place of the array, also parts of those beside the two.
+    # How many chunks of the array before and after its own a token looks at: 1 before. Chunks of segments can begin
+    # anywhere in the array, so that such a chunk and the one before it overlap with one more on each side.
     around = (2, 1) if segment_ids is not None and not is_causal else (1, 0)
 
-    # Hidden tokens, and those that fill the last chunk, are sorted behind all others.
+    # Hidden tokens, and the padding of the last chunk, are sorted after all others.
     excess = -t % chunk_size
     query, value = (jnp.pad(x, ((0, 0), (0, excess), (0, 0), (0, 0))).swapaxes(1, 2) for x in (query, value))
     segment = jnp.pad(
@@ -145,14 +149,15 @@ def lsh_attention(
 
 
 def lsh_num_buckets(length: int, *, chunk_size: int) -> tuple[int, ...]:
-    """Returns the number of buckets for which tokens of one text fill half a chunk on average, as factors.
+    """Returns, as factors, the number of buckets with which a bucket holds half a chunk of tokens on average.
 
     Args:
-      length: the tokens of a typical or longest text. Not the length of an array: padding would change the hashes.
+      length: number of tokens of a typical or of the longest sequence, not of the padded array: with a number that
+        depends on the padding, the hashes would too.
       chunk_size: as in `lsh_attention`.
 
     Returns:
-      2 * length / chunk_size, rounded up to a power of two; in two factors when above 128.
+      2 * length / chunk_size, rounded up to a power of two; as two factors if it is above 128.
 
     >>> lsh_num_buckets(1_000, chunk_size=64), lsh_num_buckets(65_536, chunk_size=64)
     ((32,), (32, 64))
@@ -162,12 +167,12 @@ def lsh_num_buckets(length: int, *, chunk_size: int) -> tuple[int, ...]:
 
 
 class _Places(NamedTuple):
-    """Where the rounds of hashing put the tokens; each array is [rounds, B, N, T]."""
+    """Sorted positions and buckets of the tokens in each round of hashing; each array is [rounds, B, N, T]."""
 
     rank: Array
-    """The place of each token in the sorted sequence."""
+    """The index of each token in the sorted sequence."""
     rank_in_segment: Array
-    """The same, counted from the first token of its segment."""
+    """The index of each token in the sorted sequence, counted from the first token of its segment."""
     group: Array
     """One number for each bucket of each segment, from 1; 0 for hidden tokens."""
 
@@ -180,13 +185,13 @@ def _bucket_factors(num_buckets: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _rotations(rng: Array, num_hashes: int, num_heads: int, head_size: int, factors: tuple[int, ...]) -> list[Array]:
-    """For each factor of the number of buckets, [rounds, N, H, factor / 2]."""
+    """Samples a rotation, [rounds, N, H, factor / 2], for each factor of the number of buckets."""
     shapes = [(num_hashes, num_heads, head_size, factor // 2) for factor in factors if factor > 1]
     return [jax.random.normal(jax.random.fold_in(rng, i), shape, jnp.float32) for i, shape in enumerate(shapes)]
 
 
 def _buckets(query: Float[Array, "B N T H"], rotations: list[Array]) -> Int[Array, "rounds B N T"]:
-    """argmax([qR; -qR]) for each factor, as the digits of one number."""
+    """Returns the bucket of each token: argmax([qR; -qR]) for each factor, as the digits of one number."""
     dtype = np.promote_types(query.dtype, np.float32)
     query = jax.lax.stop_gradient(query.astype(dtype))
     bucket = jnp.zeros((1, *query.shape[:3]), jnp.int32)
@@ -200,7 +205,7 @@ def _buckets(query: Float[Array, "B N T H"], rotations: list[Array]) -> Int[Arra
 
 
 def _sorted(segment: Int[Array, "B T"], bucket: Int[Array, "rounds B N T"]) -> tuple[Array, _Places]:
-    """The tokens of every round in the order of segment, bucket and position, and the place of each."""
+    """Sorts the tokens of every round by segment, bucket and position; returns the order and the `_Places`."""
     segments = jnp.broadcast_to(segment[None, :, None], bucket.shape)
     position = jax.lax.broadcasted_iota(jnp.int32, bucket.shape, bucket.ndim - 1)
     *sorted_by, order = jax.lax.sort((segments, bucket, position), num_keys=3)
@@ -213,9 +218,9 @@ def _sorted(segment: Int[Array, "B T"], bucket: Int[Array, "rounds B N T"]) -> t
 
 
 def _reaches(query: _Places, key: _Places, chunk_size: int, is_causal: bool) -> Array:
-    """Whether queries reach keys, in every round; the places are broadcast against each other."""
+    """Returns which queries reach which keys in every round; the places are broadcast against each other."""
     back = query.rank - key.rank
-    if is_causal:  # ranks count the tokens of the bucket in between, all of them earlier than the query
+    if is_causal:  # within a bucket ranks are in order of position, so `back` counts earlier tokens of the bucket
         near = (back > 0) & (back <= chunk_size)
     else:
         chunks_back = query.rank_in_segment // chunk_size - key.rank_in_segment // chunk_size
@@ -235,14 +240,14 @@ def _attend_in_chunks(
     dropout_rate: float,
     dropout_rng: Array | None,
 ) -> tuple[Float[Array, "B N T U"], Bool[Array, "B N T"]]:
-    """The softmax over the union of all rounds, and which tokens it leaves without a key."""
+    """Returns the output of the softmax over the union of all rounds, and which tokens reach no key."""
     dtype = np.promote_types(query.dtype, np.float32)
     nothing = 0.7 * jnp.finfo(dtype).min
 
     def chunked(x: Array, axis: int) -> Array:
         return x.reshape(*x.shape[:axis], -1, chunk_size, *x.shape[axis + 1 :])
 
-    @jax.checkpoint  # the logits of one round live at a time, in the backward pass as well
+    @jax.checkpoint  # so that the logits of only one round are in memory, also in the backward pass
     def attend(this_round: Any) -> Any:
         order, rank, index = this_round
         q, v = (chunked(_permuted(x, order, rank), 2) for x in (query, value))
@@ -271,7 +276,7 @@ def _attend_in_chunks(
 def _reached_in_chunks(
     places: _Places, index: Array, chunk_size: int, around: tuple[int, int], is_causal: bool
 ) -> tuple[Array, Array]:
-    """Which keys the queries of each chunk reach in round `index`, and in how many rounds (at least 1)."""
+    """Returns which keys the queries of each chunk reach in round `index`, and in how many rounds (at least 1)."""
     of_queries = _Places(*(x[..., :, None] for x in places))
     of_keys = _Places(*(_with_neighbors(x, 3, around)[..., None, :] for x in places))
     times = _reaches(of_queries, of_keys, chunk_size, is_causal).sum(axis=0, dtype=jnp.int32)
@@ -282,7 +287,7 @@ def _reached_in_chunks(
 def _lsh_weights(
     query: Float[Array, "B N T H"], places: _Places, chunk_size: int, is_causal: bool, scale: float
 ) -> Float[Array, "B N T T"]:
-    """The map that `_attend_in_chunks` applies, computed directly as the softmax over the union of the rounds."""
+    """Computes the weights of `_attend_in_chunks` directly, as the softmax over the union of the rounds."""
     dtype = np.promote_types(query.dtype, np.float32)
     t = query.shape[2]
     of_queries = _Places(*(x[..., :t, None] for x in places))
@@ -298,7 +303,7 @@ def _inverse_length(x: Float[Array, "*batch H"]) -> Float[Array, "*batch"]:
 
 
 def _with_neighbors(chunks: Array, axis: int, around: tuple[int, int]) -> Array:
-    """Each chunk (along `axis`) between as many as `around` says before and after it; zeros beyond the ends."""
+    """Concatenates each chunk along `axis` with `around` = (before, after) neighbors; zeros beyond the ends."""
     padding = [(0, 0)] * chunks.ndim
     padding[axis] = around
     padded, num_chunks = jnp.pad(chunks, padding), chunks.shape[axis]
@@ -308,7 +313,7 @@ def _with_neighbors(chunks: Array, axis: int, around: tuple[int, int]) -> Array:
 
 @jax.custom_vjp
 def _permuted(x: Float[Array, "B N T F"], order: Int[Array, "B N T"], inverse: Int[Array, "B N T"]) -> Array:
-    """Puts token `order[i]` at place i. The gradient is a gather too, where that of a general gather is a scatter."""
+    """Moves token `order[i]` to index i. The gradient is a gather by `inverse` instead of a slower scatter."""
     return jnp.take_along_axis(x, order[..., None], axis=2)
 
 
@@ -324,21 +329,24 @@ _permuted.defvjp(_permuted_forward, _permuted_backward)
 
 
 def visible_tokens(bias: Array | None, mask: Mask | None, batch: int, num_keys: int) -> Bool[Array, "B S"]:
-    """Which keys may be seen by anyone."""
+    """Returns which keys the padding mask shows; raises ValueError for a bias or a mask of pairs."""
     if bias is not None:
-        raise ValueError(f"a bias is for pairs, of which only a few are ever looked at here; got shape {bias.shape}")
+        raise ValueError(
+            "this attention takes no bias, because it computes the logits of few pairs only: pass bias=None, got shape "
+            f"{bias.shape}"
+        )
     if mask is None:
         return jnp.ones((batch, num_keys), jnp.bool_)
     if mask.shape[1:3] != (1, 1):
         raise ValueError(
-            f"mask must hide whole tokens, [B or 1, 1, 1, S], got shape {mask.shape}: a mask of pairs would be an array"
-            " of T x S; pass is_causal or segment_ids, where the attention takes them"
+            f"mask must be a padding mask, [B or 1, 1, 1, S], got shape {mask.shape}: a mask of pairs would take T x S "
+            "memory; pass is_causal or segment_ids if the attention supports them"
         )
     return jnp.broadcast_to(mask[:, 0, 0], (batch, num_keys))
 
 
 def _seeded(query: Array, *arguments: Any, seed: int = 0, **options: Any) -> Any:
-    """`lsh_attention` with the same rotations at every step."""
+    """Calls `lsh_attention` with the rotations of a fixed seed."""
     return lsh_attention(query, *arguments, rng=jax.random.key(seed), **options)
 
 
@@ -354,11 +362,9 @@ LSH = AttentionSpec(
     reference="Reformer: Kitaev et al. (2020), section 2",
     options={
         "num_hashes": Option("rounds of hashing"),
-        "num_buckets": Option(
-            "buckets of each round, even; 2 x length / chunk_size fill half a chunk each", required=True
-        ),
-        "chunk_size": Option("tokens computed together"),
-        "seed": Option("seed of the rotations, the same at every step", at_least=0, at_most=2**32 - 1),
+        "num_buckets": Option("hash buckets, an even number; usual is 2 x length / chunk_size", required=True),
+        "chunk_size": Option("tokens in a chunk of the sorted sequence"),
+        "seed": Option("seed of the rotations, which are the same at every step", at_least=0, at_most=2**32 - 1),
     },
     example=_example,
     bias=False,

@@ -1,4 +1,4 @@
-"""Scaled dot products with another normalization than softmax: sigmoid, entmax, top-k, stick-breaking."""
+"""Scaled dot-product attention with other normalizations than softmax: sigmoid, entmax, top-k, stick-breaking."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention.dense import masked_logits, masked_softmax, weighted_values
+from tfx_jax.functional.attention.dense import among_largest, masked_logits, masked_softmax, weighted_values
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
@@ -36,20 +36,20 @@ def sigmoid_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes sigmoid(scale * Q K^T + bias + offset) V: each key is weighed by itself.
+    r"""Computes sigmoid(scale * Q K^T + bias + offset) V: the weight of a key does not depend on other keys.
 
     Equation 3 of "Theory, Analysis, and Best Practices for Sigmoid Self-Attention" (Ramapuram et al., 2024,
     https://arxiv.org/abs/2409.04431).
 
     Args:
-      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
+      query: queries, [B, T, N, H]. Arguments without explanation are those of `dot_product_attention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: added to the scaled logits.
       mask: True where a query may attend.
-      offset: added to all logits. None means minus the logarithm of how many keys the query sees, so that weights of
-        equal logits near 0 add up to 1. The paper has the length of the sequence instead; then later tokens would
-        change the weights of earlier ones.
+      offset: added to all logits. None means minus the logarithm of the number of keys that the query sees, so that
+        weights of logits near 0 add up to about 1. The paper uses the sequence length instead, with which later tokens
+        would change the weights of earlier ones.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H).
       segment_ids: packed sequences.
@@ -58,10 +58,10 @@ def sigmoid_attention(
       return_weights: also return the weights, whose sum is not 1.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: if the sizes do not fit together, or a mask is not boolean or not of rank 4.
+      ValueError: if shapes do not match, or a mask is not boolean or not of rank 4.
 
     >>> x = jnp.zeros((1, 3, 1, 1))
     >>> jax.jit(sigmoid_attention)(x, x, x + 1).ravel().round(2).tolist()
@@ -96,14 +96,14 @@ def entmax_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes entmax_alpha(scale * Q K^T + bias) V: a distribution in which keys far from the best get exactly 0.
+    r"""Computes entmax_alpha(scale * Q K^T + bias) V: weights that add up to 1, exactly 0 for small logits.
 
     "Sparse Sequence-to-Sequence Models" (Peters et al., 2019, https://arxiv.org/abs/1905.05702); with alpha = 2 the
     sparsemax of Martins and Astudillo (2016, https://arxiv.org/abs/1602.02068). The weights are
     relu((alpha - 1) l - tau)^(1 / (alpha - 1)), with the tau for which they add up to 1.
 
     Args:
-      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
+      query: queries, [B, T, N, H]. Arguments without explanation are those of `dot_product_attention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: added to the scaled logits.
@@ -117,10 +117,10 @@ def entmax_attention(
       return_weights: also return the weights.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for another alpha, and as `dot_product_attention`.
+      ValueError: if alpha is neither 1.5 nor 2, or in the cases of `dot_product_attention`.
 
     >>> x = jnp.arange(2.0).reshape(1, 2, 1, 1)
     >>> attend = jax.jit(entmax_attention, static_argnames=("alpha", "return_weights"))
@@ -128,7 +128,7 @@ def entmax_attention(
     [[0.5, 0.5], [0.0, 1.0]]
     """
     if alpha not in (1.5, 2.0):
-        raise ValueError(f"alpha must be 1.5 or 2, for which entmax has a closed form, got {alpha}")
+        raise ValueError(f"alpha must be 1.5 or 2, because only these have a closed form here, got {alpha}")
     options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": return_weights}
     weights_fn = functools.partial(_masked_entmax, alpha)
     return _attend(weights_fn, query, key, value, bias, mask, dropout_rate, dropout_rng, **options)
@@ -142,7 +142,7 @@ def _masked_entmax(alpha: float, logits: Float[Array, "B N T S"], mask: Mask | N
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _entmax(alpha: float, logits: Float[Array, "*batch S"]) -> Float[Array, "*batch S"]:
-    # tau is at least the largest number minus 1: what is 2 below it has no weight, however far below it is.
+    # tau is at least the largest element minus 1, so elements 2 below the largest have no weight: clip them there.
     x = jnp.maximum((alpha - 1) * (logits - logits.max(axis=-1, keepdims=True)), -2.0)
     ordered = jnp.sort(x, axis=-1, descending=True)
     count = jnp.arange(1, x.shape[-1] + 1).astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
@@ -185,16 +185,16 @@ def topk_attention(
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
     r"""Computes softmax attention to the `num_keys` keys with the largest logits of each query.
 
-    "Explicit Sparse Transformer" (Zhao et al., 2019, https://arxiv.org/abs/1912.11637). All logits are computed: it is
-    as slow as dense attention, but what is far from the best has no weight.
+    "Explicit Sparse Transformer" (Zhao et al., 2019, https://arxiv.org/abs/1912.11637). All logits are computed, so it
+    costs as much as dense attention.
 
     Args:
-      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
+      query: queries, [B, T, N, H]. Arguments without explanation are those of `dot_product_attention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: added to the scaled logits.
       mask: True where a query may attend.
-      num_keys: keys that a query reads; also those whose logit equals the last of them.
+      num_keys: number of keys that a query attends to; more if further keys tie with the last one.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H).
       segment_ids: packed sequences.
@@ -203,10 +203,10 @@ def topk_attention(
       return_weights: also return the weights.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for no key, and as `dot_product_attention`.
+      ValueError: if `num_keys` is below 1, or in the cases of `dot_product_attention`.
 
     >>> x = jnp.array([1.0, 1.0, 0.0]).reshape(1, 3, 1, 1)
     >>> attend = jax.jit(topk_attention, static_argnames=("num_keys", "return_weights"))
@@ -217,11 +217,7 @@ def topk_attention(
         raise ValueError(f"num_keys must be at least 1, got {num_keys}")
 
     def weights_fn(logits: Array, mask: Mask | None) -> Array:
-        size = min(num_keys, logits.shape[-1])
-        lowest = jnp.asarray(-jnp.inf, logits.dtype)
-        ranked = jax.lax.stop_gradient(logits if mask is None else jnp.where(mask, logits, lowest))
-        is_kept = ranked >= jax.lax.top_k(ranked, size)[0][..., -1:]
-        return masked_softmax(logits, is_kept if mask is None else is_kept & mask)
+        return masked_softmax(logits, among_largest(logits, mask, num_keys))
 
     options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": return_weights}
     return _attend(weights_fn, query, key, value, bias, mask, dropout_rate, dropout_rng, **options)
@@ -244,19 +240,20 @@ def stick_breaking_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes w V with w_ts = b_ts prod_{j > s} (1 - b_tj), b = sigmoid(scale * Q K^T + bias): the nearest key first.
+    r"""Computes w V with w_ts = b_ts prod_{j > s} (1 - b_tj) over visible j and b = sigmoid(scale * Q K^T + bias).
 
-    Section 2 of "Scaling Stick-Breaking Attention" (Tan et al., 2024, https://arxiv.org/abs/2410.17980): each key, from
-    the query's own back to the first, takes its part b of what the later ones left. No positions are needed. The paper
-    starts before the query's own key; hide that with a `mask` of all pairs to do the same.
+    Section 2 of "Scaling Stick-Breaking Attention" (Tan et al., 2024, https://arxiv.org/abs/2410.17980): from the
+    query's own key back to the first, each key takes the share b of the weight that later keys left. No position
+    encoding is needed. The paper starts before the query's own key; for that, hide the own key by a `mask` of all
+    pairs.
 
     Args:
-      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
+      query: queries, [B, T, N, H]. Arguments without explanation are those of `dot_product_attention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: added to the scaled logits.
-      mask: True where a query may attend. Hidden keys take nothing.
-      is_causal: must be true: the order of keys is that of the past.
+      mask: True where a query may attend. Hidden keys take no weight and are skipped in the product.
+      is_causal: must be true, because the product runs backward from the query.
       scale: multiplies the logits; None means 1 / sqrt(H).
       segment_ids: packed sequences.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
@@ -264,10 +261,10 @@ def stick_breaking_attention(
       return_weights: also return the weights, whose sum is at most 1.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: if not causal, and as `dot_product_attention`.
+      ValueError: if not causal, or in the cases of `dot_product_attention`.
 
     >>> x = jnp.zeros((1, 3, 1, 1))
     >>> attend = jax.jit(stick_breaking_attention, static_argnames="return_weights")
@@ -276,16 +273,16 @@ def stick_breaking_attention(
     """
     if not is_causal:
         raise ValueError(
-            "stick-breaking attention is causal only, because it goes back from a query: pass is_causal=True"
+            "stick-breaking attention is causal only, because it runs backward from the query: pass is_causal=True"
         )
 
     def weights_fn(logits: Array, mask: Mask | None) -> Array:
-        passed = jax.nn.log_sigmoid(-logits)
+        log_left = jax.nn.log_sigmoid(-logits)  # log(1 - b)
         if mask is not None:
-            passed = jnp.where(mask, passed, 0)
-        left = jax.lax.cumsum(passed[..., 1:], axis=3, reverse=True)
-        left = jnp.pad(left, ((0, 0), (0, 0), (0, 0), (0, 1)))
-        return jnp.exp(jax.nn.log_sigmoid(logits) + left)
+            log_left = jnp.where(mask, log_left, 0)
+        log_product = jax.lax.cumsum(log_left[..., 1:], axis=3, reverse=True)
+        log_product = jnp.pad(log_product, ((0, 0), (0, 0), (0, 0), (0, 1)))
+        return jnp.exp(jax.nn.log_sigmoid(logits) + log_product)
 
     options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": return_weights}
     return _attend(weights_fn, query, key, value, bias, mask, dropout_rate, dropout_rng, **options)
@@ -304,7 +301,7 @@ def _attend(
     return_weights: bool,
     **options: Any,
 ) -> Any:
-    """Attends with the weights of the visible pairs; what `weights_fn` gives to the others is dropped."""
+    """Attends with weights from `weights_fn(logits, mask)`; the weights of hidden pairs are set to zero."""
     logits, mask = masked_logits(query, key, value, bias, mask, **options)
     weights = weights_fn(logits, mask)
     if mask is not None:
@@ -317,7 +314,9 @@ SIGMOID_ATTENTION = AttentionSpec(
     name="sigmoid",
     function=sigmoid_attention,
     reference="Ramapuram et al. (2024), equation 3",
-    options={"offset": Option("added to all logits; None: minus the logarithm of the number of visible keys", float)},
+    options={
+        "offset": Option("added to all logits; None means minus the logarithm of the number of visible keys", float)
+    },
     decoding=lambda **options: CachedDecoding(),
 )
 ENTMAX_ATTENTION = dataclasses.replace(
@@ -332,7 +331,7 @@ TOPK_ATTENTION = dataclasses.replace(
     name="topk",
     function=topk_attention,
     reference="Zhao et al. (2019)",
-    options={"num_keys": Option("keys that a query reads", required=True, at_least=1)},
+    options={"num_keys": Option("number of keys that a query attends to", required=True, at_least=1)},
     example=lambda length: {"num_keys": max(length // 4, 1)},
 )
 STICK_BREAKING_ATTENTION = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Attention by way of landmarks, from the Nyströmformer: three thin softmaxes in place of a wide one."""
+"""Attention through landmarks (Nyströmformer): three softmaxes of T x M, M x M and M x T instead of one of T x T."""
 
 import jax
 import jax.numpy as jnp
@@ -6,11 +6,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import attention_from_logits, dot_product_logits, dot_product_weights
-from tfx_jax.functional.attention.masks import check_shapes, refuse_segment_ids
+from tfx_jax.functional.attention.masks import check_shapes, refuse_pairs, visible_keys
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
-# Of what the iteration multiplies: inverses have large entries of both signs, and the products are small.
+# Precision of the products of the iteration: inverses have large entries of both signs, which cancel.
 _PRECISION = jax.lax.Precision.HIGHEST
 
 
@@ -41,44 +41,44 @@ def nystrom_attention(
 
         out = softmax(scale * Q K~^T) Z softmax(scale * Q~ K^T) V,
 
-    where Z is what `num_iterations` rounds make of the pseudo-inverse of A = softmax(scale * Q~ K~^T):
+    where Z approximates the pseudo-inverse of A = softmax(scale * Q~ K~^T) by `num_iterations` steps:
 
         Z_0 = A^T / (|A|_1 |A|_inf),  Z_{j+1} = Z_j (13 I - A Z_j (15 I - A Z_j (7 I - A Z_j))) / 4.
 
-    Every matrix has the norms of its own, as in the paper; the authors' code takes the largest of the whole batch, by
-    which rows change each other.
+    Every matrix uses its own norms, as in the paper. The authors' code uses the largest norm of the batch, so that rows
+    of a batch change each other.
 
-    **Weights.** They are the product of the four matrices. Where Z is the inverse of A they add up to 1 for every
-    query, but some may be negative. Where every token is a landmark of its own they are those of dense attention. Six
-    rounds are short of that wherever A is far from the identity. In float32 more of them help until about sixteen:
-    beyond, rounding grows by 13/4 with each in the directions that A maps to zero, where landmarks are alike, and forty
-    may end in NaN.
+    **Weights.** The weights are the product softmax(..) Z softmax(..). If Z is the inverse of A, they add up to 1 for
+    every query, but some may be negative. If every token is a landmark, they are those of dense attention. Six steps do
+    not reach this if A is far from the identity. In float32 more steps help up to about sixteen. Beyond, rounding
+    errors grow by 13/4 per step in the null directions of A, which exist if landmarks are alike, and forty steps may
+    end in NaN.
 
-    **Padding.** Segments divide the tokens that `mask` shows, evenly up to one, wherever they stand. A hidden token is
-    in no mean, as a query or as a key: it changes the output of no other token, nor does more padding. Of fewer tokens
-    than M each is a landmark, and the others are not there.
+    **Padding.** The tokens that `mask` shows, wherever they are, are divided into segments whose sizes differ by at
+    most one. Hidden tokens are in no mean, so padding does not change the output of other tokens. With fewer tokens
+    than M, each token is a landmark, and the remaining landmarks are hidden.
 
     Args:
       query: queries, [B, T, N, H].
       key: keys of the same tokens, [B, T, K, H]; K divides N, and query head n reads key head n // (N / K).
       value: values, [B, T, K, U].
-      bias: refused: the logits of pairs, which a bias is added to, are never formed.
-      mask: True for the tokens that may be seen, [B or 1, 1, 1, T].
-      num_landmarks: M, the paper's m, to which 64 are often enough; more than T mean T.
-      num_iterations: rounds; the paper takes 6.
-      is_causal: must be False: landmarks are means over the future too.
+      bias: must be None: the logit of a pair, which a bias is added to, is never computed.
+      mask: True for visible tokens, [B or 1, 1, 1, T].
+      num_landmarks: M, the paper's m; 64 is often enough. At most T are used.
+      num_iterations: steps of the pseudo-inverse; the paper uses 6.
+      is_causal: must be False, because landmarks are means that include future tokens.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: refused: landmarks are means over all texts of a row.
+      segment_ids: must be None, because landmarks are means over all tokens of a row.
       dropout_rate: must be 0: no weight of a pair exists that could be dropped. Drop the output instead.
-      dropout_rng: unused, for the sake of the common signature.
-      return_weights: also return the weights, dense: quadratic in memory.
+      dropout_rng: unused; part of the common signature.
+      return_weights: also return the dense weights; needs O(T * T) memory.
 
     Returns:
-      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of these and the weights, [B, N, T, T]. All is
-      float32 inside (float64 for float64 inputs) whatever the inputs. Without any token to see it is zeros.
+      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of output and weights, [B, N, T, T]. The
+      computation is in float32 (float64 for float64 inputs). A row without visible tokens gets zeros.
 
     Raises:
-      ValueError: if the sizes do not fit together, the mask is of pairs, or an option is out of range.
+      ValueError: if shapes do not match, the mask is not a padding mask, or an option is out of range.
 
     >>> attend = jax.jit(nystrom_attention, static_argnames=("num_landmarks", "return_weights"))
     >>> out, weights = attend(*jnp.ones((3, 1, 6, 2, 4)), num_landmarks=3, return_weights=True)
@@ -88,34 +88,43 @@ def nystrom_attention(
     check_shapes(query, key, value, None, mask)
     b, t = query.shape[:2]
     if key.shape[1] != t:
-        raise ValueError(f"landmarks are of one sequence, but there are {t} queries and {key.shape[1]} keys")
-    refuse_segment_ids(segment_ids, "Nyström attention")
-    _check_options(bias, mask, is_causal, num_landmarks, num_iterations, dropout_rate)
-    visible = jnp.ones((b, t), jnp.bool_) if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, t))
-    is_of = _segments(visible, min(num_landmarks, t))
-    is_landmark = is_of.any(axis=1)
+        raise ValueError(
+            "Nyström attention is self-attention and needs as many keys as queries, got "
+            f"{t} queries and {key.shape[1]} keys"
+        )
+    refuse_pairs("Nyström attention", "landmarks", bias, mask, is_causal, segment_ids)
+    if num_landmarks < 1 or num_iterations < 0:
+        raise ValueError(
+            f"num_landmarks must be at least 1 and num_iterations at least 0, got num_landmarks={num_landmarks} and "
+            f"num_iterations={num_iterations}"
+        )
+    if dropout_rate:
+        raise ValueError(f"Nyström attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
+    visible = visible_keys(mask, b, t)
+    is_member = _segments(visible, min(num_landmarks, t))
+    is_landmark = is_member.any(axis=1)
 
     result_dtype, dtype = query.dtype, np.promote_types(query.dtype, np.float32)
     query, key, value = (x.astype(dtype) for x in (query, key, value))
-    query_landmarks, key_landmarks = _means(query, is_of), _means(key, is_of)
+    query_landmarks, key_landmarks = _means(query, is_member), _means(key, is_member)
     to_landmarks = dot_product_weights(query, key_landmarks, mask=is_landmark[:, None, None], scale=scale)
     pairs = is_landmark[:, None, :, None] & is_landmark[:, None, None]
     between = dot_product_weights(query_landmarks, key_landmarks, mask=pairs, scale=scale)
     logits = dot_product_logits(query_landmarks, key, scale)
-    found, from_landmarks = attention_from_logits(logits, value, mask=visible[:, None, None])
+    landmark_out, from_landmarks = attention_from_logits(logits, value, mask=visible[:, None, None])
 
     inverse = pseudo_inverse(between, num_iterations)
-    found = jnp.matmul(inverse, found.swapaxes(1, 2), precision=_PRECISION)
-    out = (to_landmarks @ found).swapaxes(1, 2).astype(result_dtype)
+    mixed = jnp.matmul(inverse, landmark_out.swapaxes(1, 2), precision=_PRECISION)
+    out = (to_landmarks @ mixed).swapaxes(1, 2).astype(result_dtype)
     if not return_weights:
         return out
     return out, to_landmarks @ jnp.matmul(inverse, from_landmarks, precision=_PRECISION)
 
 
 def pseudo_inverse(matrix: Float[Array, "*batch M M"], num_iterations: int) -> Float[Array, "*batch M M"]:
-    """Approximates the Moore-Penrose inverse by products alone: equation 14 of Xiong et al. (2021).
+    """Approximates the Moore-Penrose inverse by matrix products only: equation 14 of Xiong et al. (2021).
 
-    Rows and columns of zeros stay out of it: the result has zeros there too. The inverse of nothing but zeros is zeros.
+    Where the matrix has rows and columns of zeros, the result has zeros; the inverse of a zero matrix is zero.
 
     >>> jax.jit(pseudo_inverse, static_argnums=1)(jnp.array([[1.0, 0.5], [0.0, 0.5]]), 6).round(3).tolist()
     [[1.0, -1.0], [0.0, 2.0]]
@@ -134,42 +143,17 @@ def pseudo_inverse(matrix: Float[Array, "*batch M M"], num_iterations: int) -> F
 
 
 def _segments(visible: Bool[Array, "B T"], num_landmarks: int) -> Bool[Array, "B T M"]:
-    """Which segment each visible token is in; hidden ones are in none, and of M some are empty if there are fewer."""
+    """Returns which of M segments each visible token is in; with fewer visible tokens, some segments are empty."""
     rank = jnp.cumsum(visible, axis=1) - 1
     segment = rank * num_landmarks // jnp.maximum(visible.sum(axis=1, keepdims=True), 1)
     return (segment[..., None] == jnp.arange(num_landmarks)[None, None]) & visible[..., None]
 
 
-def _means(x: Float[Array, "B T N H"], is_of: Bool[Array, "B T M"]) -> Float[Array, "B M N H"]:
-    """The mean of each segment; zeros where it is empty."""
-    member = is_of.astype(x.dtype)
+def _means(x: Float[Array, "B T N H"], is_member: Bool[Array, "B T M"]) -> Float[Array, "B M N H"]:
+    """Returns the mean of each segment; zeros for empty segments."""
+    member = is_member.astype(x.dtype)
     sums = jnp.einsum("BTM,BTNH->BMNH", member, x)
     return sums / jnp.maximum(member.sum(axis=1), 1)[..., None, None]
-
-
-def _check_options(
-    bias: Array | None,
-    mask: Array | None,
-    is_causal: bool,
-    num_landmarks: int,
-    num_iterations: int,
-    dropout_rate: float,
-) -> None:
-    if bias is not None:
-        raise ValueError("Nyström attention takes no bias: it never forms the logits of pairs that a bias is added to")
-    if mask is not None and mask.shape[1:3] != (1, 1):
-        raise ValueError(
-            f"Nyström attention takes a padding mask only, [B, 1, 1, T], got shape {mask.shape}: all queries share the "
-            "landmarks. It has neither is_causal nor segment_ids: give each text its own row"
-        )
-    if is_causal:
-        raise ValueError("Nyström attention has no causal form: landmarks are means over the future too")
-    if num_landmarks < 1 or num_iterations < 0:
-        raise ValueError(
-            f"num_landmarks must be at least 1, num_iterations not negative: {num_landmarks} and {num_iterations}"
-        )
-    if dropout_rate:
-        raise ValueError(f"Nyström attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
 
 
 NYSTROM = AttentionSpec(
@@ -177,8 +161,8 @@ NYSTROM = AttentionSpec(
     function=nystrom_attention,
     reference="Nystr\u00f6mformer: Xiong et al. (2021), section 3",
     options={
-        "num_landmarks": Option("means of segments that represent all tokens"),
-        "num_iterations": Option("rounds of the pseudo-inverse", at_least=0, at_most=100),
+        "num_landmarks": Option("number of landmarks, the means of segments of tokens"),
+        "num_iterations": Option("iterations of the pseudo-inverse", at_least=0, at_most=100),
     },
     example=lambda length: {"num_landmarks": min(64, max(length // 4, 1))},
     causal=False,

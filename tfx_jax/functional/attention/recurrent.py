@@ -1,17 +1,18 @@
-"""Recurrent attention in chunks: the core of all attentions whose past is a matrix of constant size.
+"""Chunked computation shared by all attentions whose past is a state (a matrix) of constant size.
 
-For each head of keys, each token updates the state S, [H, U], and its query reads it:
+For each key head, each token updates the state S, [H, U], and its query reads the state:
 
     S_t = diag(a_t) S_{t-1} + k_t u_t^T,    o_t = S_t^T q_t
 
-with a decay a_t in [0, 1]. Without the delta rule u_t is v_t. By the delta rule it is beta_t (v_t - S_{t-1}^T diag(a_t)
-k_t), which replaces what the state returns for k_t.
+with a decay a_t in [0, 1]. Without the delta rule u_t = v_t. With the delta rule
+u_t = beta_t (v_t - S_{t-1}^T diag(a_t) k_t), which overwrites the value stored for k_t.
 
 Within a chunk of C tokens o is a product of matrices, [C, C] and [C, U]. A scan passes the state from chunk to chunk:
 the chunkwise form of Yang et al. (2023, https://arxiv.org/abs/2312.06635; 2024, https://arxiv.org/abs/2406.06484).
 
-A product of decays is the exponential of a sum of their logarithms. Differences of such sums would lose a slow decay
-after a fast one, and their factors would overflow. So the halves of a chunk meet at its middle, and likewise theirs.
+The product of the decays between two tokens is the exponential of a sum of logarithms. As a difference of cumulative
+sums from the start of the chunk it would lose a slow decay after a fast one, and the separate factors would overflow.
+So a chunk is halved: the sums of both halves are taken from the middle, and each half is treated in the same way.
 """
 
 import functools
@@ -27,17 +28,17 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids
 from tfx_jax.functional.attention.spec import Option, RecurrentDecoding
 
-BLOCK_SIZE = Option("tokens of a chunk, a power of two", at_least=1)
+BLOCK_SIZE = Option("tokens in a chunk, a power of two", at_least=1)
 
 
 class Updates(NamedTuple):
-    """What the tokens do to the state, in float32 at least."""
+    """Updates of the state by each token, in float32 at least."""
 
     key: Float[Array, "B S K H"]
     log_decay: Float[Array, "B S K Z"]
     """log a, at most 0, with Z = H for a decay per channel and Z = 1 for one per head."""
     beta: Float[Array, "B S K"] | None = None
-    """The delta rule's beta; None without the delta rule, whose strength is a factor of the key."""
+    """The delta rule's beta; None without the delta rule, where a write strength is multiplied into the key."""
 
 
 def check_recurrent(
@@ -53,29 +54,36 @@ def check_recurrent(
     dropout_rate: float,
     **gates: tuple[Array, tuple[int, ...]],
 ) -> None:
-    """Raises ValueError for arguments that no recurrent attention takes; gates are arrays with their feature shapes."""
+    """Raises ValueError for arguments that no recurrent attention supports.
+
+    `gates` maps names to (array, required shape after [B, S]).
+    """
     check_shapes(query, key, value, bias, mask)
     if not is_causal:
-        raise ValueError(f"{name} attention is causal only, because its state knows the past: pass is_causal=True")
+        raise ValueError(
+            f"{name} attention is causal only, because its state holds past tokens only: pass is_causal=True"
+        )
     if bias is not None:
-        raise ValueError(f"{name} attention takes no bias: it never forms the logits of pairs that a bias is added to")
+        raise ValueError(
+            f"{name} attention takes no bias, because it never computes the logits of pairs: pass bias=None"
+        )
     if mask is not None and mask.shape[1:3] != (1, 1):
         raise ValueError(
-            f"{name} attention takes a padding mask only, [B, 1, 1, S], got shape {mask.shape}: its state forgets "
-            "pairs. It is always is_causal; pass segment_ids for packed texts"
+            f"{name} attention takes only a padding mask, [B, 1, 1, S], got shape {mask.shape}, because its state does "
+            "not keep single keys. It is always is_causal; pass segment_ids for packed sequences"
         )
     if dropout_rate:
         raise ValueError(f"{name} attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
     if block_size < 1 or block_size & (block_size - 1):
         raise ValueError(f"block_size must be a power of two, got {block_size}")
     for gate, (array, features) in gates.items():
-        want = *key.shape[:2], *features
-        if array.shape != want:
-            raise ValueError(f"{gate} must have shape {want}, one gate for each key, got {array.shape}")
+        required = *key.shape[:2], *features
+        if array.shape != required:
+            raise ValueError(f"{gate} must have shape {required}, one gate for each key, got {array.shape}")
 
 
 def check_size(name: str, parameter: Array, *shape: int) -> None:
-    """Raises ValueError for a parameter of another shape."""
+    """Raises ValueError unless the parameter has the given shape."""
     if parameter.shape != shape:
         raise ValueError(f"{name} must have shape {shape} for keys of {shape[0]} heads, got {parameter.shape}")
 
@@ -96,7 +104,7 @@ def recurrent_attention(
     block_size: int,
     return_weights: bool,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    """Reads the state at each query, in `dtype`; the weights are what is read where the values are unit vectors."""
+    """Computes the outputs in `dtype`; the weights are the outputs for unit vectors as values."""
     (b, t, n, _), (s, k) = query.shape, updates.key.shape[1:3]
     chunks = _chunks(query, updates, mask, segment_ids, block_size)
 
@@ -117,7 +125,7 @@ def recurrent_attention(
 def recurrent_decoding(
     updates_fn: Callable[..., Updates], query_fn: Callable[[Array], Array], block_size: int
 ) -> RecurrentDecoding:
-    """Decoding of an attention from its updates, `updates_fn(key, **gates)`, and its queries."""
+    """Returns decoding of an attention with updates `updates_fn(key, **gates)` and queries `query_fn(query)`."""
 
     def read(key: Array, value: Array, mask: Mask | None, **gates: Array) -> Array:
         updates = updates_fn(key, **gates)
@@ -144,24 +152,24 @@ def recurrent_decoding(
 
 
 class _Chunks(NamedTuple):
-    """P chunks of C tokens without their values."""
+    """Coefficients of P chunks of C tokens, computed from everything but the values."""
 
     query: Float[Array, "P B K C G H"]
-    """Queries as the state before the chunk sees them."""
+    """Queries, decayed from the start of the chunk: they multiply the state before the chunk."""
     pairs: Float[Array, "P B K C G C"]
-    """Coefficients of what the chunk itself writes in what its queries read."""
+    """Coefficients of the chunk's writes u in the outputs of its queries."""
     write: Float[Array, "P B K C H"]
-    """Keys as the state after the chunk sees them."""
+    """Keys, decayed to the end of the chunk: they add the writes to the state after the chunk."""
     decay: Float[Array, "P B K Z"]
-    """What the chunk leaves of the state before it."""
+    """Decay of the state over the whole chunk."""
     solve: Float[Array, "P B K C C"] | None
-    """Of the delta rule: from values to what is written if the state is zero."""
+    """Delta rule: matrix from the values to the writes for a zero state before the chunk."""
     erase: Float[Array, "P B K C H"] | None
-    """Of the delta rule: keys as the state before the chunk sees them, solved likewise."""
+    """Delta rule: `solve` times the keys, decayed from the start: what the state before subtracts from the writes."""
 
 
 def _scan(chunks: _Chunks, value: Float[Array, "P B K C U"]) -> tuple[Array, Array, Array]:
-    """The state before each chunk, [P, B, K, H, U], what is written, [P, B, K, C, U], and the last state."""
+    """Returns the state before each chunk, [P, B, K, H, U], the writes u, [P, B, K, C, U], and the last state."""
     if chunks.solve is not None:
         value = chunks.solve @ value
 
@@ -172,13 +180,14 @@ def _scan(chunks: _Chunks, value: Float[Array, "P B K C U"]) -> tuple[Array, Arr
         return state * decay[..., None] + write.mT @ written, (state, written)
 
     xs = value, chunks.write, chunks.decay, *(() if chunks.erase is None else (chunks.erase,))
-    start = 0 * (chunks.write[0, :, :, 0, :, None] * value[0, :, :, 0, None, :])  # varies as they do in shard_map
+    # Zeros that vary over the same shard_map axes as the inputs, as the carry of a scan must.
+    start = 0 * (chunks.write[0, :, :, 0, :, None] * value[0, :, :, 0, None, :])
     last, (states, written) = jax.lax.scan(step, start, xs)
     return states, written, last
 
 
 def _split(x: Float[Array, "B S K *"], num_chunks: int, block_size: int) -> Float[Array, "P B K C *"]:
-    """Chunks, padded in front, since the last query meets the last key."""
+    """Splits axis 1 into chunks; padded in front, because the last query is at the position of the last key."""
     padding = [(0, 0)] * x.ndim
     padding[1] = (num_chunks * block_size - x.shape[1], 0)
     x = jnp.pad(x, padding).reshape(x.shape[0], num_chunks, block_size, *x.shape[2:])
@@ -201,10 +210,11 @@ def _chunks(
         is_token = pair_of_segment_ids(segment_ids, b, t, s)[1] != 0
         visible = is_token if visible is None else visible & is_token
     if visible is not None:
-        # Padding neither changes nor is part of the state; selected, so that it may hold any number.
+        # Padding does not change the state. `where` instead of a product, because padding may hold NaN.
         updates = jax.tree.map(lambda x: jnp.where(jnp.expand_dims(visible, range(2, x.ndim)), x, 0), updates)
     key, beta = split(updates.key), None if updates.beta is None else split(updates.beta)
     queries = split(query.reshape(b, t, k, n // k, h))
+    # The delta rule reads the state by keys too: they are appended to the queries as one more row.
     rows = queries if beta is None else jnp.concatenate([queries, key[..., None, :]], axis=-2)
     runs = None
     if segment_ids is not None:
@@ -230,9 +240,9 @@ def _chunks(
 def _runs(
     query_ids: Int[Array, "B T"], key_ids: Int[Array, "B S"], visible: Bool[Array, "B S"]
 ) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
-    """Numbers the texts of a row from 1 in their order; a query gets -1 where its text has no key yet.
+    """Numbers the packed sequences of a row from 1 in order; a query gets -1 if its sequence has no key yet.
 
-    Padding belongs to the text before it.
+    Padding gets the number of the sequence before it.
     """
     t, s = query_ids.shape[1], key_ids.shape[1]
     newest = jax.lax.cummax(jnp.where(visible, jnp.arange(s)[None], -1), axis=1)
@@ -241,14 +251,15 @@ def _runs(
     runs = 1 + jnp.cumsum(jnp.pad(changes, ((0, 0), (1, 0))).astype(jnp.int32), axis=1)
     if t > s:
         ids, runs = (jnp.pad(x, ((0, 0), (t - s, 0))) for x in (ids, runs))
-    is_told = (query_ids != 0) & (query_ids == ids[:, -t:])
-    return jnp.where(is_told, runs[:, -t:], -1), runs[:, -s:]
+    has_key = (query_ids != 0) & (query_ids == ids[:, -t:])
+    return jnp.where(has_key, runs[:, -t:], -1), runs[:, -s:]
 
 
 def _decayed(rows: Float[Array, "*batch R H"], decay: Float[Array, "*batch Z"]) -> Float[Array, "*batch R H"]:
     """Multiplies all rows by the same decay.
 
-    One by one: the sum over rows in the gradient of a broadcast decay makes programs of jaxlib 0.10.2 for CPUs crash.
+    The rows are multiplied one by one, because the gradient of a broadcast decay, a sum over rows, crashes on CPUs with
+    jaxlib 0.10.2.
     """
     if not rows.shape[-2]:
         return rows
@@ -262,12 +273,14 @@ def _pairs(
     beta: Float[Array, "P B K C"] | None,
     runs: tuple[Int[Array, "P B #K C R"], Int[Array, "P B #K C"]] | None,
 ) -> tuple[Array, Array | None, Array, Array]:
-    """Products of rows and keys at or before them, decayed in between, by doubling parts from single tokens.
+    """Computes decayed products of rows (queries, and keys for the delta rule) and the keys at or before them.
+
+    It starts with parts of one token and merges neighboring parts until a part is the whole chunk.
 
     Returns:
-      Products, [P, B, K, C, R, C]; where beta is given, the inverse of I + beta L, [P, B, K, C, C], with L the products
-      of the last row, which is the key, and the keys before it; sums of the logarithms from the beginning of the chunk
-      to each token and from after the token to the end, [P, B, K, C, Z].
+      Products, [P, B, K, C, R, C]. With `beta`, the inverse of I + beta L, [P, B, K, C, C], where L has the products of
+      the last row, the key, with earlier keys; otherwise None. Sums of the log-decays from the start of the chunk up to
+      each token, and from after each token to the end, [P, B, K, C, Z] both.
     """
     length = key.shape[3]
     # [P, B, K, parts, tokens of a part, ...]: at first each token is a part.

@@ -1,4 +1,4 @@
-"""Attention by content and by distance, with which Transformer-XL reads on from one segment to the next."""
+"""Relative attention of Transformer-XL: scores by content and by distance, over a memory and the current segment."""
 
 import functools
 from typing import Any
@@ -39,36 +39,37 @@ def relative_attention(
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
     r"""Computes softmax(scale * ((q_i + u) k_j^T + (q_i + v) r_{i-j}^T) + bias) V, with i - j the distance.
 
-    Section 3.3 of "Transformer-XL" (Dai et al., 2019, https://arxiv.org/abs/1901.02860): by content, by distance, and
-    the two biases u and v. The recurrence of section 3.2 needs nothing else: `key` and `value` are those of the memory
-    followed by those of the segment, `is_causal` lets query t see keys up to t + S - T, and distances count on.
+    Section 3.3 of "Transformer-XL" (Dai et al., 2019, https://arxiv.org/abs/1901.02860): scores by content and by
+    distance, with the two biases u and v. For the recurrence of section 3.2, pass keys and values of the memory
+    followed by those of the segment. With `is_causal` query t then sees keys up to t + S - T, and distances continue
+    into the memory.
 
     Args:
       query: queries, [B, T, N, H], at the last T of the S positions.
       key: keys, [B, S, K, H], of the memory and of the segment; K divides N.
       value: values, [B, S, K, U].
       bias: added to the scaled logits, broadcastable to [B, N, T, S].
-      mask: True where a query may attend, broadcastable to [B, N, T, S]. Of a mask alike for all queries, [B, N, 1, S],
-        what no head may see is padding: distances are counted without it, and it gets zeros. A single query is the last
-        of the tokens. A mask of all pairs hides pairs, and leaves distances as they are.
-      relative_key: r, an encoding of every distance projected as the paper's W_{k,R} does, the longest first: row p is
-        for distance S - 1 - p. [S, N, H], down to 0, suffices when `is_causal`; otherwise [S + T - 1, N, H], down to
-        1 - T.
+      mask: True where a query may attend, broadcastable to [B, N, T, S]. With a mask that is the same for all queries,
+        [B, N, 1, S], tokens hidden from all heads are padding: distances do not count them, and they get zeros. With
+        T = 1 the query is the last visible token. A mask of pairs does not change distances.
+      relative_key: r, the encodings of all distances projected by the paper's W_{k,R}, largest distance first: row p is
+        for distance S - 1 - p. With `is_causal`, [S, N, H] suffices, down to distance 0; otherwise [S + T - 1, N, H],
+        down to distance 1 - T.
       content_bias: u, [N, H].
       position_bias: v, [N, H].
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding, which distances leave out.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding, which distances do not count.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights before dropout.
 
     Returns:
-      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of output and weights,
       float32 [B, N, T, S]. A query that sees no key gets zeros.
 
     Raises:
-      ValueError: if the sizes do not fit together.
+      ValueError: if shapes do not match.
 
     >>> x, near = jnp.zeros((1, 3, 1, 2)), jnp.array([[[0.0, 0.0]], [[0.0, 0.0]], [[9.0, 9.0]]])
     >>> biases = {"content_bias": jnp.zeros((1, 2)), "position_bias": jnp.ones((1, 2))}
@@ -110,7 +111,7 @@ def _attend(
     scale: float | None,
     **options: Any,
 ) -> Any:
-    """Attention with distances in columns."""
+    """Computes the attention with distances counted in columns, padding included."""
     relative_key, u, v = (x.astype(query.dtype) for x in (relative_key, content_bias, position_bias))
     dtype = np.promote_types(query.dtype, np.float32)
     by_distance = jnp.einsum("BTNH,PNH->BNTP", query + v[None, None], relative_key, preferred_element_type=dtype)
@@ -123,9 +124,9 @@ def _check_positions(query: Array, key: Array, relative_key: Array, u: Array, v:
     (_, t, n, h), s = query.shape, key.shape[1]
     lengths = (s, s + t - 1) if is_causal else (s + t - 1,)
     if relative_key.shape not in [(length, n, h) for length in lengths]:
-        needed = " or ".join(f"[{length}, {n}, {h}]" for length in lengths)
+        required = " or ".join(f"[{length}, {n}, {h}]" for length in lengths)
         raise ValueError(
-            f"relative_key must have shape {needed} for {t} queries and {s} keys with is_causal={is_causal},"
+            f"relative_key must have shape {required} for {t} queries and {s} keys with is_causal={is_causal},"
             f" got {relative_key.shape}"
         )
     for name, array in (("content_bias", u), ("position_bias", v)):
@@ -141,7 +142,7 @@ def _relative_to_sinusoids(
     is_causal: bool = False,
     **options: Any,
 ) -> Any:
-    """`relative_attention` whose encodings of distances are sinusoids, projected by `relative_key`, [D, N, H]."""
+    """Calls `relative_attention` with sinusoids of the distances, projected by `relative_key`, [D, N, H]."""
     distances = jnp.arange(key.shape[1] - 1, -1 if is_causal else -query.shape[1], -1)
     encodings = sinusoidal_positions(distances, relative_key.shape[0]).astype(query.dtype)
     projected = jnp.einsum("PD,DNH->PNH", encodings, relative_key)

@@ -1,4 +1,4 @@
-"""Dense attention, exactly, over a sequence that no single device could hold."""
+"""Ring attention: exact dense attention over a sequence that is sharded over devices."""
 
 import functools
 from typing import Any
@@ -61,12 +61,13 @@ def ring_attention(
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T _"]]:
     r"""Computes softmax(scale * Q K^T + bias) V of a sequence that is sharded over the devices of a mesh axis.
 
-    Each device keeps its queries, and the blocks of keys and values travel around the ring until every device has seen
+    Each device keeps its queries. Blocks of keys and values are passed around the ring until every device has processed
     all of them, one at a time: "Ring Attention with Blockwise Transformers" (Liu et al., 2023, algorithm 1 of
-    https://arxiv.org/abs/2310.01889). In the gradient the blocks travel once more, and their gradients with them. On
-    each device a block is met as by `chunked_attention`, whose memory, dropout and custom gradient this shares.
+    https://arxiv.org/abs/2310.01889). In the backward pass the blocks are passed around once more, together with their
+    gradients. Each block is processed as in `chunked_attention`, with the same memory, dropout and custom gradient.
 
-    For use inside `jax.shard_map`; T and S below are what one device holds, the same for all, in the order of the axis:
+    Call it inside `jax.shard_map`. T and S below are the lengths on one device, the same on all devices, and the
+    devices of the axis hold the sequence in order:
 
         attend = jax.shard_map(
             functools.partial(ring_attention, axis_name="sequence", is_causal=True),
@@ -75,34 +76,34 @@ def ring_attention(
             out_specs=jax.P("data", "sequence"),
         )
 
-    With `is_causal` the first device is done after one block while the last one needs all of them: the time is that of
-    the last.
+    With `is_causal` the first device needs one block only, but the last device needs all: the time is that of the last.
 
     Args:
       query: queries of this device, [B, T, N, H].
       key: keys of this device, [B, S, K, H]; K divides N.
       value: values of this device, [B, S, K, U].
-      bias: added to the scaled logits of all queries alike, broadcastable to [B, N, 1, S]; it belongs to this device's
-        keys and travels with them.
-      mask: True where a key of this device may be attended to, broadcastable to [B, N, 1, S]; travels as well.
+      bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, S], for this device's keys;
+        it is passed around with them.
+      mask: True for visible keys of this device, broadcastable to [B, N, 1, S]; passed around with the keys.
       axis_name: the mesh axis that shards the sequence.
-      is_causal: query t of all queries sees keys 0 .. t + (all keys) - (all queries) of all keys.
+      is_causal: in the whole sequence, query t sees keys 0 .. t + (number of keys) - (number of queries).
       scale: multiplies the logits, a Python number; None means 1 / sqrt(H).
-      chunk_size: the most queries and the most keys that meet at once.
+      chunk_size: upper limit for the queries and for the keys in a chunk, as in `chunked_attention`.
       segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]), of this device; segment 0 is padding.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key, the same on all devices of the axis; None disables dropout.
-      return_weights: also return the weights before dropout. This gathers all keys, and is meant for looking at maps.
+      return_weights: also return the weights before dropout. For inspection: this gathers all keys on each device.
       logits_soft_cap: as in `dot_product_attention`.
-      sinks: likewise, [N], the same on all devices of the axis.
-      local_window_size: likewise, in positions of the whole sequence; blocks outside still travel.
+      sinks: as in `dot_product_attention`, [N], the same on all devices of the axis.
+      local_window_size: as in `dot_product_attention`, in positions of the whole sequence. Blocks outside the window
+        are still passed around.
 
     Returns:
       Weighted values of this device's queries, [B, T, N, U], in the dtype of `query`, zero for a query without keys;
-      with `return_weights` a pair of these and their weights over the keys of all devices, [B, N, T, S * devices].
+      with `return_weights` a pair of output and weights over the keys of all devices, [B, N, T, S * devices].
 
     Raises:
-      ValueError: if the sizes do not fit together, or a mask or a bias differs between queries.
+      ValueError: if shapes do not match, or a mask or a bias differs between queries.
 
     >>> mesh = jax.make_mesh((1,), ("sequence",), axis_types=(jax.sharding.AxisType.Auto,))
     >>> whole = jax.P(None, "sequence")
@@ -115,8 +116,8 @@ def ring_attention(
     for name, array in (("mask", mask), ("bias", bias)):
         if array is not None and array.ndim == 4 and array.shape[2] > 1:
             raise ValueError(
-                f"{name} must be [B or 1, N or 1, 1, S]: it travels with the keys and cannot differ between "
-                f"{query.shape[1]} queries, got shape {array.shape}; use is_causal for causality and segment_ids for "
+                f"{name} must have shape [B or 1, N or 1, 1, S], got {array.shape}: it is passed around with the keys "
+                f"and cannot differ between {query.shape[1]} queries; use is_causal for causality and segment_ids for "
                 "packing"
             )
     check_shapes(query, key, value, bias, mask)
@@ -129,7 +130,15 @@ def ring_attention(
         query, key, value, bias, varying = vary_alike((query, key, value, bias, sinks), (mask, ids, dropout_rng))
         extras = Extras(varying.reshape(k, n // k))
     queries, keys = split_inputs(query, key, value, bias, mask, ids, dropout_rng, chunk_size)
-    options = Options(h**-0.5 if scale is None else scale, is_causal, dropout_rate, t, s, window, logits_soft_cap)
+    options = Options(
+        scale=h**-0.5 if scale is None else scale,
+        is_causal=is_causal,
+        dropout_rate=dropout_rate,
+        num_queries=t,
+        num_keys=s,
+        window=window,
+        logits_soft_cap=logits_soft_cap,
+    )
     out = join_queries(_ring(options, axis_name, queries, keys, extras, dropout_rng), t)
     if not return_weights:
         return out
@@ -149,7 +158,7 @@ def _forward(
 ) -> tuple[Float[Array, "I B K G T U"], Residuals]:
     def hop(state: Any, number: Array) -> tuple[Any, None]:
         running, block = state
-        shift, block_rng = _meeting(options, axis_name, number, rng)
+        shift, block_rng = _shift_and_rng(options, axis_name, number, rng)
         running = attend(options, queries, block, running, shift, block_rng, extras)
         return (running, _pass_on(block, axis_name)), None
 
@@ -166,12 +175,12 @@ def _backward(
 
     def hop(state: Any, number: Array) -> tuple[Any, None]:
         (query_gradients, block_gradients), block = state
-        shift, block_rng = _meeting(options, axis_name, number, rng)
+        shift, block_rng = _shift_and_rng(options, axis_name, number, rng)
         gradients = query_gradients, block_gradients
         query_gradients, block_gradients = add_gradients(
             options, queries, block, saved, cotangent, gradients, shift, block_rng, extras
         )
-        # After as many hops as there are devices both are at home again.
+        # After as many hops as there are devices, both are back on the device that owns them.
         block_gradients, block = _pass_on((block_gradients, block), axis_name)
         return ((query_gradients, block_gradients), block), None
 
@@ -183,8 +192,8 @@ def _backward(
 _ring.defvjp(_forward, _backward)
 
 
-def _meeting(options: Options, axis_name: str, number: Array, rng: Array | None) -> tuple[Array, Array | None]:
-    """Of this device's queries and the block that hop `number` brought: the causal shift, and a key of their own."""
+def _shift_and_rng(options: Options, axis_name: str, number: Array, rng: Array | None) -> tuple[Array, Array | None]:
+    """Returns the causal shift and the dropout key for this device's queries and the block of keys of hop `number`."""
     size, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
     origin = (here - number) % size
     queries_before, keys_before = here * options.num_queries, origin * options.num_keys
@@ -223,6 +232,6 @@ def _weights_over_all_keys(
 
 
 def _pass_on(block: Any, axis_name: str) -> Any:
-    """Gives what this device holds to the next one."""
+    """Sends the block of this device to the next device, and returns the block of the previous one."""
     size = jax.lax.axis_size(axis_name)
     return jax.lax.ppermute(block, axis_name, [(device, (device + 1) % size) for device in range(size)])

@@ -1,4 +1,4 @@
-"""Attention inside learned clusters, from the Routing Transformer, and the online k-means that learns them."""
+"""Attention inside learned clusters (Routing Transformer), and the online k-means that updates the clusters."""
 
 import math
 from typing import Any
@@ -36,52 +36,52 @@ def routing_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T T"]]:
-    r"""Self-attention inside clusters of queries and keys (Routing Transformer), O(T^1.5) with sqrt(T) clusters.
+    r"""Computes self-attention inside clusters of queries and keys (Routing Transformer): O(T^1.5) for C = sqrt(T).
 
     Algorithm 1 of "Efficient Content-Based Sparse Attention with Routing Transformers" (Roy et al., 2020,
-    https://arxiv.org/abs/2003.05997). Queries and keys are layer-normalized without gain and offset; each centroid
-    takes the `window` queries and the `window` keys that have the largest products with it; inside a cluster attention
-    is dense, on the *normalized* vectors:
+    https://arxiv.org/abs/2003.05997). Queries and keys are layer-normalized without scale and bias. Each centroid
+    selects the `window` queries and the `window` keys that have the largest products with it. Inside a cluster,
+    attention is dense, on the *normalized* vectors:
 
         q = LayerNorm(query), k = LayerNorm(key),  out = softmax(scale * q k^T) value  within each cluster.
 
-    A query that several clusters took gets the mean of their outputs (of those in which it sees a key), as in the
-    authors' code; a query that no cluster took gets zeros. The centroids are state, not parameters: no gradient reaches
-    them, and `update_centroids` moves them.
+    A query in several clusters gets the mean of their outputs, over the clusters in which it sees a key, as in the
+    authors' code. A query in no cluster gets zeros. The centroids are state, not parameters: they get no gradient, and
+    `update_centroids` moves them.
 
-    **Padding and packing.** Tokens that `mask` hides take no place in a cluster, as queries or as keys, so neither
-    padding nor other texts of a batch change the output of a text. Texts that share a row would compete for places:
-    `segment_ids` is refused.
+    **Padding and packing.** Hidden tokens are in no cluster, neither as queries nor as keys, so padding and other
+    sequences of a batch do not change the output of a sequence. Packed sequences would compete for the `window` tokens
+    of a cluster, so `segment_ids` is rejected.
 
-    **Causality.** With `is_causal` no weight ever goes to a later token. *Which* tokens a cluster takes is nevertheless
-    decided by comparing the whole sequence, so a later token may displace an earlier one and change its output. This
-    leak is in the published method: a prefix alone differs, and sampling differs from training, so models that generate
-    refuse it. `lsh_attention` is free of it. The paper shares queries and keys in decoders: pass the queries as `key`,
-    which lets every query see itself.
+    **Causality.** With `is_causal` no weight goes to a later token. But *which* tokens a cluster selects depends on the
+    whole sequence, so a later token may displace an earlier one and change its output. This leak is part of the
+    published method: the output for a prefix differs, and generation differs from training, so models that generate
+    reject this attention. `lsh_attention` does not leak. The paper shares queries and keys in decoders: pass the
+    queries as `key`, so that every query sees itself.
 
     Args:
       query: queries, [B, T, N, H].
       key: keys of the same tokens, [B, T, K, H]; K divides N, and query head n reads key head n // (N / K).
       value: values, [B, T, K, U].
-      bias: refused; logits exist for the pairs of one cluster only.
-      mask: True for the tokens that may be seen, [B or 1, 1, 1, T]. A hidden token gets a zero output.
-      centroids: C of them for every query head, [N, C, H]; start with layer-normalized Gaussian vectors.
-      window: how many queries, and how many keys, a cluster takes; more than T mean T. For T tokens about T / C are
-        usual. It is one number for texts of all lengths: were it to follow T, padding would change the output.
+      bias: must be None, because logits are computed for the pairs of one cluster only.
+      mask: True for visible tokens, [B or 1, 1, 1, T]. A hidden token gets a zero output.
+      centroids: C centroids for every query head, [N, C, H]; start with layer-normalized Gaussian vectors.
+      window: number of queries, and of keys, in a cluster; at most T are used. Usual is T / C for the typical length T.
+        It must not depend on the padded length, or padding would change the output.
       is_causal: query t sees keys 0 .. t only.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: refused.
+      segment_ids: must be None.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights, before dropout, as a dense array with zeros outside the clusters.
 
     Returns:
-      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of these and the weights,
+      Weighted values, [B, T, N, U], in the dtype of `query`; with `return_weights` a pair of output and weights,
       [B, N, T, T], float32 (float64 for float64 inputs) as all logits and statistics are.
 
     Raises:
-      ValueError: if the sizes do not fit together, `mask` is over pairs, `bias` or `segment_ids` is given, or `window`
-        is below 1.
+      ValueError: if shapes do not match, `mask` is not a padding mask, `bias` or `segment_ids` is given, or `window` is
+        below 1.
 
     >>> @jax.jit
     ... def attend(x, rng):
@@ -101,14 +101,14 @@ def routing_attention(
     key, value = (jnp.repeat(x, n // x.shape[2], axis=2) for x in (key, value))
     routed_query, routed_key = _normalized(query), _normalized(key)
     query_at, key_at = (_nearest(x, centroids, visible, window) for x in (routed_query, routed_key))
-    seen = _at(visible, query_at)[..., :, None] & _at(visible, key_at)[..., None, :]
+    seen = _gather_rows(visible, query_at)[..., :, None] & _gather_rows(visible, key_at)[..., None, :]
     if is_causal:
         seen = seen & (key_at[..., None, :] <= query_at[..., :, None])
 
-    out, weights = dot_product_attention(  # dense inside the clusters, which become its heads
-        _tokens_at(routed_query.astype(query.dtype), query_at),
-        _tokens_at(routed_key.astype(key.dtype), key_at),
-        _tokens_at(value, key_at),
+    out, weights = dot_product_attention(  # dense attention inside the clusters, which become heads
+        _gather_tokens(routed_query.astype(query.dtype), query_at),
+        _gather_tokens(routed_key.astype(key.dtype), key_at),
+        _gather_tokens(value, key_at),
         mask=seen.reshape(b, n * num_clusters, window, window),
         scale=scale,
         dropout_rate=dropout_rate,
@@ -117,7 +117,7 @@ def routing_attention(
     )
     out = out.swapaxes(1, 2).reshape(*query_at.shape, -1)
     share = _shares(query_at, seen.any(axis=-1), t, weights.dtype)
-    out = _added_up(out.astype(share.dtype), query_at, t) * share[..., None]
+    out = _scatter_add(out.astype(share.dtype), query_at, t) * share[..., None]
     out = out.swapaxes(1, 2).astype(query.dtype)
     if not return_weights:
         return out
@@ -135,44 +135,44 @@ def update_centroids(
     *,
     decay: float = 0.999,
 ) -> Float[Array, "N C H"]:
-    """One step of online spherical k-means: each centroid moves towards the mean of the tokens nearest to it.
+    """Takes one step of online spherical k-means: moves each centroid towards the mean of the tokens nearest to it.
 
     The last lines of Algorithm 1 of Roy et al. (2020, https://arxiv.org/abs/2003.05997): every layer-normalized query
-    and key is assigned to the centroid that it has the largest product with, and
+    and key is assigned to the centroid with the largest product, and
 
         centroid <- decay * centroid + (1 - decay) * mean of its queries and keys.
 
-    The paper prints sums; as in the authors' code we divide by the number of tokens. A centroid that gets none stays.
+    The paper has sums instead of means; this follows the authors' code. A centroid without tokens does not move.
 
     Args:
       centroids: [N, C, H].
       query: the queries that `routing_attention` got, [B, T, N, H].
       key: its keys, [B, T, K, H].
-      mask: True for the tokens whose queries and keys count, [B or 1, 1, 1, T].
-      decay: how much of the old centroids stays, in [0, 1]; the paper takes 0.999.
+      mask: True for visible tokens, [B or 1, 1, 1, T]; hidden tokens are ignored.
+      decay: share of the old centroid that is kept, in [0, 1]; the paper uses 0.999.
 
     Returns:
       The new centroids, [N, C, H], in the dtype of the old ones, with no gradient to queries and keys.
 
     Raises:
-      ValueError: if the sizes do not fit together or `decay` is outside [0, 1].
+      ValueError: if shapes do not match or `decay` is outside [0, 1].
 
     >>> centroids = jnp.array([[[1.0, -1.0], [-1.0, 1.0]]])
     >>> x = jnp.array([[3.0, 0.0], [7.0, 2.0]])[None, :, None]
     >>> update = jax.jit(lambda centroids, x: update_centroids(centroids, x, x, decay=0.5))
-    >>> update(centroids, x).round(3).tolist()  # both are near the first, and equal to it
+    >>> update(centroids, x).round(3).tolist()  # normalized, both tokens equal the first centroid
     [[[1.0, -1.0], [-1.0, 1.0]]]
     """
     if not 0.0 <= decay <= 1.0:
         raise ValueError(f"decay must be in [0, 1], got {decay}")
     _check_tokens(query, key, key, mask, centroids)
     b, t, n, _ = query.shape
-    counts = jnp.tile(visible_tokens(None, mask, b, t), (1, 2))
+    visible = jnp.tile(visible_tokens(None, mask, b, t), (1, 2))
     tokens = jnp.concatenate([_normalized(query), _normalized(jnp.repeat(key, n // key.shape[2], axis=2))], axis=1)
     tokens = jax.lax.stop_gradient(tokens)
     old = centroids.astype(tokens.dtype)
     nearest = jnp.einsum("BTNH,NCH->BNTC", tokens, old).argmax(axis=-1)
-    member = jax.nn.one_hot(nearest, old.shape[1], dtype=tokens.dtype) * counts[:, None, :, None].astype(tokens.dtype)
+    member = jax.nn.one_hot(nearest, old.shape[1], dtype=tokens.dtype) * visible[:, None, :, None].astype(tokens.dtype)
     size = member.sum(axis=(0, 2))[..., None]
     mean = jnp.einsum("BNTC,BTNH->NCH", member, tokens) / jnp.maximum(size, 1)
     return jnp.where(size > 0, decay * old + (1 - decay) * mean, old).astype(centroids.dtype)
@@ -182,46 +182,49 @@ def _check_tokens(query: Array, key: Array, value: Array, mask: Array | None, ce
     check_shapes(query, key, value, None, mask)
     if query.shape[1] != key.shape[1]:
         raise ValueError(
-            f"routing attention is self-attention, but there are {query.shape[1]} queries and {key.shape[1]} keys"
+            "routing attention is self-attention and needs as many keys as queries, got "
+            f"{query.shape[1]} queries and {key.shape[1]} keys"
         )
     if centroids.ndim != 3 or (centroids.shape[0], centroids.shape[2]) != query.shape[2:]:
-        raise ValueError(f"centroids must be [N, C, H] with N, H = {query.shape[2:]}, got shape {centroids.shape}")
+        raise ValueError(f"centroids must have shape [N, C, H] with N, H = {query.shape[2:]}, got {centroids.shape}")
 
 
 def _normalized(x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
-    """The vectors that are compared with the centroids, and with each other."""
+    """Layer-normalizes queries or keys, in float32 at least."""
     return layer_norm(x.astype(np.promote_types(x.dtype, np.float32)))
 
 
 def _nearest(
-    x: Float[Array, "B T N H"], centroids: Float[Array, "N C H"], counts: Bool[Array, "B T"], window: int
+    x: Float[Array, "B T N H"], centroids: Float[Array, "N C H"], visible: Bool[Array, "B T"], window: int
 ) -> Int[Array, "B N C I"]:
-    """The positions, in their order, of the `window` tokens nearest to each centroid; hidden ones come last."""
-    closeness = jnp.einsum("BTNH,NCH->BNCT", jax.lax.stop_gradient(x), jax.lax.stop_gradient(centroids).astype(x.dtype))
-    _, positions = jax.lax.top_k(jnp.where(counts[:, None, None], closeness, -jnp.inf), window)
+    """Returns the sorted positions of the `window` tokens nearest to each centroid; visible tokens are preferred."""
+    products = jnp.einsum("BTNH,NCH->BNCT", jax.lax.stop_gradient(x), jax.lax.stop_gradient(centroids).astype(x.dtype))
+    _, positions = jax.lax.top_k(jnp.where(visible[:, None, None], products, -jnp.inf), window)
     return jnp.sort(positions, axis=-1)
 
 
-def _at(x: Array, positions: Int[Array, "B N C I"]) -> Array:
-    """What x [B, T] has at the positions, [B, N, C, I]."""
+def _gather_rows(x: Array, positions: Int[Array, "B N C I"]) -> Array:
+    """Gathers x [B, T] at the positions, [B, N, C, I]."""
     return jnp.take_along_axis(x[:, None, None], positions, axis=-1)
 
 
-def _tokens_at(x: Float[Array, "B T N H"], positions: Int[Array, "B N C I"]) -> Float[Array, "B I N*C H"]:
-    """The tokens at the positions, with the clusters of a head as heads of their own."""
+def _gather_tokens(x: Float[Array, "B T N H"], positions: Int[Array, "B N C I"]) -> Float[Array, "B I N*C H"]:
+    """Gathers the tokens at the positions; each cluster of a head becomes a head."""
     b, n, c, i = positions.shape
     tokens = jnp.take_along_axis(x.swapaxes(1, 2), positions.reshape(b, n, c * i, 1), axis=2)
     return tokens.reshape(b, n * c, i, -1).swapaxes(1, 2)
 
 
 def _batch_and_head(positions: Int[Array, "B N C I"]) -> tuple[Array, Array]:
-    """Indices of the leading axes, to go with positions."""
+    """Returns indices of the batch and head axes that broadcast with `positions`."""
     batch, head = jnp.arange(positions.shape[0]), jnp.arange(positions.shape[1])
     return batch[:, None, None, None], head[None, :, None, None]
 
 
-def _added_up(x: Float[Array, "B N C I U"], positions: Int[Array, "B N C I"], length: int) -> Float[Array, "B N T U"]:
-    """Adds what the clusters say of a token at its position."""
+def _scatter_add(
+    x: Float[Array, "B N C I U"], positions: Int[Array, "B N C I"], length: int
+) -> Float[Array, "B N T U"]:
+    """Sums the results of all clusters at the positions of their tokens."""
     b, n, *_, u = x.shape
     return jnp.zeros((b, n, length, u), x.dtype).at[(*_batch_and_head(positions), positions)].add(x)
 
@@ -229,14 +232,14 @@ def _added_up(x: Float[Array, "B N C I U"], positions: Int[Array, "B N C I"], le
 def _shares(
     positions: Int[Array, "B N C I"], sees: Bool[Array, "B N C I"], length: int, dtype: DTypeLike
 ) -> Float[Array, "B N T"]:
-    """One over the number of clusters in which a token sees something; 1 where there are none."""
-    return 1 / jnp.maximum(_added_up(sees[..., None].astype(dtype), positions, length)[..., 0], 1)
+    """Returns 1 / the number of clusters in which a token sees a key; 1 if there is none."""
+    return 1 / jnp.maximum(_scatter_add(sees[..., None].astype(dtype), positions, length)[..., 0], 1)
 
 
 def _route(
     *arguments: Any, window: int = 1, num_clusters: int | None = None, decay: float | None = None, **options: Any
 ) -> Any:
-    """`routing_attention` with the options of `update_centroids` beside its own."""
+    """Calls `routing_attention`; ignores the options of the state and of `update_centroids`."""
     del num_clusters, decay
     return routing_attention(*arguments, window=window, **options)
 
@@ -254,15 +257,18 @@ def _update_state(
     return {"centroids": update_centroids(state["centroids"], query, key, mask, decay=decay)}
 
 
-# Tokens compete for places in a cluster: a later one changes the output of an earlier one, a text that of another.
+# Tokens compete for places in a cluster, so later tokens change earlier outputs (hence causal=False), and packed
+# sequences change each other (segments=False).
 ROUTING = AttentionSpec(
     name="routing",
     function=_route,
     reference="Routing Transformer: Roy et al. (2020), algorithm 1",
     options={
-        "num_clusters": Option("clusters of each head", required=True, at_least=1),
-        "window": Option("tokens of a cluster, about length / num_clusters", required=True),
-        "decay": Option("share of the centroids that a step keeps; None: 0.999", kind=float, at_least=0, at_most=1),
+        "num_clusters": Option("clusters per head", required=True, at_least=1),
+        "window": Option("tokens in a cluster, usually about length / num_clusters", required=True),
+        "decay": Option(
+            "share of a centroid that a training step keeps; None means 0.999", kind=float, at_least=0, at_most=1
+        ),
     },
     example=lambda length: {"num_clusters": math.isqrt(length), "window": -(-length // math.isqrt(length))},
     causal=False,

@@ -1,9 +1,10 @@
-"""Attention of whole rows in fast memory: a Pallas kernel for TPUs, for sequences that are short enough, with dropout.
+"""Pallas kernel for TPUs that keeps whole rows of weights in fast memory, for short sequences, with dropout.
 
-All keys of a head fit beside a block of queries, so a softmax is simply that of its row: nothing is rescaled, the
-gradient computes the weights once more from queries and keys, and nothing but these is kept for it. Arrays stay as the
-projections make them, [B, T, N * H]: a program takes the heads that share 128 lanes, two of 64, and tells them apart by
-zeros in the lanes of the others, which cost a product nothing that its narrow heads would not cost anyway.
+All keys of a head fit into fast memory together with a block of queries, so each row's softmax is computed at once,
+without rescaling. The backward pass recomputes the weights from queries and keys and needs no other residuals. Arrays
+keep the layout of the projections, [B, T, N * H]. A program processes the heads that share 128 lanes, such as two of
+size 64, and separates them by zeros in the lanes of the other heads. This costs nothing extra, because a product with
+narrower heads takes the same time.
 """
 
 import functools
@@ -17,31 +18,31 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from tfx_jax.functional.layers import hash_words, hashed, num_kept_levels, rescaled
 
 LANES = 128
-"""Of a TPU's vector unit: lengths have to be multiples, and so has the width of the heads that share them."""
+"""Lanes of a TPU's vector unit. Lengths and N * H must be multiples of it."""
 
 LONGEST_ROW = 1024
-"""The most queries or keys whose gradient is known to fit the fast memory of a v5e, in float32 with heads of 256."""
+"""The largest number of queries or keys with which the backward pass fits a v5e's fast memory (float32, H = 256)."""
 
-_BLOCK = 256  # queries that are computed at once; causality skips the keys behind the last of them
+_BLOCK = 256  # queries in a block; with causality the keys after the last query of the block are skipped
 
 
 class _Options(NamedTuple):
-    """What is known when the kernel is traced."""
+    """Static options of the kernel."""
 
     scale: float
     is_causal: bool
-    dropout_rate: float  # 0 without a key
+    dropout_rate: float  # 0 without a PRNG key
     head_size: int
     num_heads: int
 
     @property
     def width(self) -> int:
-        """Lanes of a program."""
+        """Lanes that one program processes."""
         return max(self.head_size, LANES)
 
     @property
     def heads(self) -> range:
-        """Those of a program."""
+        """The heads that one program processes, counted from 0."""
         return range(self.width // self.head_size)
 
 
@@ -59,13 +60,13 @@ def row_attention(
     """Computes `tfx_jax.functional.dot_product_attention` of at most `LONGEST_ROW` queries and keys.
 
     Args:
-      query: [B, T, N, H]; H divides LANES or is a multiple, N * H is a multiple, and so are T and S.
+      query: [B, T, N, H]; H divides LANES or is a multiple of it, and N * H, T and S are multiples of LANES.
       key: [B, S, N, H].
       value: [B, S, N, H].
-      mask: of keys that exist, [B or 1, 1, 1, S].
-      is_causal: query t sees keys 0 .. t + S - T only; T is at most S then.
+      mask: True for visible keys, [B or 1, 1, 1, S].
+      is_causal: query t sees keys 0 .. t + S - T only; requires T <= S.
       scale: multiplies the logits.
-      dropout_rate: probability in [0, 1) of dropping a weight; those that the formula drops with the same key.
+      dropout_rate: probability in [0, 1) of dropping a weight. With the same key, the formula drops the same weights.
       dropout_rng: PRNG key; None disables dropout.
 
     Returns:
@@ -118,8 +119,8 @@ def _call(
     results: list[Array],
     num_products: int,
 ) -> list[Array]:
-    """Runs a kernel for every row of the batch and the heads of every tile of lanes."""
-    from jax.experimental import pallas as pl  # a second to import
+    """Runs a kernel with one program for each row of the batch and each tile of lanes."""
+    from jax.experimental import pallas as pl  # imported here, because it takes a second
     from jax.experimental.pallas import tpu
 
     (b, t, d), s = arrays[0].shape, arrays[1].shape[1]
@@ -153,19 +154,21 @@ def _call(
 
 
 def _mix(options: _Options, is_masked: bool, words: Any, *refs: Any) -> None:
-    """The kernel of the output."""
+    """Computes the output (forward kernel)."""
     mask, (query, key, value, out) = _with_mask(is_masked, refs)
     for rows, columns in _blocks(query.shape[1], key.shape[1], options.is_causal):
         mixed = jnp.zeros((rows.stop - rows.start, options.width), jnp.float32)
         for head in options.heads:
             weights, dropped = _weights(options, words, mask, query, key, rows, columns, head)
-            own = jnp.dot(dropped(weights).astype(value.dtype), value[0, columns], preferred_element_type=jnp.float32)
-            mixed += _only(own, head, options)
+            out_of_head = jnp.dot(
+                dropped(weights).astype(value.dtype), value[0, columns], preferred_element_type=jnp.float32
+            )
+            mixed += _only(out_of_head, head, options)
         out[0, rows] = mixed.astype(out.dtype)
 
 
 def _mix_gradient(options: _Options, is_masked: bool, words: Any, *refs: Any) -> None:
-    """The kernel of the gradients: equations 13 to 16 of FlashAttention (Dao et al., 2022, appendix B.2), by rows."""
+    """Computes the gradients (backward kernel) by equations 13 to 16 of FlashAttention (Dao et al., 2022, app. B.2)."""
     mask, (query, key, value, gradient, *results) = _with_mask(is_masked, refs)
     for_query, for_key, for_value, key_sum, value_sum = results
     key_sum[...], value_sum[...] = jnp.zeros_like(key_sum), jnp.zeros_like(value_sum)
@@ -179,18 +182,18 @@ def _mix_gradient(options: _Options, is_masked: bool, words: Any, *refs: Any) ->
             for_logits = weights * (for_weights - (weights * for_weights).sum(axis=1, keepdims=True)) * options.scale
             for_logits = for_logits.astype(query.dtype)
             key_sum[columns] += _dot(for_logits, _only(query[0, rows], head, options), 0)
-            own = jnp.dot(for_logits, key[0, columns], preferred_element_type=jnp.float32)
-            query_sum += _only(own, head, options)
+            query_sum += _only(jnp.dot(for_logits, key[0, columns], preferred_element_type=jnp.float32), head, options)
         for_query[0, rows] = query_sum.astype(for_query.dtype)
     for_key[0], for_value[0] = key_sum[...].astype(for_key.dtype), value_sum[...].astype(for_value.dtype)
 
 
 def _with_mask(is_masked: bool, refs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Splits the references of a kernel into the mask, None without one, and the others."""
     return (refs[0][0] != 0, refs[1:]) if is_masked else (None, refs)
 
 
 def _blocks(t: int, s: int, is_causal: bool) -> list[tuple[slice, slice]]:
-    """Blocks of queries, each with the keys that any of them may see, in whole tiles.
+    """Returns blocks of queries, each with the range of keys that its queries may see, in multiples of LANES.
 
     >>> _blocks(512, 512, True)
     [(slice(0, 256, None), slice(0, 256, None)), (slice(256, 512, None), slice(0, 512, None))]
@@ -202,7 +205,7 @@ def _blocks(t: int, s: int, is_causal: bool) -> list[tuple[slice, slice]]:
 def _weights(
     options: _Options, words: Any, mask: Any, query: Any, key: Any, rows: slice, columns: slice, head: int
 ) -> tuple[Float[Array, "T S"], Any]:
-    """The softmax weights of one head, and what drops some of such an array and rescales the others."""
+    """Returns the softmax weights of one head, and a function that applies their dropout to an array of this shape."""
     from jax.experimental import pallas as pl
 
     t, s = query.shape[1], key.shape[1]
@@ -217,13 +220,13 @@ def _weights(
     if not options.dropout_rate:
         return weights, lambda x: x
     number = pl.program_id(0) * options.num_heads + pl.program_id(1) * len(options.heads) + head
-    places = ((number * t + row) * s + column).astype(jnp.uint32)  # of the dense weights [B, N, T, S]
-    bits = hashed(places, words[0], words[1])
+    flat_index = ((number * t + row) * s + column).astype(jnp.uint32)  # index in the dense weights [B, N, T, S]
+    bits = hashed(flat_index, words[0], words[1])
     return weights, lambda x: rescaled(x, bits, options.dropout_rate)
 
 
 def _softmax(logits: Float[Array, "T S"], seen: Bool[Array, "#T S"] | None) -> Float[Array, "T S"]:
-    """As `masked_softmax`, zeros in a row without keys."""
+    """Computes the softmax over visible keys; rows without keys become zeros, as in `masked_softmax`."""
     if seen is not None:
         logits = jnp.where(seen, logits, 0.7 * float(np.finfo(np.float32).min))
     weights = jnp.exp(logits - logits.max(axis=1, keepdims=True))
@@ -232,7 +235,7 @@ def _softmax(logits: Float[Array, "T S"], seen: Bool[Array, "#T S"] | None) -> F
 
 
 def _only(x: Float[Array, "T W"], head: int, options: _Options) -> Float[Array, "T W"]:
-    """Zeros in the lanes of other heads."""
+    """Sets the lanes of other heads to zero."""
     if len(options.heads) == 1:
         return x
     lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
@@ -241,5 +244,5 @@ def _only(x: Float[Array, "T W"], head: int, options: _Options) -> Float[Array, 
 
 
 def _dot(x: Array, y: Array, axis: int) -> Float[Array, "_ _"]:
-    """Sums over the same axis of both, in float32."""
+    """Multiplies matrices, summing over the given axis of both, in float32."""
     return jax.lax.dot_general(x, y, (((axis,), (axis,)), ((), ())), preferred_element_type=jnp.float32)

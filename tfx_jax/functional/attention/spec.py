@@ -1,7 +1,7 @@
-"""`AttentionSpec`: what the rest of the library knows of an attention, stated beside the function.
+"""`AttentionSpec`: the description of an attention that the rest of the library uses, defined next to the function.
 
-Configurations and their help, checks, decoding, meshes, `bench`, `plan`, the contract test and the documentation derive
-from it. A new attention is a function, its spec and its oracle.
+Configurations and their help, checks, decoding, meshes, `bench`, `plan`, the contract test and the documentation are
+derived from it. A new attention consists of a function, its spec and its oracle in the tests.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Bool, Int
 
 Visibility = Callable[[Int[Array, "..."], Int[Array, "..."]], Bool[Array, "..."]]
-"""From the positions of a query and of a key at or before it to whether the query sees the key.
+"""`is_visible(query_position, key_position)`: whether the query sees the key, which is at or before the query.
 
-Visibilities that are equal have equal hashes, since they are static parts of a model that decodes.
+It must be hashable, with equal hashes for equal functions, because it is a static part of a decoding model.
 """
 
 
@@ -30,59 +30,62 @@ class Option:
 
 
 class CachedDecoding(NamedTuple):
-    """Decoding from a cache of keys and values, for attentions that score each pair of query and key by itself."""
+    """Decoding from a cache of keys and values, for attentions whose score of a pair depends on this pair only."""
 
     attention_fn: Callable[..., Any] | None = None
-    """Attends from one query to the keys that the mask shows; None means the attention itself."""
+    """Attends from one query to the keys that a mask shows; None means the attention itself."""
     is_visible: Visibility | None = None
-    """Which keys at or before a query it sees; None means all."""
+    """Which keys at or before a query the query sees; None means all."""
 
 
 class RecurrentDecoding(NamedTuple):
-    """Decoding from a state of constant size, whatever the number of tokens before.
+    """Decoding from a state whose size does not depend on the number of tokens.
 
-    Both functions take gates and parameters by name, as the attention itself does.
+    Both functions take gates and parameters by name, as the attention does.
     """
 
     read: Callable[..., Any]
-    """`read(key, value, mask, **gates)`: from keys [B, S, K, H], values [B, S, K, U] and a padding mask to the state.
+    """`read(key, value, mask, **gates)` returns the state after keys [B, S, K, H] and values [B, S, K, U].
 
-    S may be 0. The state is any pytree of arrays with a leading axis B.
+    `mask` is a padding mask or None; S may be 0. The state is any pytree of arrays with a leading axis B.
     """
     step: Callable[..., tuple[Array, Any]]
-    """`step(state, query, key, value, **gates)`: from a token of each row to its output [B, 1, N, U] and the state."""
+    """`step(state, query, key, value, **gates)` processes one token per row.
+
+    Returns the output, [B, 1, N, U], and the new state.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    """One attention by name: how it is called, what it supports, what it learns and how it decodes.
+    """Description of one attention: name, function, supported features, learned arrays and decoding.
 
     Attributes:
-      name: its name in configurations.
+      name: name in configurations.
       function: called as `function(query, key, value, bias, mask, **options)` with the options of
-        `dot_product_attention` and its own.
+        `dot_product_attention` and those of `options`.
       reference: the paper.
-      options: its own options by name.
-      example: from a sequence length to reasonable options: what `bench` measures and tests train with.
+      options: the attention's additional options by name.
+      example: function of a sequence length that returns reasonable options, for `bench` and for tests.
       causal: whether it has a causal form.
-      causal_only: whether it has no other form.
-      bias: whether it takes a bias, and a mask, for each pair of query and key; otherwise a mask hides keys only.
-      segments: whether `segment_ids` keep packed texts apart.
-      cross: whether queries and keys may differ in number.
-      grouped_queries: whether there may be fewer heads of keys and values than of queries.
-      dropout: whether training may drop weights.
+      causal_only: whether it has only a causal form.
+      bias: whether it supports a bias and a mask for each pair of query and key; otherwise a mask hides keys only.
+      segments: whether it supports `segment_ids`.
+      cross: whether the numbers of queries and keys may differ.
+      grouped_queries: whether there may be fewer key and value heads than query heads.
+      dropout: whether it supports dropout of weights.
       bfloat16_only: whether it needs half precision.
-      platform: the only kind of device that computes it, "tpu" or "gpu"; None means any.
-      is_exact: whether it computes the values of `dot_product_attention`.
-      gates: called as `gates(num_heads=N, num_kv_heads=K, d_k=H, **options)`, returns a feature shape for each gate.
-        `MultiHeadAttention` projects the inputs of the keys to arrays [B, S, *shape], before any nonlinearity, which
-        `function` takes as options.
-      parameters: from a PRNG key, num_heads, d_k, a dtype and the options to learned arrays by name, which `function`
-        takes as options. Weight decay spares those whose names end in "bias" or "scale".
-      state: likewise to arrays that no gradient changes.
-      update_state: from the state, query, key, mask and options to the state after a training step.
-      decoding: from the options bound to `function` to its `CachedDecoding` or `RecurrentDecoding`; None where it reads
-        all tokens again for each one.
+      platform: the only kind of device that supports it, "tpu" or "gpu"; None means any.
+      is_exact: whether it computes the same values as `dot_product_attention`.
+      gates: called as `gates(num_heads=N, num_kv_heads=K, d_k=H, **options)`; returns a feature shape for each gate.
+        `MultiHeadAttention` projects the inputs of the keys to arrays [B, S, *shape], without a nonlinearity, and
+        passes them to `function` as options.
+      parameters: called as `parameters(rng, num_heads, d_k, dtype, **options)`; returns learned arrays by name, which
+        are passed to `function` as options. Names that end in "bias" or "scale" are exempt from weight decay.
+      state: like `parameters`, for arrays that are not trained by gradients.
+      update_state: called as `update_state(state, query, key, mask, **options)` in training; returns the new state.
+      decoding: called with the options bound to `function`; returns `CachedDecoding` or `RecurrentDecoding`. None, as
+        attribute or result, means that decoding has to process all tokens again for each new token.
     """
 
     name: str
@@ -108,7 +111,7 @@ class AttentionSpec:
 
 
 def unbound(attention_fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Takes apart what `functools.partial` bound: the function and its options.
+    """Returns the function inside a `functools.partial` (or nested ones) and the bound options.
 
     Raises:
       ValueError: if positional arguments are bound.
@@ -119,7 +122,9 @@ def unbound(attention_fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[
     options: dict[str, Any] = {}
     while isinstance(attention_fn, functools.partial):
         if attention_fn.args:
-            raise ValueError("an attention_fn binds options by name only")
+            raise ValueError(
+                "a functools.partial used as attention_fn must bind keyword arguments only, got positional arguments"
+            )
         attention_fn, options = attention_fn.func, attention_fn.keywords | options
     return attention_fn, options
 

@@ -1,4 +1,4 @@
-"""Structured self-attention: a sequence becomes a matrix, each row of it another mean of the elements."""
+"""Structured self-attention: pools a sequence into a matrix whose rows are different weighted means."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,16 +14,16 @@ def structured_pooling(
     w_2: Float[Array, "F N"],
     mask: Bool[Array, "B S"] | None = None,
 ) -> tuple[Float[Array, "B N D"], Float[Array, "B N S"]]:
-    r"""Computes A = softmax(W_s2 tanh(W_s1 H^T)) and M = A H: N rows of attention, and what each of them finds.
+    r"""Computes the weights A = softmax(W_s2 tanh(W_s1 H^T)) and N weighted means M = A H of a sequence H.
 
-    Equations 6 and 7 of Lin et al. (2017, https://arxiv.org/abs/1703.03130). No element asks: rows are parameters. With
-    one row it is `additive_attention` from a query of zeros.
+    Equations 6 and 7 of Lin et al. (2017, https://arxiv.org/abs/1703.03130). The weights depend on parameters instead
+    of queries. With N = 1 it equals `additive_attention` with a zero query.
 
     Args:
       x: the paper's H, [B, S, D].
       w_1: W_s1 transposed, [D, F].
       w_2: W_s2 transposed, [F, N]; N is the paper's r.
-      mask: True for elements, False for padding, [B, S]. A sequence without elements gets zeros.
+      mask: True for elements, False for padding, [B, S]. A sequence that is all padding gets zeros.
 
     Returns:
       M, [B, N, D], in the dtype of `x`, and A, [B, N, S], float32 (float64 for float64 inputs).
@@ -43,10 +43,10 @@ def structured_pooling(
 
 
 def redundancy_penalty(weights: Float[Array, "*batch N S"]) -> Float[Array, "*batch"]:
-    """Computes ||A A^T - I||_F^2: how far rows are from looking at one element each, and at another than the others.
+    """Computes ||A A^T - I||_F^2, which is small if each row of A selects one element and no two rows the same one.
 
-    Equation 8 of Lin et al. (2017, https://arxiv.org/abs/1703.03130), who add it to the loss with a weight. Of rows
-    that add up to 1 it is 0 for one-hot rows of different elements alone, and N for rows of zeros.
+    Equation 8 of Lin et al. (2017, https://arxiv.org/abs/1703.03130), who add it to the loss with a weight. For rows
+    that add up to 1, it is 0 only if the rows are one-hot vectors of different elements. For zero rows it is N.
 
     Args:
       weights: A, [*batch, N, S].

@@ -1,6 +1,7 @@
-"""Attention by distance or by block, counted in tokens: padding between two tokens takes up no room.
+"""Attention by distance or by block, counted in tokens: padding between two tokens is not counted.
 
-Tokens are moved together before the attention, and its results back to their columns afterwards.
+Tokens are moved together before the attention, and the results are moved back to their columns afterwards. A column is
+an index along the length axis of the arrays, padding included.
 """
 
 from collections.abc import Callable
@@ -14,12 +15,12 @@ from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, pair_of_s
 
 
 class TokenOrder(NamedTuple):
-    """Columns in the order in which the tokens of each segment follow one another.
+    """A permutation of the columns in which the tokens of each segment are consecutive.
 
     Attributes:
-      queries: the column of each query, [B, T]; None leaves them where they are.
-      keys: the column of each key, [B, S].
-      segment_ids: of queries and keys in this order; 0 is padding, which neither sees nor is seen.
+      queries: the column of each query in the new order, [B, T]; None means that queries are not moved.
+      keys: the column of each key in the new order, [B, S].
+      segment_ids: segments of queries and keys in the new order; 0 is padding, always hidden.
     """
 
     queries: Int[Array, "B T"] | None
@@ -27,15 +28,15 @@ class TokenOrder(NamedTuple):
     segment_ids: tuple[Int[Array, "B T"], Int[Array, "B S"]]
 
     def of_queries(self, x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "B T *rest"]:
-        """Returns what belongs to the queries in their order."""
+        """Moves an array with an axis of queries to the new order."""
         return x if self.queries is None else _take(x, self.queries, 1)
 
     def of_keys(self, x: Shaped[Array, "B S *rest"]) -> Shaped[Array, "B S *rest"]:
-        """Returns what belongs to the keys in their order."""
+        """Moves an array with an axis of keys to the new order."""
         return _take(x, self.keys, 1)
 
     def of_pairs(self, x: Shaped[Array, "#B #N #T #S"] | None) -> Shaped[Array, "B #N #T #S"] | None:
-        """Returns a bias or a mask in the order of the queries and of the keys."""
+        """Moves the query axis and the key axis of a bias or a mask to the new order."""
         if x is None:
             return None
         x = jnp.broadcast_to(x, (len(self.keys), *x.shape[1:]))
@@ -44,11 +45,11 @@ class TokenOrder(NamedTuple):
         return x if x.shape[3] == 1 else _take(x, self.keys, 3)
 
     def to_columns(self, x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "B T *rest"]:
-        """Moves what belongs to the queries back to their columns."""
+        """Moves an array with an axis of queries back to the columns."""
         return x if self.queries is None else _take(x, jnp.argsort(self.queries, axis=1), 1)
 
     def restore(self, outputs: Any) -> Any:
-        """Moves outputs [B, T, N, U], and beside them weights [B, N, T, S] if there are any, back to their columns."""
+        """Moves an output [B, T, N, U], or a pair of output and weights [B, N, T, S], back to the columns."""
         if not isinstance(outputs, tuple):
             return self.to_columns(outputs)
         out, weights = outputs
@@ -59,23 +60,22 @@ class TokenOrder(NamedTuple):
 def order_tokens(
     mask: Mask | None, segment_ids: SegmentIds | None, batch: int, num_queries: int, num_keys: int
 ) -> TokenOrder | None:
-    """Finds which columns hold tokens, and puts those of each segment side by side.
+    """Returns the order in which the tokens of each segment are consecutive.
 
-    A column is padding if its key is in segment 0 or hidden from all heads and queries. Between different segments and
-    with T = S, the order does not matter; with 1 < T < S, segments must follow one another, at most with padding in
-    between.
+    A column is padding if its key is in segment 0 or hidden from all heads and queries. With T = S, the columns of
+    different segments may alternate. With 1 < T < S, the columns of a segment must be consecutive, except for padding.
 
     Args:
-      mask: of the keys, [#B, #N, 1, #S]; a mask of all pairs tells nothing about padding.
-      segment_ids: as in the public functions.
+      mask: mask of keys, [#B, #N, 1, #S]; a mask of pairs does not define padding and is ignored.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
       batch: B.
-      num_queries: T. The queries are in the last T columns. A single query is the last of the tokens: the columns
-        behind it are a cache's room.
+      num_queries: T. The queries are in the last T columns. If T = 1, the query is the last token: later columns are
+        the unused part of a cache.
       num_keys: S.
 
     Returns:
-      The order: tokens first if T = S, and otherwise last, so that the queries remain the last ones. None if every
-      column holds a token of the same text.
+      The order: tokens first if T = S, otherwise tokens last, so that queries stay at the end. None if every column
+      holds a token of the same sequence.
     """
     is_padding_mask = mask is not None and mask.shape[2] == 1
     if segment_ids is None and not is_padding_mask:
@@ -110,22 +110,64 @@ def attend_in_order(
     mask: Mask | None,
     order: TokenOrder,
 ) -> Any:
-    """Calls `attend(query, key, value, bias, mask, segment_ids=...)` on tokens in order, and restores their columns."""
-    # The segments have what a mask says that is alike for all heads and queries.
-    is_done = mask is None or mask.shape[1:3] == (1, 1)
+    """Calls `attend(query, key, value, bias, mask, segment_ids=...)` on tokens in order, and restores the columns."""
+    # Keys that a padding mask hides are in segment 0 of the order, so that mask is not needed any more.
+    is_padding_mask = mask is None or mask.shape[1:3] == (1, 1)
     outputs = attend(
         order.of_queries(query),
         order.of_keys(key),
         order.of_keys(value),
         order.of_pairs(bias),
-        None if is_done else order.of_pairs(mask),
+        None if is_padding_mask else order.of_pairs(mask),
         segment_ids=order.segment_ids,
     )
     return order.restore(outputs)
 
 
+def attend_to_tokens(
+    attend: Callable[..., Any],
+    query: Num[Array, "B T N H"],
+    key: Num[Array, "B S K H"],
+    value: Num[Array, "B S K U"],
+    bias: Bias | None,
+    mask: Mask | None,
+    segment_ids: SegmentIds | None,
+    **gates: Shaped[Array, "B S ..."],
+) -> Any:
+    """Calls `attend(query, key, value, bias, mask, segment_ids=..., **gates)` on tokens without padding in between.
+
+    The queries of the call are at the last T of its S columns, and gates belong to the keys.
+
+    Raises:
+      ValueError: if there are more queries than keys.
+    """
+    (b, t), s = query.shape[:2], key.shape[1]
+    if t > s:
+        raise ValueError(f"the {t} queries must be the last positions of the keys, of which there are {s}")
+    order = order_tokens(mask, segment_ids, b, t, s)
+    if order is None:
+        return attend(query, key, value, bias, mask, segment_ids=None, **gates)
+    in_order = {name: order.of_keys(gate) for name, gate in gates.items()}
+
+    def attend_with_gates(*arrays: Any, **options: Any) -> Any:
+        return attend(*arrays, **options, **in_order)
+
+    return attend_in_order(attend_with_gates, query, key, value, bias, mask, order)
+
+
+def positions_of(key_ids: Int[Array, "B S"]) -> Int[Array, "B S"]:
+    """Counts the tokens of each segment from 0, where those of a segment are side by side.
+
+    >>> jax.jit(positions_of)(jnp.array([[7, 7, 3, 3, 3, 0]])).tolist()
+    [[0, 1, 0, 1, 2, 0]]
+    """
+    places = jnp.arange(key_ids.shape[1])[None]
+    is_first = jnp.pad(key_ids[:, 1:] != key_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    return places - jax.lax.cummax(jnp.where(is_first, places, 0), axis=1)
+
+
 def _take(x: Shaped[Array, "B ..."], order: Int[Array, "B _"], axis: int) -> Shaped[Array, "B ..."]:
-    """Reorders an axis, each row in its own way."""
+    """Reorders an axis by a separate order for each row."""
 
     def take(row: Array, order: Array) -> Array:
         return jnp.take(row, order, axis=axis - 1, mode="clip", unique_indices=True)

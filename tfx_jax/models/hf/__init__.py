@@ -7,10 +7,11 @@
 There is one table of names for each family, beside this file. Nothing that a folder holds is executed.
 """
 
+import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,14 +24,18 @@ from jax.typing import DTypeLike
 from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
 from tfx_jax.hub import local_folder
+from tfx_jax.models.bert import Bert
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
-from tfx_jax.models.hf import bert, bigbird, gpt, llama, longformer, marian, t5, vit
+from tfx_jax.models.hf import bert, bigbird, gpt, llama, longformer, marian, peft, t5, vit
+from tfx_jax.models.hf.encoders import ENCODERS
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
 from tfx_jax.models.t5 import T5
 from tfx_jax.models.transformer import Transformer
+from tfx_jax.models.vit import ViT
+from tfx_jax.nn.lora import adapters_of, merged
 
 
 class Family(NamedTuple):
@@ -42,6 +47,7 @@ class Family(NamedTuple):
       write_config: back, to the fields; "architectures" among them.
       rows: the table of names, for a configuration.
       rows_of: from the fields of a folder to its `rows`, where they say more than the configuration keeps.
+      completed_config: from a configuration and the names of all tensors to the configuration, where they say more.
       prefix: what the names of a whole model have in front of those in the table; a bare body lacks it.
       ignored: patterns of tensors that say nothing of their own: copies of tied matrices, constant masks; or belong to
         another architecture that is saved in the same file.
@@ -56,6 +62,7 @@ class Family(NamedTuple):
     write_config: Callable[[Any], dict[str, Any]]
     rows: Callable[[Any], Sequence[Row]]
     rows_of: Callable[[Fields], Callable[[Any], Sequence[Row]]] | None = None
+    completed_config: Callable[[Any, Collection[str]], Any] | None = None
     prefix: str = ""
     ignored: Sequence[str] = ()
     copies: Sequence[tuple[str, str]] = ()
@@ -75,28 +82,46 @@ _GPT2 = Family(
     completed=gpt.with_offsets,
 )
 _GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config, copies=((r"lm_head\.weight", "tokens_embed.weight"),))
-_T5 = Family(
-    T5,
-    t5.read_config,
-    t5.write_config,
-    t5.rows,
-    t5.rows_of,
-    ignored=(
-        r"(encoder|decoder)\.embed_tokens\.weight",
-        r"lm_head\.weight",
-        r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # of no use to anyone
-    ),
-    copies=((r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "shared.weight"),),
-)
-_MARIAN = Family(
-    Transformer,
-    marian.read_config,
-    marian.write_config,
-    marian.rows,
-    completed=marian.as_marian,
-    ignored=(r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight"),
-    copies=((r"model\.(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "model.shared.weight"),),
-)
+
+
+def _t5(architecture: str) -> Family:
+    """A family of `t5`."""
+    model = t5.ARCHITECTURES[architecture][0]
+    return Family(
+        model,
+        functools.partial(t5.read_config, architecture),
+        functools.partial(t5.write_config, architecture),
+        functools.partial(t5.rows, architecture),
+        functools.partial(t5.rows_of, architecture),
+        ignored=(
+            r"(encoder|decoder)\.embed_tokens\.weight",
+            r"lm_head\.weight",
+            r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # of no use to anyone
+            *([] if model is T5 else [r"decoder\..*"]),
+        ),
+        copies=((r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "shared.weight"),)
+        if model is T5
+        else ((r"encoder\.embed_tokens\.weight", "shared.weight"),),
+        fits=functools.partial(t5.fits, architecture),
+    )
+
+
+def _transformer(architecture: str) -> Family:
+    """A family of `marian`, whose models are all of one class."""
+    return Family(
+        Transformer,
+        functools.partial(marian.read_config, architecture),
+        functools.partial(marian.write_config, architecture),
+        marian.rows,
+        completed_config=None if architecture == "MarianMTModel" else marian.completed_config,
+        completed=marian.as_marian,
+        ignored=(r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight"),
+        copies=(
+            (r"model\.(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "model.shared.weight"),
+            (r"lm_head\.weight", "model.decoder.embed_tokens.weight"),
+        ),
+        fits=functools.partial(marian.fits, architecture),
+    )
 
 
 def _with_heads(module: Any, architecture: str) -> Family:
@@ -108,11 +133,25 @@ def _with_heads(module: Any, architecture: str) -> Family:
         functools.partial(module.read_config, architecture),
         functools.partial(module.write_config, architecture),
         functools.partial(module.rows, architecture),
+        completed_config=_with_pooler(functools.partial(module.rows, architecture)) if model in _BODIES else None,
         ignored=module.IGNORED,
         copies=module.COPIES if is_masked_lm else (),
         renamed=module.renamed(architecture),
         fits=module.fits,
     )
+
+
+_BODIES = (Bert, ViT)
+
+
+def _with_pooler(rows: Callable[[Any], Sequence[Row]]) -> Callable[[Any, Collection[str]], Any]:
+    """Of a body, whether it has a pooler is known by its tensors alone."""
+
+    def complete(config: Any, names: Collection[str]) -> Any:
+        poolers = [row for row in rows(dataclasses.replace(config, has_pooler=True)) if row.ours.startswith("pooler/")]
+        return dataclasses.replace(config, has_pooler=any(row.theirs in names for row in poolers))
+
+    return complete
 
 
 def _llama(architecture: str) -> Family:
@@ -128,15 +167,16 @@ def _llama(architecture: str) -> Family:
     )
 
 
+_MODULES = (bert, *ENCODERS, bigbird, longformer, vit)
+
 # By the name in "architectures" or, in a folder without that, by "model_type". Of those with one class, the first is
 # what a model is saved as that does not say otherwise.
 FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": _GPT2,
     "OpenAIGPTLMHeadModel": _GPT1,
-    **{name: _with_heads(module, name) for module in (bert, bigbird, longformer, vit) for name in module.HEADS},
-    "T5ForConditionalGeneration": _T5,
-    "T5WithLMHeadModel": _T5,  # as it was called once
-    "MarianMTModel": _MARIAN,
+    **{name: _with_heads(module, name) for module in _MODULES for name in module.HEADS},
+    **{name: _t5(name) for name in t5.ARCHITECTURES},
+    **{name: _transformer(name) for name in marian.ARCHITECTURES},
     **{name: _llama(name) for name in llama.ARCHITECTURES},
 }
 _BY_MODEL_TYPE = {
@@ -146,9 +186,10 @@ _BY_MODEL_TYPE = {
     "big_bird": "BigBirdModel",
     "longformer": "LongformerModel",
     "vit": "ViTModel",
-    "t5": "T5ForConditionalGeneration",
-    "marian": "MarianMTModel",
+    **t5.MODEL_TYPES,
+    **marian.MODEL_TYPES,
     **llama.MODEL_TYPES,
+    **{encoder.MODEL_TYPE: next(iter(encoder.HEADS)) for encoder in ENCODERS},
 }
 
 
@@ -163,8 +204,9 @@ def load(
     """Reads a model.
 
     Args:
-      path: a folder with config.json and model.safetensors, or several with an index; or, where no such folder is, the
-        name of a model on the Hugging Face hub.
+      path: a folder with config.json and model.safetensors, or several with an index; one with an adapter of PEFT,
+        which is merged into the model that it names; or, where no such folder is, the name of a model on the Hugging
+        Face hub.
       architecture: one of `FAMILIES`, to read another model than the one that config.json names of what the folder
         holds: the body alone, or all heads of a pre-training.
       dtype: of the computation; parameters become float32 whatever the file has.
@@ -183,13 +225,18 @@ def load(
         raise UserError(
             f"dtype must be {' or '.join(DTYPES)}, got {name}: activations of T5 and others overflow float16"
         )
-    folder = local_folder(path)
+    folder = base_folder(path)
     family, config = _open(folder, architecture)
     config.dtype = name
-    tensors = Tensors(folder, family.renamed)
+    adapter = local_folder(path)
+    if adapter == folder:
+        tensors = Tensors(folder, family.renamed)
+    else:
+        tensors = peft.AdaptedTensors(folder, family.renamed, adapter, family.prefix)
     _check_depth(config, tensors, folder)
     try:
-        graphdef, state = nnx.split(nnx.eval_shape(lambda: family.model(config, rngs=nnx.Rngs(0))))
+        abstract = nnx.eval_shape(lambda: family.model(config, rngs=nnx.Rngs(0)))
+        graphdef, state, others = nnx.split(abstract, nnx.Param, ...)
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
     shapes = {"/".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
@@ -213,12 +260,25 @@ def load(
         raise UserError(f"{folder}: {error}") from None
     if spoilt and not allow_nonfinite:
         raise nonfinite(dict.fromkeys(spoilt), folder)
+    # What training leaves in a model beside its parameters, such as auxiliary losses, a folder does not hold.
+    for place, leaf in nnx.to_flat_state(others):
+        _set(params, "/".join(map(str, place)), jax.device_put(np.zeros(leaf.shape, leaf.dtype)))
     return nnx.merge(graphdef, params)
 
 
 def load_config(path: epath.PathLike, *, architecture: str | None = None) -> Any:
     """Reads a model's configuration, and not its parameters; arguments and errors as for `load`."""
-    return _open(local_folder(path), architecture)[1]
+    return _open(base_folder(path), architecture)[1]
+
+
+def base_folder(path: epath.PathLike) -> epath.Path:
+    """Returns the folder of a model, which of an adapter is the one that it names.
+
+    Raises:
+      UserError: if there is none.
+    """
+    folder = local_folder(path)
+    return local_folder(peft.base_of(folder)) if peft.is_adapter(folder) else folder
 
 
 def end_ids(path: epath.PathLike) -> tuple[int, ...]:
@@ -228,7 +288,7 @@ def end_ids(path: epath.PathLike) -> tuple[int, ...]:
       UserError: if they are no ids.
     """
     for name in ("generation_config.json", "config.json"):
-        file = local_folder(path) / name
+        file = base_folder(path) / name
         found = read_json(file).get("eos_token_id") if file.exists() else None
         if found is not None:
             ids = found if isinstance(found, list) else [found]
@@ -262,15 +322,9 @@ def save(
       ValueError: for a model that is of no such family or has what a folder cannot express.
     """
     model = completed(model)
-    families = _families_of(model)
-    named = FAMILIES.get(str(((fields or {}).get("architectures") or [None])[0]))
-    if named in families:  # what the folder was before, where others are the same function
-        families = [named, *families]
-    family = next((family for family in families if family.fits(model.config)), None)
-    if family is None:
-        raise ValueError(f"a Hugging Face folder cannot say that a model has {_described(model.config)}")
+    family = _family_for(model, fields or {})
     config = family.write_config(model.config)
-    state = nnx.state(model)
+    state = nnx.state(model, nnx.Param)
     params = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(state)}
     rows = family.rows(model.config)
     for name in sorted(params.keys() ^ {row.ours for row in rows}):
@@ -286,13 +340,41 @@ def save(
 def completed(model: Any) -> Any:
     """The model that `load` makes of what `save` writes of this one.
 
-    It is the same function. A GPT without offsets (`use_bias=False`) gets zeros, because Hugging Face's has them
-    everywhere; so does a Transformer, and the places of its residual are ordered as Marian has its sinusoids.
+    It is the same function, with its adapters merged. A GPT without offsets (`use_bias=False`) gets zeros, because
+    Hugging Face's has them everywhere; so does a Transformer, and the places of its residual are ordered as Marian has
+    its sinusoids.
 
     Raises:
       ValueError: for a model that is of no such family, or a Transformer that is like none of Marian's.
     """
-    return _families_of(model)[0].completed(model)
+    return _families_of(model)[0].completed(merged(model))
+
+
+def save_adapter(model: Any, path: epath.PathLike, *, base: str, allow_nonfinite: bool = False) -> None:
+    """Writes the adapters of a model as a folder that PEFT reads, and `load` too.
+
+    Args:
+      model: with adapters (`tfx_jax.nn.adapt`).
+      path: the folder, which is made if it does not exist.
+      base: folder or name on the hub of the model that was fine-tuned, which the adapter names; it has to be there.
+      allow_nonfinite: whether a parameter may be NaN or infinite.
+
+    Raises:
+      UserError: if it cannot be written, or a parameter is NaN or infinite.
+      ValueError: for a model without adapters, or one that is of no family of `save`.
+    """
+    adapters = adapters_of(model)
+    if not adapters:
+        raise ValueError("the model has no adapters: train with config.lora.rank above 0, or save the model itself")
+    family = _family_for(model, read_json(base_folder(base) / "config.json"))
+    trained = {"/".join(map(str, place)): leaf for place, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+    heads = {name: np.asarray(leaf[...]) for name, leaf in trained.items() if "_adapter/" not in name}
+    rows, kind = family.rows(model.config), getattr(model.config, "kind", "")
+    config, tensors = peft.adapter_files(adapters, heads, rows, prefix=family.prefix, base=base, kind=kind)
+    spoilt = [name for name, tensor in tensors.items() if not is_finite(tensor)]
+    if spoilt and not allow_nonfinite:
+        raise nonfinite(spoilt, f"not written to {path}")
+    write_folder(path, config, tensors, names=(peft.CONFIG, peft.WEIGHTS))
 
 
 def _families_of(model: Any) -> list[Family]:
@@ -300,6 +382,18 @@ def _families_of(model: Any) -> list[Family]:
     if not families:
         raise ValueError(f"{type(model).__name__} has no form in Hugging Face's folders")
     return families
+
+
+def _family_for(model: Any, fields: Mapping[str, Any]) -> Family:
+    """The family as which a model is saved, where several are the same function the one that config.json names."""
+    families = _families_of(model)
+    named = FAMILIES.get(str((fields.get("architectures") or [None])[0]))
+    if named in families:
+        families = [named, *families]
+    family = next((family for family in families if family.fits(model.config)), None)
+    if family is None:
+        raise ValueError(f"a Hugging Face folder cannot say that a model has {_described(model.config)}")
+    return family
 
 
 def _described(config: Any) -> str:
@@ -319,6 +413,8 @@ def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:
     config = family.read_config(fields)
     if family.rows_of is not None:
         family = family._replace(rows=family.rows_of(fields))
+    if family.completed_config is not None:
+        config = family.completed_config(config, Tensors(folder, family.renamed).shapes)
     check_fields(config, f"{path}: the model's configuration")
     return family, config
 
@@ -353,7 +449,7 @@ def _refuse_unknown(
     rows: Sequence[Row], names: set[str], prefix: str, shapes: dict[str, tuple[int, ...]], ignored: Sequence[str]
 ) -> None:
     """What a table does not name would be lost in silence."""
-    known = {prefix + name for row in rows for name in row.tensor_names(shapes[row.ours][0] if row.is_stack else 1)}
+    known = {prefix + name for row in rows for name in row.tensor_names(shapes[row.ours])}
     pattern = re.compile(f"({re.escape(prefix)})?({'|'.join(ignored)})") if ignored else None
     for name in sorted(names - known):
         if pattern is None or not pattern.fullmatch(name):

@@ -1,6 +1,7 @@
 """BERT in Hugging Face folders, alone and with each of its heads."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from tfx_jax.models.bert import (
@@ -17,11 +18,17 @@ from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, labe
 from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, table, under, vector
 
 _LAYERS = "encoder_layers"
-BODY = [
+# What of a configuration tells families apart, and what a BERT has.
+OPTIONS = {"first_position": 0, "share_layers": False, "pooler_activation": "tanh", "num_segments": True}
+
+EMBEDDINGS = [
     table("embedding/table", "embeddings.word_embeddings.weight"),
     table("token_types/table", "embeddings.token_type_embeddings.weight"),
     table("positions/table", "embeddings.position_embeddings.weight"),
     *norm("norm", "embeddings.LayerNorm"),
+]
+BODY = [
+    *EMBEDDINGS,
     *projections(
         f"{_LAYERS}/self_attention",
         "encoder.layer.{}.attention",
@@ -53,6 +60,7 @@ HEADS: dict[str, tuple[Any, list[Row]]] = {
     "BertForTokenClassification": (BertTagger, CLASSIFIER),
     "BertForQuestionAnswering": (BertQuestionAnswering, dense("span", "qa_outputs")),
 }
+_WITH_OUTPUT = ("ForMaskedLM", "ForPreTraining")
 _WITH_LABELS = ("ForSequenceClassification", "ForTokenClassification")
 
 # Copies of tied parameters, a constant, and what an architecture does not have of a file that holds several heads: the
@@ -76,15 +84,16 @@ def renamed(architecture: str) -> list[tuple[str, str]]:
 
 
 def fits(config: BertConfig) -> bool:
-    """Whether it is a BERT, and no Longformer or BigBird."""
-    return config.attention.name == "dense" and not config.max_global_tokens and not config.first_position
+    """Whether it is a BERT, and none of its relatives."""
+    if config.attention.name != "dense" or config.max_global_tokens or config.embedding_size is not None:
+        return False
+    found = {name: getattr(config, name) for name in OPTIONS} | {"num_segments": bool(config.num_segments)}
+    return found == OPTIONS
 
 
 def read_config(architecture: str, fields: Fields) -> BertConfig:
     """From the fields of a BERT."""
     fields.require(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
-    if HEADS[architecture][1][: len(MASKED_LM)] == MASKED_LM:
-        fields.require(tie_word_embeddings=True)
     return read_sizes(architecture, fields)
 
 
@@ -93,17 +102,23 @@ def read_sizes(architecture: str, fields: Fields, **defaults: Any) -> BertConfig
     classifier: dict[str, Any] = {}
     if architecture.endswith(_WITH_LABELS):
         classifier = {"labels": fields.labels(), "problem_type": fields.optional("problem_type", str)}
+
+    def get(name: str, of_bert: Any) -> Any:
+        return fields.get(name, defaults.get(name, of_bert))
+
+    head_dropout_rate = fields.optional("classifier_dropout", float)
     return BertConfig(
-        vocab_size=fields.get("vocab_size", defaults.get("vocab_size", 30_522)),
-        num_segments=fields.get("type_vocab_size", 2),
-        max_length=fields.get("max_position_embeddings", defaults.get("max_position_embeddings", 512)),
-        num_layers=fields.get("num_hidden_layers", 12),
-        d_model=fields.get("hidden_size", 768),
-        num_heads=fields.get("num_attention_heads", 12),
-        d_ff=fields.get("intermediate_size", 3072),
-        dropout_rate=float(fields.get("hidden_dropout_prob", 0.1)),
-        attention_dropout_rate=float(fields.get("attention_probs_dropout_prob", 0.1)),
-        head_dropout_rate=fields.optional("classifier_dropout", float),
+        vocab_size=get("vocab_size", 30_522),
+        num_segments=get("type_vocab_size", 2),
+        max_length=get("max_position_embeddings", 512),
+        num_layers=get("num_hidden_layers", 12),
+        d_model=get("hidden_size", 768),
+        num_heads=get("num_attention_heads", 12),
+        d_ff=get("intermediate_size", 3072),
+        dropout_rate=float(get("hidden_dropout_prob", 0.1)),
+        attention_dropout_rate=float(get("attention_probs_dropout_prob", 0.1)),
+        is_tied=fields.get("tie_word_embeddings", True) or not architecture.endswith(_WITH_OUTPUT),
+        head_dropout_rate=defaults.get("classifier_dropout") if head_dropout_rate is None else head_dropout_rate,
         activation=fields.choose("hidden_act", ACTIVATIONS, defaults.get("hidden_act", "gelu")),
         layer_norm_epsilon=fields.get("layer_norm_eps", 1e-12),
         **classifier,
@@ -130,6 +145,7 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
         "classifier_dropout": config.head_dropout_rate,
         "hidden_act": activation_field(config.activation),
         "layer_norm_eps": config.layer_norm_epsilon,
+        **({} if config.is_tied else {"tie_word_embeddings": False}),
         **classifier,
     }
 
@@ -137,6 +153,44 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
 def rows(architecture: str, config: BertConfig) -> list[Row]:
     """The table of names."""
     model, head = HEADS[architecture]
+    return table_of(model, config, "bert", BODY, POOLER, head, "cls.predictions.decoder")
+
+
+def table_of(
+    model: Any,
+    config: BertConfig,
+    prefix: str,
+    body: Sequence[Row],
+    pooler: Sequence[Row],
+    head: Sequence[Row],
+    output: str,
+) -> list[Row]:
+    """The table of names of a BERT or a relative.
+
+    Args:
+      model: our class.
+      config: what it does not have is left out of `body`.
+      prefix: of the names of the body below a head.
+      body: the rows of the body.
+      pooler: those of a pooler that is part of the body.
+      head: those of the head, which may have the pooler.
+      output: the name of an output layer that is not the embedding.
+    """
+    absent = {"token_types/": not config.num_segments, "projection/": config.embedding_size is None}
+    body = [
+        row for row in body if not any(row.ours.startswith(name) for name, is_absent in absent.items() if is_absent)
+    ]
     if model is Bert:
-        return [*BODY, *POOLER]
-    return [*under("bert", "bert", [*BODY, *(POOLER if model.use_pooler else [])]), *head]
+        return [*body, *(pooler if config.has_pooler else [])]
+    in_head = any(row.ours.startswith("bert/pooler/") for row in head)
+    found = [*under("bert", prefix, [*body, *(pooler if model.use_pooler and not in_head else [])]), *head]
+    bias = next((row for row in head if row.ours == "masked_lm/bias"), None)
+    if bias is not None and not config.is_tied:
+        # The offsets are written twice: transformers saves both, and reads those of the output layer.
+        found = [row for row in found if row is not bias]
+        found += [
+            vector("masked_lm/bias", f"{output}.bias"),
+            table("masked_lm/output_embedding/table", f"{output}.weight"),
+        ]
+        found += [] if bias.theirs == f"{output}.bias" else [bias]
+    return found

@@ -5,7 +5,7 @@ from typing import Any
 from tfx_jax.models.bert import Bert, BertConfig, BertMaskedLM, BertPretraining, BertTagger
 from tfx_jax.models.hf import bert
 from tfx_jax.models.hf.folder import Fields
-from tfx_jax.models.hf.names import Row, dense, under
+from tfx_jax.models.hf.names import Row, dense
 from tfx_jax.nn.attention import AttentionConfig, AttentionOptions
 
 _POOLER = dense("pooler", "pooler")
@@ -52,8 +52,6 @@ def _attention(block_size: int, num_random_blocks: int) -> AttentionConfig:
 def read_config(architecture: str, fields: Fields) -> BertConfig:
     """From the fields of a BigBird."""
     fields.require(is_decoder=False, add_cross_attention=False, use_bias=True, rescale_embeddings=False)
-    if bert.MASKED_LM[0] in HEADS[architecture][1]:
-        fields.require(tie_word_embeddings=True)
     defaults = {"vocab_size": 50_358, "max_position_embeddings": 4_096, "hidden_act": "gelu_new"}
     config = bert.read_sizes(architecture, fields, **defaults)
     kinds = {"block_sparse": "bigbird", "original_full": "dense"}
@@ -76,6 +74,4 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
 def rows(architecture: str, config: BertConfig) -> list[Row]:
     """The table of names."""
     model, head = HEADS[architecture]
-    if model is Bert:
-        return [*bert.BODY, *_POOLER]
-    return [*under("bert", "bert", [*bert.BODY, *(_POOLER if model.use_pooler else [])]), *head]
+    return bert.table_of(model, config, "bert", bert.BODY, _POOLER, head, "cls.predictions.decoder")

@@ -27,17 +27,26 @@ ACTIVATIONS = {
     "relu": "relu",
     "swish": "swish",
     "silu": "swish",
+    "quick_gelu": "quick_gelu",
 }
 
 
 class Fields:
     """The values of a config.json, refused by name where a model cannot have them."""
 
-    def __init__(self, values: dict[str, Any], path: epath.PathLike):
-        self._values, self._path = values, path
+    def __init__(self, values: dict[str, Any], path: epath.PathLike, names: Mapping[str, str] | None = None):
+        self._values, self._path, self._names = values, path, names or {}
+
+    def _name(self, name: str) -> str:
+        return self._names.get(name, name)
+
+    def renamed(self, names: Mapping[str, str]) -> "Fields":
+        """The same under other names: `names` has those of the file, by those that are asked for."""
+        return Fields(self._values, self._path, names)
 
     def get(self, name: str, default: Any) -> Any:
         """A field's value, which has the type of `default`; that, if the file does not say or says null."""
+        name = self._name(name)
         value = self._values.get(name)
         if value is None:
             return default
@@ -50,11 +59,12 @@ class Fields:
 
     def optional(self, name: str, kind: type) -> Any:
         """A field's value, or None if the file does not say or says null."""
-        return None if self._values.get(name) is None else self.get(name, kind())
+        return None if self._values.get(self._name(name)) is None else self.get(name, kind())
 
     def require(self, **fields: Any) -> None:
         """Refuses other values than these; each is also what a field means that the file leaves out."""
         for name, wanted in fields.items():
+            name = self._name(name)
             value = self._values.get(name, wanted)
             if value != wanted:
                 raise UserError(f"{self._path}: {name} is {value!r}, but only {wanted!r} is supported")
@@ -83,7 +93,9 @@ class Fields:
         """
         value = self.get(name, default)
         if value not in choices:
-            raise UserError(f"{self._path}: {name} is {value!r}, but only {', '.join(choices)} are supported")
+            raise UserError(
+                f"{self._path}: {self._name(name)} is {value!r}, but only {', '.join(choices)} are supported"
+            )
         return choices[value]
 
     def labels(self) -> tuple[str, ...]:
@@ -232,16 +244,21 @@ class Tensors:
             raise UserError(f"{self._folder / file} is damaged or cut short ({error}): fetch it again") from None
 
 
-def write_folder(folder: epath.PathLike, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
-    """Writes config.json and the tensors, each file at once or not at all.
+def write_folder(
+    folder: epath.PathLike,
+    config: dict[str, Any],
+    tensors: dict[str, np.ndarray],
+    names: tuple[str, str] = ("config.json", _WEIGHTS),
+) -> None:
+    """Writes the configuration and the tensors to files of these names, each file at once or not at all.
 
     Raises:
       UserError: if the disk does not allow it.
     """
     folder = pathlib.Path(folder)
     contents = {
-        _WEIGHTS: lambda path: safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"}),
-        "config.json": lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8"),
+        names[1]: lambda path: safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"}),
+        names[0]: lambda path: path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8"),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

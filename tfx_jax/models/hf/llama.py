@@ -1,4 +1,4 @@
-"""Llama and its relatives in Hugging Face folders: Mistral, Qwen, Gemma, OLMo 2, SmolLM3 and Phi-3."""
+"""Llama and its relatives in Hugging Face folders: Mistral, Mixtral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss."""
 
 import dataclasses
 import math
@@ -10,6 +10,7 @@ from tfx_jax.models.hf.names import Row, linear, table, vector
 from tfx_jax.models.llama import Llama as Llama
 from tfx_jax.models.llama import LlamaConfig
 from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, RotaryConfig
+from tfx_jax.nn.moe import ExpertsConfig
 
 # What each architecture has that config.json does not say.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -23,6 +24,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Olmo2ForCausalLM": {"norms": "output", "qk_norm": "all"},
     "SmolLM3ForCausalLM": {},
     "Phi3ForCausalLM": {},
+    "MixtralForCausalLM": {},
+    "Qwen3MoeForCausalLM": {"qk_norm": "head"},
+    "GptOssForCausalLM": {"use_sinks": True, "use_ff_bias": True, "ff_gate_offset": 1.0, "activation": "quick_gelu"},
 }
 MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -35,12 +39,16 @@ MODEL_TYPES = {
     "olmo2": "Olmo2ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }
 IGNORED = (r"lm_head\.weight", r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 COPIES = ((r"lm_head\.weight", "model.embed_tokens.weight"),)
 _WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM")
+_WITHOUT_LAYER_TYPES = ("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
 _PAD_IDS = {"Phi3ForCausalLM": 32_000, "SmolLM3ForCausalLM": 128_004}  # of folders that do not name one
-_NORMS = ("norm", "output_norm")  # of a residual branch
+_SPARSE = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM")
 _GEMMAS = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
 _SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 
@@ -52,6 +60,8 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
       UserError: for an option that the model does not have.
     """
     fields.require(mlp_bias=False, pretraining_tp=1)
+    if architecture == "GptOssForCausalLM":
+        fields.require(swiglu_alpha=1.702)
     if fields.get("use_bidirectional_attention", False):
         raise UserError("use_bidirectional_attention is true, but the model is causal")
     is_gemma = architecture in _GEMMAS
@@ -70,6 +80,12 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
         options["logits_soft_cap"] = fields.optional("final_logit_softcapping", float)
     if architecture == "SmolLM3ForCausalLM":
         options["no_rotary_every"] = _no_rotary_every(fields, num_layers)
+    if architecture == "GptOssForCausalLM":
+        options["ff_limit"] = fields.get("swiglu_limit", 7.0)
+    else:
+        name = "hidden_activation" if is_gemma else "hidden_act"
+        options["activation"] = fields.choose(name, ACTIVATIONS, _activation(is_gemma))
+    d_ff = fields.get("intermediate_size", 11_008)
     rotary, window_base = _rotary(fields)
     if rotary.fraction != 1.0 and architecture != "Phi3ForCausalLM":
         raise UserError(f"partial_rotary_factor is {rotary.fraction}, but only Phi3ForCausalLM has it")
@@ -81,8 +97,8 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
         num_heads=num_heads,
         num_kv_heads=fields.optional("num_key_value_heads", int),
         d_k=None if d_k is not None and d_k * num_heads == d_model else d_k,
-        d_ff=fields.get("intermediate_size", 11_008),
-        activation=fields.choose("hidden_activation" if is_gemma else "hidden_act", ACTIVATIONS, _activation(is_gemma)),
+        d_ff=d_ff,
+        experts=_experts(architecture, fields, d_ff),
         norm_epsilon=fields.get("rms_norm_eps", 1e-6),
         is_tied=fields.get("tie_word_embeddings", is_gemma),
         rotary=rotary,
@@ -104,6 +120,39 @@ def _no_rotary_every(fields: Fields, num_layers: int) -> int:
     if layers and layers != [int((index + 1) % every != 0) for index in range(num_layers)]:
         raise UserError("no_rope_layers is not every no_rope_layer_interval-th layer")
     return every
+
+
+def _experts(architecture: str, fields: Fields, d_ff: int) -> ExpertsConfig:
+    """Reads which layers have a mixture of which experts."""
+    if architecture not in _SPARSE:
+        return ExpertsConfig(every=1)
+    if architecture == "Qwen3MoeForCausalLM":
+        fields.require(mlp_only_layers=[])
+        own_d_ff = fields.get("moe_intermediate_size", 768)
+        return _with_room(
+            ExpertsConfig(
+                num_experts=fields.get("num_experts", fields.get("num_local_experts", 128)),
+                every=fields.get("decoder_sparse_step", 1),
+                experts_per_token=fields.get("num_experts_per_tok", 8),
+                is_normalized=fields.get("norm_topk_prob", False),
+                d_ff=None if own_d_ff == d_ff else own_d_ff,
+            )
+        )
+    is_gpt_oss = architecture == "GptOssForCausalLM"
+    return _with_room(
+        ExpertsConfig(
+            num_experts=fields.get("num_local_experts", 128 if is_gpt_oss else 8),
+            every=1,
+            experts_per_token=fields.get("num_experts_per_tok", 4 if is_gpt_oss else 2),
+            is_normalized=True,
+            use_router_bias=is_gpt_oss,
+        )
+    )
+
+
+def _with_room(experts: ExpertsConfig) -> ExpertsConfig:
+    """Gives a training as many places as the default has for one expert of each token."""
+    return dataclasses.replace(experts, capacity_factor=1.25 * experts.experts_per_token)
 
 
 def _rotary(fields: Fields) -> tuple[RotaryConfig, float | None]:
@@ -128,6 +177,8 @@ def _rotary(fields: Fields) -> tuple[RotaryConfig, float | None]:
         "beta_slow": "beta_slow",
         "attention_factor": "attention_factor",
     }
+    if scaling == "yarn":
+        values["is_truncated"] = bool(parameters.get("truncate", True))
     if scaling != "default":
         values |= {ours: parameters[theirs] for theirs, ours in names.items() if parameters.get(theirs) is not None}
         if scaling == "yarn" and "original_max_length" not in values:
@@ -140,13 +191,13 @@ def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionC
     if architecture in _WITHOUT_WINDOWS:
         return AttentionConfig()
     window = fields.optional("sliding_window", int)
-    if window is None or not fields.get(
-        "use_sliding_window", architecture not in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
-    ):
+    if window is None or not fields.get("use_sliding_window", not architecture.startswith("Qwen")):
         return AttentionConfig()
     types = fields.get("layer_types", [])
-    if not types and architecture in ("MistralForCausalLM", "Phi3ForCausalLM"):
+    if not types and architecture in _WITHOUT_LAYER_TYPES:
         types = ["sliding_attention"] * num_layers
+    if not types and architecture == "GptOssForCausalLM":
+        types = [("sliding_attention", "full_attention")[index % 2] for index in range(num_layers)]
     if "sliding_attention" not in types:
         return AttentionConfig()
     names = ["window" if kind == "sliding_attention" else "dense" for kind in types]
@@ -168,7 +219,9 @@ def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
         "num_key_value_heads": config.num_kv_heads or config.num_heads,
         "head_dim": config.head_size,
         "intermediate_size": config.d_ff,
-        "hidden_activation" if is_gemma else "hidden_act": activation_field(config.activation),
+        "hidden_activation" if is_gemma else "hidden_act": activation_field(
+            "swish" if architecture == "GptOssForCausalLM" else config.activation
+        ),
         "rms_norm_eps": config.norm_epsilon,
         "tie_word_embeddings": config.is_tied,
         "attention_dropout": config.attention_dropout_rate,
@@ -180,6 +233,17 @@ def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
     values |= {"attn_logit_softcapping": config.attention_soft_cap, "final_logit_softcapping": config.logits_soft_cap}
     if config.vocab_size <= _PAD_IDS.get(architecture, 0):
         values["pad_token_id"] = 0
+    experts = config.experts
+    if architecture == "Qwen3MoeForCausalLM":
+        values |= {"num_experts": experts.num_experts, "decoder_sparse_step": experts.every}
+        values |= {"moe_intermediate_size": config.d_ff if experts.d_ff is None else experts.d_ff}
+        values |= {"norm_topk_prob": experts.has_normalized_weights}
+    elif architecture in _SPARSE:
+        values["num_local_experts"] = experts.num_experts
+    if architecture in _SPARSE:
+        values["num_experts_per_tok"] = experts.experts_per_token
+    if architecture == "GptOssForCausalLM":
+        values["swiglu_limit"] = config.ff_limit
     if config.no_rotary_every:
         values["no_rope_layer_interval"] = config.no_rotary_every
     if "window" in config.attention.names:
@@ -209,6 +273,7 @@ def _rope_parameters(config: LlamaConfig) -> dict[str, Any]:
         values |= {"low_freq_factor": rotary.low_frequency_factor, "high_freq_factor": rotary.high_frequency_factor}
     if rotary.scaling == "yarn":
         values |= {"beta_fast": rotary.beta_fast, "beta_slow": rotary.beta_slow}
+        values |= {} if rotary.is_truncated else {"truncate": False}
         values |= {} if rotary.attention_factor is None else {"attention_factor": rotary.attention_factor}
     if config.window_rotary_base is None:
         return values
@@ -229,8 +294,22 @@ def fits(architecture: str, config: LlamaConfig) -> bool:
 
 def _normalized(config: LlamaConfig) -> LlamaConfig:
     """The same model, with the values that `read_config` gives fields that do not change it."""
+    experts = ExpertsConfig(every=1)
+    if config.experts.num_experts:
+        d_ff = config.experts.d_ff
+        experts = _with_room(
+            ExpertsConfig(
+                config.experts.num_experts,
+                config.experts.every,
+                config.experts.experts_per_token,
+                is_normalized=config.experts.has_normalized_weights,
+                d_ff=None if d_ff == config.d_ff else d_ff,
+                use_router_bias=config.experts.use_router_bias,
+            )
+        )
     return dataclasses.replace(
         config,
+        experts=experts,
         num_kv_heads=config.num_kv_heads or config.num_heads,
         d_k=None if config.head_size * config.num_heads == config.d_model else config.d_k,
         dropout_rate=0.0,
@@ -243,13 +322,14 @@ def _normalized(config: LlamaConfig) -> LlamaConfig:
 def rows(architecture: str, config: LlamaConfig) -> list[Row]:
     """The table of names, for each kind of layer."""
     period = config.pattern_length
+    sparse = config.experts.pattern()
     if period == 1:
-        layers = _layer_rows(architecture, config, "decoder_layers")
+        layers = _layer_rows(architecture, config, "decoder_layers", sparse[0])
     else:
         layers = [
             dataclasses.replace(row, first_layer=kind, layer_step=period)
             for kind in range(period)
-            for row in _layer_rows(architecture, config, f"decoder_layers/layers/{kind}")
+            for row in _layer_rows(architecture, config, f"decoder_layers/layers/{kind}", sparse[kind % len(sparse)])
         ]
     output = [] if config.is_tied else [table("output_embedding/table", "lm_head.weight")]
     return [
@@ -260,7 +340,34 @@ def rows(architecture: str, config: LlamaConfig) -> list[Row]:
     ]
 
 
-def _layer_rows(architecture: str, config: LlamaConfig, ours: str) -> list[Row]:
+def _expert_rows(architecture: str, ours: str, theirs: str) -> list[Row]:
+    """The router and the experts of a layer: one tensor for each expert, or for all."""
+    if architecture == "GptOssForCausalLM":
+        theirs = f"{theirs}.mlp"
+        one: dict[str, Any] = {"num_batch_axes": 1}
+        rows = [
+            linear(f"{ours}/router", f"{theirs}.router.weight"),
+            vector(f"{ours}/router_bias", f"{theirs}.router.bias"),
+            Row(f"{ours}/experts/down", f"{theirs}.experts.down_proj", 1, **one),
+            vector(f"{ours}/experts/down_bias", f"{theirs}.experts.down_proj_bias", **one),
+        ]
+        for index, name in enumerate(("up", "gate")):
+            both = {**one, "part": (index, 2), "is_interleaved": True}
+            rows.append(Row(f"{ours}/experts/{name}", f"{theirs}.experts.gate_up_proj", 1, **both))
+            rows.append(vector(f"{ours}/experts/{name}_bias", f"{theirs}.experts.gate_up_proj_bias", **both))
+        return rows
+    names = {"up": "gate_proj", "gate": "up_proj", "down": "down_proj"}
+    theirs = f"{theirs}.mlp"
+    if architecture == "MixtralForCausalLM":
+        names = {"up": "w1", "gate": "w3", "down": "w2"}
+        theirs = theirs.replace(".mlp", ".block_sparse_moe")
+    return [
+        linear(f"{ours}/router", f"{theirs}.gate.weight"),
+        *(linear(f"{ours}/experts/{our}", f"{theirs}.experts.{{}}.{name}.weight") for our, name in names.items()),
+    ]
+
+
+def _layer_rows(architecture: str, config: LlamaConfig, ours: str, is_sparse: bool) -> list[Row]:
     theirs, attention, feed_forward = "model.layers.{}", f"{ours}/self_attention", f"{ours}/feed_forward"
     rows = [linear(f"{attention}/out/kernel", f"{theirs}.self_attn.o_proj.weight", 2)]
     sizes = {"query": config.num_heads, "key": config.num_kv_heads or config.num_heads}
@@ -281,14 +388,19 @@ def _layer_rows(architecture: str, config: LlamaConfig, ours: str) -> list[Row]:
         rows += [linear(f"{attention}/{name}/kernel", f"{theirs}.self_attn.{name[0]}_proj.weight") for name in sizes]
         if config.use_qkv_bias:
             rows += [vector(f"{attention}/{name}/bias", f"{theirs}.self_attn.{name[0]}_proj.bias") for name in sizes]
-        # Their gate goes through the activation, as our first map does.
-        rows += [
-            linear(f"{feed_forward}/up", f"{theirs}.mlp.gate_proj.weight"),
-            linear(f"{feed_forward}/gate", f"{theirs}.mlp.up_proj.weight"),
-        ]
+    if is_sparse:
+        rows += _expert_rows(architecture, feed_forward, theirs)
+    else:
+        rows.append(linear(f"{feed_forward}/down", f"{theirs}.mlp.down_proj.weight"))
+        if architecture != "Phi3ForCausalLM":  # their gate goes through the activation, as our first map does
+            rows += [
+                linear(f"{feed_forward}/up", f"{theirs}.mlp.gate_proj.weight"),
+                linear(f"{feed_forward}/gate", f"{theirs}.mlp.up_proj.weight"),
+            ]
+    if config.use_sinks:
+        rows.append(vector(f"{attention}/sinks", f"{theirs}.self_attn.sinks"))
     if config.use_out_bias:
         rows.append(vector(f"{attention}/out/bias", f"{theirs}.self_attn.o_proj.bias"))
-    rows.append(linear(f"{feed_forward}/down", f"{theirs}.mlp.down_proj.weight"))
     if config.qk_norm != "none":
         rows += [
             vector(f"{attention}/{name}_norm/scale", f"{theirs}.self_attn.{name[0]}_norm.weight")

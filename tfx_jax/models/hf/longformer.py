@@ -6,7 +6,7 @@ from typing import Any
 from tfx_jax.models.bert import Bert, BertClassifier, BertConfig, BertMaskedLM, BertQuestionAnswering, BertTagger
 from tfx_jax.models.hf import bert
 from tfx_jax.models.hf.folder import Fields
-from tfx_jax.models.hf.names import Row, dense, linear, norm, under, vector
+from tfx_jax.models.hf.names import Row, dense, linear, norm, vector
 from tfx_jax.nn.attention import AttentionConfig, AttentionOptions
 
 _FIRST_POSITION = 2  # those of the padding token and before it are no one's
@@ -74,7 +74,7 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
     """From the fields of a Longformer."""
     fields.require(pad_token_id=1, position_embedding_type="absolute")
     if architecture == "LongformerForMaskedLM":
-        fields.require(tie_word_embeddings=True, hidden_act="gelu")
+        fields.require(hidden_act="gelu")
     config = bert.read_sizes(architecture, fields)
     config.first_position = _FIRST_POSITION
     config.max_length -= _FIRST_POSITION
@@ -98,6 +98,4 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
 def rows(architecture: str, config: BertConfig) -> list[Row]:
     """The table of names."""
     model, head = HEADS[architecture]
-    if model is Bert:
-        return [*_BODY, *bert.POOLER]
-    return [*under("bert", "longformer", _BODY), *head]
+    return bert.table_of(model, config, "longformer", _BODY, bert.POOLER, head, "lm_head.decoder")

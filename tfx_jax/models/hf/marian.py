@@ -1,7 +1,11 @@
-"""Marian's Transformer, which the models of OPUS-MT are, in Hugging Face folders."""
+"""Marian's Transformer, which the models of OPUS-MT are, and its relatives in Hugging Face folders.
+
+These are BART, mBART, PEGASUS, and M2M-100, which NLLB is.
+"""
 
 import dataclasses
 import re
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -22,23 +26,54 @@ _RESIDUAL_AXES = {
 }
 
 
-def read_config(fields: Fields) -> TransformerConfig:
-    """From the fields of a Marian."""
-    vocab_size, d_ff = fields.get("vocab_size", 58_101), fields.get("encoder_ffn_dim", 4096)
+# What each architecture has that config.json does not say. With `learned_positions`, it has as many as the file says.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "BartForConditionalGeneration": {"learned_positions": True, "first_position": 2, "embedding_norm": True},
+    "MBartForConditionalGeneration": {"learned_positions": True, "first_position": 2, "embedding_norm": True}
+    | {"pre_norm": True},
+    "PegasusForConditionalGeneration": {"pre_norm": True},
+    "M2M100ForConditionalGeneration": {"pre_norm": True, "first_position": 2, "sinusoids_reach_base": True},
+    "MarianMTModel": {},
+}
+MODEL_TYPES = {
+    "bart": "BartForConditionalGeneration",
+    "mbart": "MBartForConditionalGeneration",
+    "pegasus": "PegasusForConditionalGeneration",
+    "m2m_100": "M2M100ForConditionalGeneration",
+    "marian": "MarianMTModel",
+}
+ARCHITECTURES = tuple(_OPTIONS)
+# Of folders that do not say it: the vocabulary, and the tokens that pad, start and end.
+_TOKENS = {
+    "BartForConditionalGeneration": (50_265, 1, 2, 2),
+    "MBartForConditionalGeneration": (50_265, 1, 2, 2),
+    "PegasusForConditionalGeneration": (50_265, 0, 0, 1),
+    "M2M100ForConditionalGeneration": (128_112, 1, 2, 2),
+    "MarianMTModel": (58_101, 58_100, 58_100, 0),
+}
+
+
+def read_config(architecture: str, fields: Fields) -> TransformerConfig:
+    """From the fields of a folder."""
+    vocab_size, pad_id, start_id, eos_id = _TOKENS[architecture]
+    is_marian = architecture == "MarianMTModel"
+    vocab_size, d_ff = fields.get("vocab_size", vocab_size), fields.get("encoder_ffn_dim", 4096)
     num_heads, num_layers = fields.get("encoder_attention_heads", 16), fields.get("encoder_layers", 12)
-    for name, value in (
-        ("decoder_vocab_size", vocab_size),
-        ("decoder_ffn_dim", d_ff),
-        ("decoder_attention_heads", num_heads),
-    ):
-        fields.require(**{name: value})
-    fields.require(
-        is_encoder_decoder=True,
-        share_encoder_decoder_embeddings=True,
-        tie_word_embeddings=True,
-        encoder_layerdrop=0.0,
-        decoder_layerdrop=0.0,
-    )
+    options = dict(_OPTIONS[architecture])
+    if options.get("learned_positions"):
+        options["learned_positions"] = fields.get("max_position_embeddings", 1024)
+    if is_marian and not fields.get("share_encoder_decoder_embeddings", True):
+        options |= {"source_vocab_size": vocab_size, "is_tied": fields.get("tie_word_embeddings", True)}
+        vocab_size = fields.get("decoder_vocab_size", vocab_size)
+    else:
+        fields.require(tie_word_embeddings=True)
+        if is_marian:
+            fields.require(decoder_vocab_size=vocab_size)
+    fields.require(is_encoder_decoder=True, decoder_ffn_dim=d_ff, decoder_attention_heads=num_heads)
+    if is_marian:
+        fields.require(encoder_layerdrop=0.0, decoder_layerdrop=0.0)
+    if architecture == "M2M100ForConditionalGeneration":
+        fields.require(pad_token_id=1)  # behind which its positions begin
     return TransformerConfig.marian(
         vocab_size=vocab_size,
         num_layers=num_layers,
@@ -46,15 +81,51 @@ def read_config(fields: Fields) -> TransformerConfig:
         d_model=fields.get("d_model", 1024),
         num_heads=num_heads,
         d_ff=d_ff,
-        activation=fields.choose("activation_function", ACTIVATIONS, "gelu"),
+        activation=fields.choose("activation_function", ACTIVATIONS, _activation(architecture)),
         dropout_rate=float(fields.get("dropout", 0.1)),
-        attention_dropout_rate=float(fields.get("attention_dropout", 0.0)),
+        attention_dropout_rate=float(fields.get("attention_dropout", _attention_dropout(architecture))),
         activation_dropout_rate=float(fields.get("activation_dropout", 0.0)),
-        scale_embedding=fields.get("scale_embedding", False),
-        pad_id=fields.get("pad_token_id", 58_100),
-        start_id=fields.get("decoder_start_token_id", 58_100),
-        eos_id=fields.get("eos_token_id", 0),
+        scale_embedding=fields.get("scale_embedding", architecture == "M2M100ForConditionalGeneration"),
+        pad_id=fields.get("pad_token_id", pad_id),
+        start_id=fields.get("decoder_start_token_id", start_id),
+        eos_id=fields.get("eos_token_id", eos_id),
+        logits_bias=architecture != "M2M100ForConditionalGeneration",
+        **options,
     )
+
+
+def _activation(architecture: str) -> str:
+    return "relu" if architecture == "M2M100ForConditionalGeneration" else "gelu"
+
+
+def _attention_dropout(architecture: str) -> float:
+    return 0.1 if architecture == "M2M100ForConditionalGeneration" else 0.0
+
+
+def completed_config(config: TransformerConfig, names: Collection[str]) -> TransformerConfig:
+    """Older folders lack the offsets of the logits, which are zeros then."""
+    return dataclasses.replace(config, logits_bias=config.logits_bias and "final_logits_bias" in names)
+
+
+def fits(architecture: str, config: TransformerConfig) -> bool:
+    """Whether a folder can say what a configuration says; a Marian says it of what `as_marian` makes."""
+    if config.attention.name != "dense":
+        return False
+    if architecture == "MarianMTModel":
+        return True
+    c, own = config, _OPTIONS[architecture]
+    same = ("first_position", "sinusoids_reach_base", "embedding_norm", "pre_norm")
+    if any(getattr(c, name) != own.get(name, getattr(_DEFAULTS, name)) for name in same):
+        return False
+    if bool(c.learned_positions) != own.get("learned_positions", False) or c.source_vocab_size or not c.is_tied:
+        return False
+    if architecture == "M2M100ForConditionalGeneration" and (c.logits_bias or c.pad_id != 1):
+        return False
+    sizes = all(size in (None, c.d_model / c.num_heads) for size in (c.d_k, c.d_v))
+    return sizes and c.attention_bias and not c.interleaved_sinusoids and c.layer_norm_epsilon == 1e-5
+
+
+_DEFAULTS = TransformerConfig.marian()
 
 
 def as_marian(model: Transformer) -> Transformer:
@@ -65,8 +136,10 @@ def as_marian(model: Transformer) -> Transformer:
     Raises:
       ValueError: if it is none that `write_config` can express.
     """
+    if any(fits(architecture, model.config) for architecture in ARCHITECTURES if architecture != "MarianMTModel"):
+        return model
     config = dataclasses.replace(model.config, attention_bias=True, logits_bias=True, interleaved_sinusoids=False)
-    write_config(config)
+    write_config("MarianMTModel", config)
     if config == model.config:
         return model
     graphdef, state = nnx.split(with_zeros(model, config))
@@ -83,19 +156,21 @@ def as_marian(model: Transformer) -> Transformer:
     return nnx.merge(graphdef, state)
 
 
-def write_config(config: TransformerConfig) -> dict[str, Any]:
-    """The fields of a Marian, for the configuration of what `as_marian` made.
+def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]:
+    """The fields of a folder; for a Marian, of the configuration of what `as_marian` made.
 
     Raises:
       ValueError: for a configuration that these cannot express.
     """
-    c = config
-    wanted = {"pre_norm": False, "learned_positions": 0, "layer_norm_epsilon": 1e-5}
+    c, is_marian = config, architecture == "MarianMTModel"
+    wanted = {"pre_norm": False, "learned_positions": 0, "first_position": 0, "embedding_norm": False}
+    wanted |= {"sinusoids_reach_base": False, "layer_norm_epsilon": 1e-5}
     differing = [f"{name}={value}" for name, value in wanted.items() if getattr(c, name) != value]
     differing += [
         f"{k}=d_model/num_heads" for k in ("d_k", "d_v") if getattr(c, k) not in (None, c.d_model / c.num_heads)
     ]
-    if differing:
+    differing += ["is_tied=True"] if not c.is_tied and c.source_vocab_size is None else []
+    if differing and is_marian:
         raise ValueError(
             f"a Hugging Face MarianMTModel has {', '.join(differing)}; TransformerConfig.marian() is like this"
         )
@@ -104,12 +179,19 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         for side, num_layers in (("encoder", c.num_layers), ("decoder", c.num_decoder_layers or c.num_layers))
         for name, value in (("layers", num_layers), ("ffn_dim", c.d_ff), ("attention_heads", c.num_heads))
     }
+    of_marian: dict[str, Any] = {}
+    if is_marian:
+        of_marian = {
+            "share_encoder_decoder_embeddings": c.source_vocab_size is None,
+            "forced_eos_token_id": c.eos_id,
+            "bad_words_ids": [[c.pad_id]],
+        }
     return {
-        "model_type": "marian",
-        "architectures": ["MarianMTModel"],
+        "model_type": next(kind for kind, name in MODEL_TYPES.items() if name == architecture),
+        "architectures": [architecture],
         "is_encoder_decoder": True,
-        "vocab_size": c.vocab_size,
-        "max_position_embeddings": _MAX_POSITIONS,
+        "vocab_size": c.source_vocab_size or c.vocab_size,
+        "max_position_embeddings": c.learned_positions or _MAX_POSITIONS,
         "d_model": c.d_model,
         **both,
         "activation_function": activation_field(c.activation),
@@ -117,21 +199,33 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
         "attention_dropout": c.attention_dropout_rate,
         "activation_dropout": c.activation_dropout_rate,
         "scale_embedding": c.scale_embedding,
-        "share_encoder_decoder_embeddings": True,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": c.is_tied,
         "pad_token_id": c.pad_id,
         "decoder_start_token_id": c.start_id,
         "eos_token_id": c.eos_id,
-        "forced_eos_token_id": c.eos_id,
-        "bad_words_ids": [[c.pad_id]],
+        **of_marian,
+        **({} if c.source_vocab_size is None else {"decoder_vocab_size": c.vocab_size}),
     }
 
 
-def rows(_: TransformerConfig) -> list[Row]:
+def rows(config: TransformerConfig) -> list[Row]:
     """The table of names."""
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
     attentions = {"encoder": {"self": "self_attn"}, "decoder": {"self": "self_attn", "cross": "encoder_attn"}}
     found = [table("embedding/table", "model.shared.weight")]
+    if config.source_vocab_size is not None:
+        found = [
+            table("embedding/table", "model.decoder.embed_tokens.weight"),
+            table("source_embedding/table", "model.encoder.embed_tokens.weight"),
+            *([] if config.is_tied else [table("output_embedding/table", "lm_head.weight")]),
+        ]
+    for side, name in (("encoder", "source"), ("decoder", "target")):
+        if config.learned_positions:
+            found.append(table(f"{name}_positions/table", f"model.{side}.embed_positions.weight"))
+        if config.embedding_norm:
+            found += norm(f"{name}_embedding_norm", f"model.{side}.layernorm_embedding")
+        if config.pre_norm:
+            found += norm(f"{side}_norm", f"model.{side}.layer_norm")
     for side, kinds in attentions.items():
         ours, theirs = f"{side}_layers", f"model.{side}.layers.{{}}"
         for kind, name in kinds.items():
@@ -140,4 +234,4 @@ def rows(_: TransformerConfig) -> list[Row]:
         found += feed_forward(f"{ours}/feed_forward", f"{theirs}.fc1", f"{theirs}.fc2")
         found += norm(f"{ours}/feed_forward_residual/norm", f"{theirs}.final_layer_norm")
     # A matrix of one output over there.
-    return [*found, linear("logits_bias", "final_logits_bias")]
+    return [*found, linear("logits_bias", "final_logits_bias")] if config.logits_bias else found

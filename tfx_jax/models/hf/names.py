@@ -27,11 +27,13 @@ class Row:
 
     Attributes:
       ours: path in the nested dictionary of parameters; of a stack, for all its layers at once.
-      theirs: name of the tensor; "{}" stands for the number of the layer.
+      theirs: name of the tensor; "{}" stands for the number of the layer, a second one for that of an expert.
       num_inputs: how many of the leading axes of a layer's parameter are inputs. They are one axis of the tensor, the
         others are another; without inputs the tensor is a vector.
       is_transposed: whether the tensor has the outputs first, as PyTorch's linear layers do.
+      num_batch_axes: how many axes before these the tensor has as well: 1 where one tensor holds all experts.
       part: for a tensor that holds several parameters side by side in its outputs: which of how many this is.
+      is_interleaved: whether the outputs of the parts take turns instead of lying side by side.
       kernel_size: of a convolution, whose tensor has these axes at the end, behind outputs and channels.
       num_ones: axes of one entry that the tensor has at the front besides.
       instead: name of the tensor that holds it in a folder without `theirs`.
@@ -46,7 +48,9 @@ class Row:
     theirs: str
     num_inputs: int = 0
     is_transposed: bool = False
+    num_batch_axes: int = 0
     part: tuple[int, int] = (0, 1)
+    is_interleaved: bool = False
     kernel_size: tuple[int, ...] = ()
     num_ones: int = 0
     instead: str = ""
@@ -55,20 +59,28 @@ class Row:
     first_layer: int = 0
     layer_step: int = 1
 
-    def tensor_names(self, num_layers: int) -> list[str]:
-        """Names of the tensors, one for each layer of a stack, or of the one tensor of a parameter without a stack."""
-        if not self.is_stack:
-            return [self.theirs]
-        return [self.theirs.format(self.first_layer + self.layer_step * index) for index in range(num_layers)]
+    def tensor_names(self, shape: Shape) -> list[str]:
+        """Names of the tensors of a parameter of this shape, one for each layer of a stack and each of its experts."""
+        places = np.ndindex(shape[: self.num_stack_axes])
+        return [
+            self.theirs.format(*(self.first_layer + self.layer_step * layer for layer in place[:1]), *place[1:])
+            for place in places
+        ]
 
     @property
-    def is_stack(self) -> bool:
-        """Whether each layer has its own tensor."""
-        return "{}" in self.theirs
+    def num_stack_axes(self) -> int:
+        """Leading axes of the parameter along which each entry has its own tensor: layers, and experts."""
+        return self.theirs.count("{}")
+
+    def divided(self, param: np.ndarray) -> np.ndarray:
+        """A view of the parameter with one leading axis, along which each entry has its own tensor."""
+        return param.reshape(-1, *param.shape[self.num_stack_axes :])
 
     def their_shape(self, shape: Shape) -> Shape:
-        """The shape of the tensor for a parameter of one layer of this shape."""
-        return (1,) * self.num_ones + self._shape_behind_ones(shape)
+        """The shape of the tensor for a parameter of this shape."""
+        shape = shape[self.num_stack_axes :]
+        batch, shape = shape[: self.num_batch_axes], shape[self.num_batch_axes :]
+        return (1,) * self.num_ones + batch + self._shape_behind_ones(shape)
 
     def _shape_behind_ones(self, shape: Shape) -> Shape:
         inputs, outputs = math.prod(shape[: self.num_inputs]), math.prod(shape[self.num_inputs :])
@@ -81,15 +93,23 @@ class Row:
 
     def to_ours(self, tensor: np.ndarray, shape: Shape) -> np.ndarray:
         """Takes the parameter of one layer out of the tensor; a view of it where that is possible."""
+        if self.num_batch_axes:
+            row = dataclasses.replace(self, num_batch_axes=self.num_batch_axes - 1)
+            return np.stack([row.to_ours(entry, shape[1:]) for entry in tensor])
         flat: np.ndarray = tensor.reshape(tensor.shape[self.num_ones :])
         flat = flat.reshape(flat.shape[0], -1).T if self.is_transposed else flat
         index, count = self.part
+        if self.is_interleaved:
+            return flat[..., index::count].reshape(shape)
         size = flat.shape[-1] // count
         start, stop = (index * size, (index + 1) * size) if self.columns is None else self.columns[:2]
         return flat[..., start:stop].reshape(shape)
 
     def to_theirs(self, param: np.ndarray) -> np.ndarray:
         """What the parameter of one layer contributes to the tensor, the whole of it unless there are more parts."""
+        if self.num_batch_axes:
+            row = dataclasses.replace(self, num_batch_axes=self.num_batch_axes - 1)
+            return np.stack([row.to_theirs(entry) for entry in param])
         flat = param.reshape(math.prod(param.shape[: self.num_inputs]), -1) if self.num_inputs else param.reshape(-1)
         if self.is_transposed:
             flat = flat.T if self.columns else flat.T.reshape(self._shape_behind_ones(param.shape))
@@ -156,7 +176,7 @@ def read_params(
     All names and shapes are checked before anything is read.
 
     Args:
-      rows: one for each parameter.
+      rows: one for each parameter; of several, which are written alike, the first is read.
       tensors: of the folder.
       prefix: what the names of the folder lack or have at the front of those in the table.
       shapes: of our parameters, by path.
@@ -166,13 +186,13 @@ def read_params(
       UserError: for a tensor that is missing or has another shape.
     """
     places: dict[str, list[str]] = {}
+    rows = list({row.ours: row for row in reversed(rows)}.values())[::-1]
     for row in rows:
         shape = shapes[row.ours]
-        is_stack = row.is_stack
-        names = [prefix + name for name in row.tensor_names(shape[0] if is_stack else 1)]
+        names = [prefix + name for name in row.tensor_names(shape)]
         if row.instead and names[0] not in tensors.shapes:
             names = [prefix + row.instead]
-        wanted = row.their_shape(shape[1:] if is_stack else shape)
+        wanted = row.their_shape(shape)
         for name in names:
             if name not in tensors.shapes:
                 raise UserError(f"the tensor {name} is missing")
@@ -182,8 +202,7 @@ def read_params(
 
     def read(row: Row) -> tuple[str, np.ndarray, list[str]]:
         param, names, spoilt = _empty(shapes[row.ours], np.dtype(dtype)), places[row.ours], []
-        layers = param if row.is_stack else param[np.newaxis]
-        for layer, name, tensor in zip(layers, names, tensors.read(names), strict=True):
+        for layer, name, tensor in zip(row.divided(param), names, tensors.read(names), strict=True):
             layer[...] = row.to_ours(tensor, layer.shape)
             if row.scale != 1.0:
                 layer *= row.scale
@@ -206,20 +225,23 @@ def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
 
 def write_params(rows: Sequence[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The tensors of a folder, by name, made of our parameters."""
-    parts: dict[str, list[tuple[int, int, np.ndarray]]] = {}
+    parts: dict[str, list[tuple[int, int | None, np.ndarray]]] = {}
     for row in rows:
         param = params[row.ours]
-        layers = param if row.is_stack else param[np.newaxis]
         place = row.part[0] if row.columns is None else row.columns[0]
         axis = 0 if row.columns is not None and row.is_transposed else -1
-        for name, layer in zip(row.tensor_names(len(layers)), layers, strict=True):
+        axis = None if row.is_interleaved else axis
+        for name, layer in zip(row.tensor_names(param.shape), row.divided(param), strict=True):
             parts.setdefault(name, []).append((place, axis, row.to_theirs(layer)))
-    return {
-        name: np.ascontiguousarray(
-            np.concatenate([part for *_, part in sorted(found, key=lambda pair: pair[0])], axis=found[0][1])
-        )
-        for name, found in parts.items()
-    }
+    return {name: _joined(found) for name, found in parts.items()}
+
+
+def _joined(found: list[tuple[int, int | None, np.ndarray]]) -> np.ndarray:
+    """A tensor of its parts, each with its place among them and their axis; None: their last axes are interleaved."""
+    parts, axis = [part for *_, part in sorted(found, key=lambda part: part[0])], found[0][1]
+    if axis is None:
+        return np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
+    return np.ascontiguousarray(np.concatenate(parts, axis=axis))
 
 
 def with_zeros(model: Any, config: Any) -> Any:

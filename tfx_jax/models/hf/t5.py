@@ -1,4 +1,4 @@
-"""T5 and its version 1.1 in Hugging Face folders."""
+"""T5, its version 1.1, mT5 and UMT5 in Hugging Face folders, and their encoders alone."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,7 +6,25 @@ from typing import Any
 
 from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.hf.names import Row, linear, table, vector
-from tfx_jax.models.t5 import T5Config
+from tfx_jax.models.t5 import T5, T5Config, T5Encoder
+
+# Of each architecture our class, what config.json does not say, and what fields mean that it leaves out.
+_T5 = {"vocab_size": 32_128, "num_layers": 6, "num_heads": 8, "d_ff": 2048, "feed_forward_proj": "relu"}
+_MT5 = {"vocab_size": 250_112, "num_layers": 8, "num_heads": 6, "d_ff": 1024, "feed_forward_proj": "gated-gelu"}
+ARCHITECTURES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "T5ForConditionalGeneration": (T5, {}, _T5),
+    "T5WithLMHeadModel": (T5, {}, _T5),  # as it was called once
+    "T5EncoderModel": (T5Encoder, {}, _T5),
+    "MT5ForConditionalGeneration": (T5, {"is_tied": False}, _MT5),
+    "MT5EncoderModel": (T5Encoder, {}, _MT5),
+    "UMT5ForConditionalGeneration": (T5, {"layers_have_biases": True}, _MT5),
+    "UMT5EncoderModel": (T5Encoder, {"layers_have_biases": True}, _MT5),
+}
+MODEL_TYPES = {
+    "t5": "T5ForConditionalGeneration",
+    "mt5": "MT5ForConditionalGeneration",
+    "umt5": "UMT5ForConditionalGeneration",
+}
 
 # From the names of their feed-forward layers to `activation` and `is_gated`.
 _FEED_FORWARD = {
@@ -20,29 +38,43 @@ _FEED_FORWARD = {
 }
 
 
-def read_config(fields: Fields) -> T5Config:
+def fits(architecture: str, config: T5Config) -> bool:
+    """Whether a folder can say what a configuration says."""
+    _, own, _ = ARCHITECTURES[architecture]
+    same = own.get("layers_have_biases", False) == config.layers_have_biases
+    return config.attention.name == "dense" and same and own.get("is_tied", config.is_tied) == config.is_tied
+
+
+def read_config(architecture: str, fields: Fields) -> T5Config:
     """From the fields of a T5.
 
     Version 1.1 says `tie_word_embeddings=False`, and after transformers 5 has written it `scale_decoder_outputs=False`:
     this library finds out from the weights whether the output layer is the embedding.
     """
-    fields.require(is_encoder_decoder=True, is_decoder=False)
-    is_tied = fields.get("tie_word_embeddings", True) and fields.get("scale_decoder_outputs", True)
-    name = fields.choose("feed_forward_proj", {name: name for name in _FEED_FORWARD}, "relu")
+    model, own, defaults = ARCHITECTURES[architecture]
+    fields.require(is_decoder=False)
+    num_decoder_layers = 1  # of an encoder alone
+    options: dict[str, Any] = {"is_tied": True} | own
+    if model is T5:
+        fields.require(is_encoder_decoder=True)
+        num_decoder_layers = fields.optional("num_decoder_layers", int)
+        is_tied = fields.get("tie_word_embeddings", True) and fields.get("scale_decoder_outputs", True)
+        options = {"is_tied": is_tied} | own
+    name = fields.choose("feed_forward_proj", {name: name for name in _FEED_FORWARD}, defaults["feed_forward_proj"])
     activation, is_gated = _FEED_FORWARD[name]
     fields.require(is_gated_act=is_gated, dense_act_fn="gelu_new" if name == "gated-gelu" else name.split("-")[-1])
     pad_id = fields.get("pad_token_id", 0)
     return T5Config(
-        vocab_size=fields.get("vocab_size", 32_128),
-        num_layers=fields.get("num_layers", 6),
-        num_decoder_layers=fields.optional("num_decoder_layers", int),
+        vocab_size=fields.get("vocab_size", defaults["vocab_size"]),
+        num_layers=fields.get("num_layers", defaults["num_layers"]),
+        num_decoder_layers=num_decoder_layers,
         d_model=fields.get("d_model", 512),
-        num_heads=fields.get("num_heads", 8),
+        num_heads=fields.get("num_heads", defaults["num_heads"]),
         d_k=fields.get("d_kv", 64),
-        d_ff=fields.get("d_ff", 2048),
+        d_ff=fields.get("d_ff", defaults["d_ff"]),
         activation=activation,
         is_gated=is_gated,
-        is_tied=is_tied,
+        **options,
         num_buckets=fields.get("relative_attention_num_buckets", 32),
         max_distance=fields.get("relative_attention_max_distance", 128),
         dropout_rate=float(fields.get("dropout_rate", 0.1)),
@@ -53,7 +85,7 @@ def read_config(fields: Fields) -> T5Config:
     )
 
 
-def write_config(config: T5Config) -> dict[str, Any]:
+def write_config(architecture: str, config: T5Config) -> dict[str, Any]:
     """The fields of a T5.
 
     Raises:
@@ -63,10 +95,12 @@ def write_config(config: T5Config) -> dict[str, Any]:
     kind = (config.activation, config.is_gated)
     if kind not in names:
         raise ValueError(f"a Hugging Face T5 has no feed-forward layer with {kind[0]} and is_gated={kind[1]}")
+    if architecture == "T5WithLMHeadModel":
+        architecture = "T5ForConditionalGeneration"
     return {
-        "model_type": "t5",
-        "architectures": ["T5ForConditionalGeneration"],
-        "is_encoder_decoder": True,
+        "model_type": architecture.partition("T5")[0].lower() + "t5",
+        "architectures": [architecture],
+        "is_encoder_decoder": ARCHITECTURES[architecture][0] is T5,
         "vocab_size": config.vocab_size,
         "num_layers": config.num_layers,
         "num_decoder_layers": config.num_decoder_layers,
@@ -86,42 +120,44 @@ def write_config(config: T5Config) -> dict[str, Any]:
     }
 
 
-def rows_of(fields: Fields) -> Callable[[T5Config], list[Row]]:
+def rows_of(architecture: str, fields: Fields) -> Callable[[T5Config], list[Row]]:
     """The table of names of a folder that transformers 5 may have written.
 
     There an output layer may be scaled as the embedding is, which this one's parameters can be as well, and one that is
     not scaled may be the embedding.
     """
     is_scaled = fields.optional("scale_decoder_outputs", bool)
+    if architecture == "MT5ForConditionalGeneration":  # which never scales them
+        is_scaled = False
     head = {"instead": "shared.weight"} if is_scaled is False and fields.get("tie_word_embeddings", True) else {}
 
     def table_of(config: T5Config) -> list[Row]:
         scale = config.d_model**-0.5 if is_scaled else 1.0
         return [
             dataclasses.replace(row, scale=scale, **head) if row.ours == "output_embedding/table" else row
-            for row in rows(config)
+            for row in rows(architecture, config)
         ]
 
     return table_of
 
 
-def rows(config: T5Config) -> list[Row]:
+def rows(architecture: str, config: T5Config) -> list[Row]:
     """The table of names."""
-    return [
-        table("embedding/table", "shared.weight"),
-        *_stack("encoder", config.is_gated, ("self",)),
-        *_stack("decoder", config.is_gated, ("self", "cross")),
-        *([] if config.is_tied else [table("output_embedding/table", "lm_head.weight")]),
-    ]
+    found = [table("embedding/table", "shared.weight"), *_stack("encoder", config, ("self",))]
+    if ARCHITECTURES[architecture][0] is T5Encoder:
+        return found
+    output = [] if config.is_tied else [table("output_embedding/table", "lm_head.weight")]
+    return [*found, *_stack("decoder", config, ("self", "cross")), *output]
 
 
-def _stack(side: str, is_gated: bool, attentions: tuple[str, ...]) -> list[Row]:
-    """One side: the biases lie in its first layer, and the sublayers of each have numbers."""
+def _stack(side: str, config: T5Config, attentions: tuple[str, ...]) -> list[Row]:
+    """One side: the biases lie in its first layer or in each, and the sublayers of each have numbers."""
     names = {"self": "SelfAttention", "cross": "EncDecAttention"}
     layers, block, last = f"{side}_layers", f"{side}.block.{{}}.layer", len(attentions)
-    matrices = {"up": "wi_0", "gate": "wi_1", "down": "wo"} if is_gated else {"up": "wi", "down": "wo"}
+    matrices = {"up": "wi_0", "gate": "wi_1", "down": "wo"} if config.is_gated else {"up": "wi", "down": "wo"}
+    with_bias = "{}" if config.layers_have_biases else "0"
     return [
-        table(f"{side}_bias/table", f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+        table(f"{side}_bias/table", f"{side}.block.{with_bias}.layer.0.SelfAttention.relative_attention_bias.weight"),
         *(
             row
             for index, kind in enumerate(attentions)

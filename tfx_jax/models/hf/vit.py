@@ -11,7 +11,7 @@ _POOLER = dense("pooler", "pooler.dense")
 
 # Of each architecture our class and the rows of its head.
 HEADS: dict[str, tuple[Any, list[Row]]] = {
-    "ViTModel": (ViT, _POOLER),
+    "ViTModel": (ViT, []),
     "ViTForImageClassification": (ViTClassifier, dense("classifier", "classifier")),
 }
 
@@ -107,4 +107,6 @@ def rows(architecture: str, config: ViTConfig) -> list[Row]:
         ),
         *norm("norm", "layernorm"),
     ]
-    return [*(body if model is ViT else under("vit", "vit", body)), *head]
+    if model is ViT:
+        return [*body, *(_POOLER if config.has_pooler else [])]
+    return [*under("vit", "vit", body), *head]

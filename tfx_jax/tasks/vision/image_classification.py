@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -18,8 +19,7 @@ from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.rollout import attention_rollout
-from tfx_jax.models.config import ModelConfig, require_kind
-from tfx_jax.models.vit import ViTConfig
+from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.synthetic.shapes import IMAGE_SIZE, draw_scene
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
@@ -28,6 +28,24 @@ from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
+
+
+class ImageClassifierConfig(MakesModel, Protocol):
+    """The configuration of a model of the kind "image_classifier".
+
+    `model(images, rngs=...)` returns logits [B, labels] for images [B, Y, X, C] between -1 and 1. If the configuration
+    has an `attention`, `model(images, return_attention=True)` also returns {"encoder/0/self": [B, N, T, T], ...} for a
+    class token and T - 1 patches, row by row.
+
+    Attributes:
+      image_size: pixels of both sides of an image.
+      num_channels: 3 for red, green and blue, 1 for gray.
+      labels: names of the classes; the task sets them.
+    """
+
+    image_size: int
+    num_channels: int
+    labels: tuple[str, ...]
 
 
 class LabeledImage(NamedTuple):
@@ -108,7 +126,7 @@ class ImageData:
           UserError: if they are not.
         """
         check_batch(self, what="image")
-        name, of_model = "config.task.data", cast(ViTConfig, model)
+        name, of_model = "config.task.data", cast(ImageClassifierConfig, model)
         for field in ("image_size", "num_channels"):
             if getattr(of_model, field) != getattr(self, field):
                 raise UserError(
@@ -265,12 +283,15 @@ class ImageClassificationConfig(TaskConfig):
         """Returns the images of each split."""
         return Splits(self.data.has_split, self.data.load, field="folder")
 
-    def setup(self, model: ViTConfig, splits: Splits[LabeledImages], artifacts: Artifacts) -> "ImageClassificationTask":
+    def setup(
+        self, model: ImageClassifierConfig, splits: Splits[LabeledImages], artifacts: Artifacts
+    ) -> "ImageClassificationTask":
         """Sets up the task; the model gets the labels of the training split."""
         labels = setup_json(artifacts, "labels.json", lambda: list(splits["train"].labels))
-        return ImageClassificationTask(self, dataclasses.replace(model, labels=tuple(labels)), splits)
+        with_labels: Any = dataclasses.replace(cast(Any, model), labels=tuple(labels))
+        return ImageClassificationTask(self, with_labels, splits)
 
-    def planned(self, model: ViTConfig, options: LoaderOptions) -> PlannedTask:
+    def planned(self, model: ImageClassifierConfig, options: LoaderOptions) -> PlannedTask:
         """Plans the task, with as many classes as the model has labels."""
         batch = planned_batch(self.data, options, dtypes={}, scalars=LABEL_DTYPES)
         shape = (*batch["label"].shape, model.image_size, model.image_size, model.num_channels)
@@ -282,7 +303,7 @@ def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None = None) -
     return model(normalized(batch["image"]), rngs=rngs)
 
 
-class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, ViTConfig, LabeledImages]):
+class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, ImageClassifierConfig, LabeledImages]):
     """Classification of images."""
 
     logits = staticmethod(_logits)
@@ -335,10 +356,16 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, ViTC
         return self.attention(model, self.rows("validation")[0].image)
 
     def attention(self, model: TrainedModel, image: np.ndarray) -> ImageAttention:
-        """Returns the attention of the class token over the image: through all layers, and the head mean of each."""
+        """Returns the attention of the class token over the image: through all layers, and the head mean of each.
+
+        Raises:
+          UserError: if the model has no attention.
+        """
+        if not hasattr(self.model_config, "attention"):
+            raise UserError(f"a model of {type(self.model_config).__name__} has no attention to draw")
         ((logits, rollout, layers),) = model.map_batches(_class_attention, [{"image": image[None]}])
         maps = np.concatenate([rollout, layers[:, 0]])
-        side = self.model_config.image_size // self.model_config.patch_size
+        side = math.isqrt(maps.shape[-1])
         titles = ["rollout", *(f"layer {number}" for number in range(1, 1 + len(layers)))]
         return ImageAttention(image, titles, maps.reshape(-1, side, side), self.labels[int(logits[0].argmax())])
 

@@ -48,7 +48,7 @@ TENSOR_PARALLEL: Rules = (
     (r".*/(query|key|value)/kernel", P("tensor", None)),
     (r".*/(query|key|value)/bias", P("tensor", None)),
     (r".*/out/kernel", P("tensor", None, None)),
-    (r".*/(up|up_bias|gate)", P("tensor")),
+    (r".*/(up|up_bias|gate|gate_bias)", P("tensor")),
     (r".*/down", P("tensor", None)),
     (r".*embedding/table", P("tensor", None)),
 )
@@ -56,8 +56,8 @@ TENSOR_PARALLEL: Rules = (
 # Every device holds some of the experts of each mixture; tokens are sent to their experts (GShard: Lepikhin et al.,
 # 2020).
 EXPERT_PARALLEL: Rules = (
-    (r".*/experts/(up|down)", P("expert", None, None)),
-    (r".*/experts/(up|down)_bias", P("expert", None)),
+    (r".*/experts/(up|gate|down)", P("expert", None, None)),
+    (r".*/experts/(up|gate|down)_bias", P("expert", None)),
 )
 
 # All strategies apply at once; an axis of size 1 shards nothing.

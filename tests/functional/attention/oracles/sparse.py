@@ -1,9 +1,13 @@
 """Which pairs the sparse attentions let meet, pair by pair; the rest is equation 1 over these pairs."""
 
+import functools
+
 import numpy as np
 
+from tests.functional.attention.case import Case
 from tests.functional.attention.oracles.dense import dense_weights
 from tests.functional.attention.oracles.texts import of_texts
+from tfx_jax.functional import fixed_attention, strided_attention
 
 
 def local_pairs(t, s, block_size):
@@ -14,6 +18,18 @@ def local_pairs(t, s, block_size):
 def window_pairs(t, s, back, ahead):
     """[T, S], the queries being the last T of S positions."""
     return np.array([[i + s - t - back <= j <= i + s - t + ahead for j in range(s)] for i in range(t)])
+
+
+def strided_pairs(t, s, stride):
+    """[T, S]: near ones and those at multiples of the stride."""
+    places = [[abs(i + s - t - j) for j in range(s)] for i in range(t)]
+    return np.array([[d <= stride or d in range(0, s, stride) for d in row] for row in places])
+
+
+def fixed_pairs(t, s, block_size, num_summaries):
+    """[T, S]: those of a block, and the last ones of each block."""
+    summaries = [j for j in range(s) if any((j + 1 + c) % block_size == 0 for c in range(num_summaries))]
+    return local_pairs(t, s, block_size) | np.isin(np.arange(s), summaries)[None]
 
 
 def longformer_pairs(is_global, window):
@@ -50,3 +66,21 @@ def longformer_weights(query, key, *, is_global, window, **options):
         return weights_over(lambda *_: pairs, query, key, **options)
 
     return of_texts(oracle, query, key, **options)
+
+
+CASES = (
+    Case(
+        "strided",
+        functools.partial(strided_attention, stride=3),
+        functools.partial(weights_of_texts, functools.partial(strided_pairs, stride=3)),
+        dense=functools.partial(strided_attention, stride=16),
+        is_lean=True,
+    ),
+    Case(
+        "fixed",
+        functools.partial(fixed_attention, block_size=5, num_summaries=2),
+        functools.partial(weights_of_texts, functools.partial(fixed_pairs, block_size=5, num_summaries=2)),
+        dense=functools.partial(fixed_attention, block_size=17),
+        is_lean=True,
+    ),
+)

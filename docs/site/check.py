@@ -1,0 +1,61 @@
+"""Checks of built pages: nothing is requested from other hosts, and every link within the site leads somewhere."""
+
+import html.parser
+import pathlib
+import re
+import urllib.parse
+
+_REQUESTING = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+    "embed": "src",
+    "object": "data",
+}
+_ELSEWHERE = re.compile(r"\s*(https?:)?//")
+_STYLE = re.compile(r"url\(\s*['\"]?((?:https?:)?//[^)'\"]+)|@import\s+['\"]((?:https?:)?//[^'\"]+)")
+
+
+class _Page(html.parser.HTMLParser):
+    """Collects ids, links and requests to other hosts."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.ids, self.links, self.requests = set[str](), list[str](), list[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        requested = [values.get(_REQUESTING.get(tag, ""), ""), values.get("srcset", "")]
+        if tag == "link" and values.get("rel") != "canonical":
+            requested.append(values.get("href", ""))
+        self.requests += [address for address in requested if _ELSEWHERE.match(address)]
+        self.requests += [found[0] or found[1] for found in _STYLE.findall(values.get("style", ""))]
+
+
+def problems(folder: pathlib.Path) -> list[str]:
+    """Returns one line for each request to another host and for each link that leads nowhere."""
+    pages = {path.resolve(): _Page(path.read_text(encoding="utf-8")) for path in folder.rglob("*.html")}
+    result: list[str] = []
+    for path, page in pages.items():
+        name = path.relative_to(folder.resolve())
+        result += [f"{name}: requests {address}" for address in page.requests]
+        for link in dict.fromkeys(page.links):
+            parts = urllib.parse.urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / urllib.parse.unquote(parts.path)).resolve() if parts.path else path
+            if not target.exists():
+                result.append(f"{name}: {link} does not exist")
+            elif parts.fragment and target in pages and urllib.parse.unquote(parts.fragment) not in pages[target].ids:
+                result.append(f"{name}: {link} has no such anchor")
+    for path in folder.rglob("*.css"):
+        for found in _STYLE.findall(path.read_text(encoding="utf-8")):
+            result.append(f"{path.relative_to(folder)}: requests {found[0] or found[1]}")
+    return result

@@ -1,0 +1,34 @@
+"""Sphinx configuration of the documentation; its sources are what `python -m docs.site` writes."""
+
+smartquotes = False  # "--flag" stays as it is
+project = "tfx_jax"
+author = "the authors of tfx_jax"
+copyright = author
+extensions = ["myst_parser", "sphinx_design", "sphinx_copybutton"]
+templates_path: list[str] = []
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+nitpicky = True
+
+html_theme = "sphinx_book_theme"
+html_title = "tfx_jax"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_show_copyright = False
+html_theme_options = {
+    "repository_url": "https://github.com/tfx-jax/tfx-jax",
+    "use_repository_button": True,
+    "use_issues_button": True,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "show_navbar_depth": 1,
+    "collapse_navigation": True,
+    "show_toc_level": 2,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True

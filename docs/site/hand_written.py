@@ -1,0 +1,68 @@
+"""Pages written by hand: docs/*.md, CONTRIBUTING.md and CHANGELOG.md, with links that lead to the site's own pages."""
+
+import posixpath
+import re
+
+from docs.site.api import Pages
+from docs.site.markdown import code_link
+from docs.site.symbols import PACKAGES, REPOSITORY, ROOT
+
+FILES = {
+    "docs/index.md": "index",
+    "docs/guide.md": "guide",
+    "docs/notebooks.md": "notebooks",
+    "docs/attention.md": "attention",
+    "docs/models.md": "models",
+    "docs/formats.md": "formats",
+    "docs/conformance.md": "conformance",
+    "docs/results.md": "results",
+    "docs/speed.md": "speed",
+    "docs/from_laptop_to_pod.md": "from_laptop_to_pod",
+    "docs/pod_on_paper.md": "pod_on_paper",
+    "CONTRIBUTING.md": "contributing",
+    "CHANGELOG.md": "changelog",
+}
+"""Files in the repository, and the pages that they become."""
+_FENCE = re.compile(r"^(`{3,}|:{3,}).*?^\1$", re.MULTILINE | re.DOTALL)
+
+
+def pages() -> Pages:
+    """Returns all of them."""
+    return {page: convert((ROOT / file).read_text(encoding="utf-8"), file) for file, page in FILES.items()}
+
+
+def convert(text: str, file: str) -> str:
+    """Converts a page: links to files become links to pages or to the repository, and public names become links."""
+    parts: list[str] = []
+    end = 0
+    for match in re.finditer(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL):
+        # A name of a file beside the language of a block, which the tests read, is shown above it.
+        shown = re.sub(r"^```(text|json) (\\S+)\\n", r"```{code-block} \1\n:caption: \2\n\n", match[0])
+        parts += [_prose(text[end : match.start()], file), shown]
+        end = match.end()
+    return "".join([*parts, _prose(text[end:], file)])
+
+
+def _prose(text: str, file: str) -> str:
+    text = re.sub(
+        r"(\]\()([^)\s#:]+)(#[^)\s]*)?\)", lambda match: f"{match[1]}{_target(match[2], match[3] or '', file)})", text
+    )
+    links = re.compile(r"(\[[^\]]*\]\([^)]*\))|`([^`\n]+)`")
+    return links.sub(lambda match: match[1] or code_link(match[2], "./"), text)
+
+
+def _target(path: str, anchor: str, file: str) -> str:
+    """Returns where a relative link of a file leads on the site."""
+    place = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
+    if place in FILES:
+        return f"{FILES[place]}.md{anchor}"
+    experiment = re.fullmatch(r"experiments/(\w+)\.py", place)
+    if experiment:
+        return f"experiments.md#{experiment[1]}"
+    package = re.fullmatch(r"tfx_jax/(.+)/__init__\.py", place)
+    if package and package[1].replace("/", ".") in PACKAGES:
+        return f"api/{package[1].replace('/', '.')}/index.md{anchor}"
+    if not (ROOT / place).exists():  # a page that the generator writes
+        return path + anchor
+    kind = "tree" if (ROOT / place).is_dir() else "blob"
+    return f"{REPOSITORY}/{kind}/main/{place}{anchor}"

@@ -1,0 +1,99 @@
+"""Low-rank adapters against PEFT, on nets of transformers with random weights: theirs read here, ours read there."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.models.hf.folders import redrawn
+from tests.nn.programs import jitted, normal
+from tfx_jax.models import hf
+from tfx_jax.nn import LoraConfig, adapt, merged
+from tfx_jax.nn.lora import adapters_of
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")]
+
+B, T, V = 3, 9, 97
+TOKENS = np.random.default_rng(0).integers(3, V, (B, T))
+LLAMA = {"vocab_size": V, "max_position_embeddings": 32, "hidden_size": 32, "intermediate_size": 48}
+LLAMA |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+GPT = {"vocab_size": V, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4}
+BERT = {"vocab_size": V, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+# A class, its sizes, the modules that PEFT adapts, and our targets.
+NETS = {
+    "Llama": ("LlamaForCausalLM", LLAMA, ["q_proj", "v_proj", "down_proj"], "query|value|down"),
+    "Phi3": ("Phi3ForCausalLM", LLAMA, ["qkv_proj", "gate_up_proj"], "query|value|gate"),
+    "Mixtral": ("MixtralForCausalLM", LLAMA | {"num_local_experts": 3}, ["q_proj", "o_proj"], "query|out"),
+    "GPT2": ("GPT2LMHeadModel", GPT, ["c_attn", "c_fc"], "query|key|feed_forward/up"),
+    "Bert": (
+        "BertForSequenceClassification",
+        BERT | {"num_labels": 4},
+        ["query", "intermediate.dense"],
+        "query|value|out",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=NETS)
+def net(request):
+    return NETS[request.param]
+
+
+@pytest.fixture(scope="module")
+def theirs(net):
+    torch.manual_seed(0)
+    cls = getattr(transformers, net[0])
+    return redrawn(cls(cls.config_class(**net[1], attn_implementation="eager")))
+
+
+def logits_of(model):
+    with torch.no_grad():
+        return model(torch.tensor(TOKENS)).logits.numpy()
+
+
+def ours_of(model):
+    result = jitted(lambda model: model(TOKENS))(model)
+    return np.asarray(result[0] if isinstance(result, tuple) else result)
+
+
+@pytest.mark.compiles(40, "PEFT and we start adapters eagerly")
+def test_what_peft_saves_we_merge(net, theirs, their_folder, tmp_path):
+    again = type(theirs).from_pretrained(their_folder, attn_implementation="eager")
+    config = peft.LoraConfig(
+        r=3,
+        lora_alpha=5,
+        target_modules=net[2],
+        init_lora_weights=False,
+        use_rslora=True,
+        rank_pattern={net[2][0]: 2},
+        fan_in_fan_out="GPT2" in net[0],
+    )
+    adapted = peft.get_peft_model(again, config).eval()
+    adapted.save_pretrained(tmp_path)
+    want = logits_of(adapted)
+    assert np.abs(want - logits_of(theirs)).max() > 1e-2
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(their_folder)}))
+    np.testing.assert_allclose(ours_of(hf.load(tmp_path)), want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.compiles(60, "adapters are drawn eagerly")
+def test_what_we_save_peft_reads(net, theirs, ours, their_folder, tmp_path):
+    model = nnx.clone(ours)
+    adapt(model, LoraConfig(4, 6.0, net[3]), seed=1)
+    for number, adapter in enumerate(adapters_of(model).values()):
+        adapter.b[...] = jax.device_put(normal(number, *adapter.b.shape) * np.float32(0.3))
+    want = ours_of(model)
+    assert np.abs(want - ours_of(ours)).max() > 1e-2
+    np.testing.assert_allclose(ours_of(merged(model)), want, atol=1e-5 * np.abs(want).max())
+    hf.save_adapter(model, tmp_path, base=str(their_folder))
+    again = type(theirs).from_pretrained(their_folder, attn_implementation="eager")
+    adapted = peft.PeftModel.from_pretrained(again, tmp_path).eval()
+    np.testing.assert_allclose(logits_of(adapted), want, atol=1e-5 * np.abs(want).max())
+    np.testing.assert_allclose(ours_of(hf.load(tmp_path)), want, atol=1e-5 * np.abs(want).max())
+    np.testing.assert_allclose(logits_of(adapted.merge_and_unload()), want, atol=1e-5 * np.abs(want).max())

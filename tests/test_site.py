@@ -1,0 +1,91 @@
+"""The documentation's generator: coverage of public names, Markdown of docstrings, and checks of built pages."""
+
+import posixpath
+import re
+
+import pytest
+
+from docs.site import api, check, hand_written, markdown, symbols
+from tfx_jax.functional.attention import SPECS
+
+GENERATED = {"configuration", "commands", "experiments", *(f"attention/{name}" for name in SPECS)}
+
+
+@pytest.fixture(scope="module")
+def pages():
+    return hand_written.pages() | api.pages()
+
+
+def test_every_public_name_has_a_docstring_and_a_page(pages):
+    assert api.missing() == []
+    for package in symbols.PACKAGES.values():
+        for name in symbols.exported(package):
+            page = pages[f"api/{package.removeprefix('tfx_jax.')}/{name}"]
+            assert page.startswith(f"# {markdown.inline(name)}\n")
+
+
+def test_links_between_pages_lead_to_pages(pages):
+    broken = []
+    for name, text in pages.items():
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
+            place = posixpath.normpath(posixpath.join(posixpath.dirname(name), link.removesuffix(".md")))
+            if "://" not in link and place not in pages and place not in GENERATED:
+                broken.append(f"{name}: {link}")
+    assert broken == []
+
+
+def test_signatures_print_types_as_the_source_has_them(pages):
+    text = pages["api/functional/dot_product_attention"]
+    assert '    query: Float[Array, "B T N H"],\n' in text
+    assert "    local_window_size: Window | None = None,\n" in text
+    assert "`ValueError`: if the sizes do not fit together" in text
+
+
+def test_papers_lead_to_functions_and_equations(pages):
+    (row,) = [line for line in pages["papers"].splitlines() if "1706.03762" in line]
+    assert row.startswith("| Vaswani et al. (2017) | [Attention Is All You Need]")
+    assert "[`dot_product_attention`](api/functional/dot_product_attention.md) (equation 1)" in row
+
+
+def test_prose_is_escaped_and_code_is_kept():
+    text = "sum_j of `a_b * c` and x_j * <y>, see https://arxiv.org/abs/1706.03762."
+    assert markdown.prose(text) == "sum\\_j of `a_b * c` and x\\_j \\* \\<y>, see <https://arxiv.org/abs/1706.03762>."
+    assert markdown.prose(">>> 1 + 1\n2") == "```pycon\n>>> 1 + 1\n2\n```"
+    assert markdown.prose("    a = b") == "```text\na = b\n```"
+
+
+def test_docstrings_are_split_into_sections():
+    doc = "Adds.\n\nArgs:\n  a: first,\n    of two.\n  b: second.\n\nReturns:\n  The sum.\n\n>>> 1\n1"
+    parts = markdown.sections(doc)
+    assert markdown.items(parts["Args"]) == [("a", "first,\nof two."), ("b", "second.")]
+    assert parts["Returns"] == "The sum."
+    assert parts[""].startswith("Adds.")
+    assert ">>> 1" in parts[""]
+
+
+def test_links_to_files_lead_to_pages_or_to_the_repository():
+    text = hand_written.convert(
+        "[a](formats.md#x) [b](../experiments/recall.py) [c](../tests/README.md)", "docs/guide.md"
+    )
+    assert text.split() == [
+        "[a](formats.md#x)",
+        "[b](experiments.md#recall)",
+        f"[c]({symbols.REPOSITORY}/blob/main/tests/README.md)",
+    ]
+
+
+def test_check_finds_requests_and_broken_links(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<h1 id="x">A</h1><a href="b.html#y">b</a><a href="c.html">c</a><a href="#x">x</a>'
+    )
+    (tmp_path / "b.html").write_text(
+        '<script src="https://example.org/a.js"></script><a href="https://example.org">d</a>'
+    )
+    (tmp_path / "s.css").write_text("@font-face { src: url('//example.org/f.woff') }")
+    assert sorted(check.problems(tmp_path)) == [
+        "a.html: b.html#y has no such anchor",
+        "a.html: c.html does not exist",
+        "b.html: requests https://example.org/a.js",
+        "s.css: requests //example.org/f.woff",
+    ]

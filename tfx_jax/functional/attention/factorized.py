@@ -1,0 +1,210 @@
+"""The factorized attentions of the sparse Transformer, strided and fixed: about sqrt(S) keys for each query."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.functional.attention.chunked import chunked_attention
+from tfx_jax.functional.attention.dot_product import decode_densely
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes
+from tfx_jax.functional.attention.spec import AttentionSpec, Option, Visibility
+from tfx_jax.functional.attention.token_order import attend_to_tokens, positions_of
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+
+
+@dataclasses.dataclass(frozen=True)
+class SeesStride:
+    """A query sees the `stride` positions before it, every `stride`-th one before these, and likewise ahead."""
+
+    stride: int
+
+    def __call__(self, query: Int[Array, "..."], key: Int[Array, "..."]) -> Bool[Array, "..."]:
+        distance = jnp.abs(query - key)
+        return (distance <= self.stride) | (distance % self.stride == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SeesSummaries:
+    """A query sees the block of `size` positions around it, and the last `num_summaries` of each block."""
+
+    size: int
+    num_summaries: int
+
+    def __call__(self, query: Int[Array, "..."], key: Int[Array, "..."]) -> Bool[Array, "..."]:
+        is_summary = key % self.size >= self.size - self.num_summaries
+        return (query // self.size == key // self.size) | is_summary
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def strided_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    stride: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes attention to the positions p - s <= l and those with (p - s) mod l = 0, for l = stride.
+
+    The strided pattern of section 4.3 in "Generating Long Sequences with Sparse Transformers" (Child et al., 2019,
+    https://arxiv.org/abs/1904.10509). Every head merges both of its parts into one softmax, the second of the ways that
+    section 5.2 offers. Without causality the pattern looks ahead as it looks back. Memory grows as T + S; time is that
+    of `chunked_attention`, since what is hidden is computed too.
+
+    Args:
+      query: queries, [B, T, N, H], at the last T of the S positions; this and all arguments that are not named here as
+        in `dot_product_attention`. A query at padding gets zeros.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: added to the scaled logits.
+      mask: True where a query may attend. What a mask of keys, [B, 1, 1, S], hides has no position; a mask of all
+        pairs leaves positions as they are.
+      stride: l, about sqrt(S) in the paper.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences, each with its own positions; 0 is padding, which has none.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: for a stride below 1, more queries than keys, and as `dot_product_attention`.
+
+    >>> import functools, jax
+    >>> x = jnp.zeros((1, 5, 1, 1))
+    >>> attend = jax.jit(functools.partial(strided_attention, stride=2, is_causal=True, return_weights=True))
+    >>> (4 * attend(x, x, x)[1])[0, 0, -1].tolist()
+    [1.0, 0.0, 1.0, 1.0, 1.0]
+    """
+    if stride < 1:
+        raise ValueError(f"stride must be at least 1, got {stride}")
+    options = {"is_causal": is_causal, "scale": scale, "return_weights": return_weights}
+    dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+    return _attend(SeesStride(stride), query, key, value, bias, mask, segment_ids, **options, **dropping)
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def fixed_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    block_size: int,
+    num_summaries: int = 1,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes attention to the own block of l = block_size positions and to the last c = num_summaries of each block.
+
+    The fixed pattern of section 4.3 in "Generating Long Sequences with Sparse Transformers" (Child et al., 2019,
+    https://arxiv.org/abs/1904.10509): floor(s / l) = floor(p / l), or s mod l >= l - c. As in `strided_attention`,
+    every head merges both parts, memory grows as T + S, and time is that of `chunked_attention`.
+
+    Args:
+      query: queries, [B, T, N, H], at the last T of the S positions; this and all arguments that are not named here as
+        in `strided_attention`.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: added to the scaled logits.
+      mask: True where a query may attend.
+      block_size: l, about sqrt(S) in the paper.
+      num_summaries: c, 1 to l; the paper takes 8, 16 or 32.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: for a block size below 1, a number of summaries that is not in 1 .. l, more queries than keys, and as
+        `dot_product_attention`.
+
+    >>> import functools, jax
+    >>> x = jnp.zeros((1, 5, 1, 1))
+    >>> attend = jax.jit(functools.partial(fixed_attention, block_size=2, is_causal=True, return_weights=True))
+    >>> (3 * attend(x, x, x)[1])[0, 0, -1].tolist()
+    [0.0, 1.0, 0.0, 1.0, 1.0]
+    """
+    if block_size < 1 or not 1 <= num_summaries <= block_size:
+        sizes = f"block_size={block_size} and num_summaries={num_summaries}"
+        raise ValueError(f"block_size must be at least 1 and num_summaries in 1 .. block_size, got {sizes}")
+    options = {"is_causal": is_causal, "scale": scale, "return_weights": return_weights}
+    dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+    pattern = SeesSummaries(block_size, num_summaries)
+    return _attend(pattern, query, key, value, bias, mask, segment_ids, **options, **dropping)
+
+
+def _attend(
+    is_visible: Visibility,
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None,
+    mask: Mask | None,
+    segment_ids: SegmentIds | None,
+    **options: Any,
+) -> Any:
+    """Chunked attention to the keys whose positions are visible."""
+    check_shapes(query, key, value, bias, mask)
+    shift = key.shape[1] - query.shape[1]
+
+    def attend(*arrays: Any, segment_ids: SegmentIds | None) -> Any:
+        positions = None if segment_ids is None else positions_of(segment_ids[1])  # [B, S]
+
+        def mask_mod(b: Array, n: Array, t: Array, s: Array) -> Bool[Array, "#B 1 T S"]:
+            if positions is None:
+                return is_visible(t + shift, s)
+            return is_visible(positions[b, t + shift], positions[b, s])
+
+        return chunked_attention(*arrays, segment_ids=segment_ids, mask_mod=mask_mod, **options)
+
+    return attend_to_tokens(attend, query, key, value, bias, mask, segment_ids)
+
+
+STRIDED = AttentionSpec(
+    name="strided",
+    function=strided_attention,
+    reference="Child et al. (2019), section 4.3",
+    options={"stride": Option("distance of the tokens that are seen beyond the nearest", required=True, at_least=1)},
+    example=lambda length: {"stride": max(round(length**0.5), 1)},
+    decoding=lambda stride, scale=None: decode_densely(SeesStride(stride), scale),
+)
+FIXED = dataclasses.replace(
+    STRIDED,
+    name="fixed",
+    function=fixed_attention,
+    options={
+        "block_size": Option("tokens of a block", required=True, at_least=1),
+        "num_summaries": Option("last tokens of each block that all later ones see", at_least=1),
+    },
+    example=lambda length: {"block_size": max(round(length**0.5), 1)},
+    decoding=lambda block_size, num_summaries=1, scale=None: decode_densely(
+        SeesSummaries(block_size, num_summaries), scale
+    ),
+)

@@ -1,0 +1,139 @@
+"""Multi-head latent attention of DeepSeek-V2 and V3: keys and values of all heads come from one small vector."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes
+from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request
+
+
+@weights_on_request
+@divided_as_queries
+def latent_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K R"],
+    value: Float[Array, "B S K C"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    key_up: Float[Array, "N C H-R"],
+    value_up: Float[Array, "N C U"],
+    absorbed: bool | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax attention with keys [r, c W_K] and values c W_V of each head, of a latent c.
+
+    Section 2.1 of "DeepSeek-V2" (2024, https://arxiv.org/abs/2405.04434), equations 9 to 19. A rotary key r and a
+    latent c, R + C numbers per token, are all that has to be cached. Two forms compute the same. The expanded one makes
+    keys and values of all heads. The absorbed one never does: queries [q_r, q_c W_K^T] attend to [r, c] itself, and the
+    mean of c is multiplied by W_V afterwards.
+
+    Args:
+      query: queries, [B, T, N, H]: R features for the rotary key, rotated already, and then H - R others; this and all
+        arguments that are not named here as in `dot_product_attention`.
+      key: r, rotated already, [B, S, K, R]; the paper has K = 1, one for all heads.
+      value: latents c, [B, S, K, C], normalized already if that is wanted.
+      bias: added to the scaled logits.
+      mask: True where a query may attend.
+      key_up: W_K, [N, C, H - R].
+      value_up: W_V, [N, C, U].
+      absorbed: which form. None means the absorbed one where T < S: with few queries and a cache it reads less.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights.
+
+    Returns:
+      What `dot_product_attention` returns, [B, T, N, U].
+
+    Raises:
+      ValueError: for R > H, matrices of other shapes, and as `dot_product_attention`.
+
+    >>> x = jnp.arange(2.0).reshape(1, 2, 1, 1)
+    >>> eye = jnp.ones((1, 1, 1))
+    >>> jax.jit(latent_attention)(0 * jnp.ones((1, 2, 1, 2)), x, x, key_up=eye, value_up=6 * eye).ravel().tolist()
+    [3.0, 3.0]
+    """
+    n, h, r, (k, c) = *query.shape[-2:], key.shape[-1], value.shape[-2:]
+    if r > h:
+        raise ValueError(f"rotary keys of size {r} are larger than queries of size {h}")
+    check_shapes(query[..., :r], key, value, bias, mask)
+    if key_up.shape != (n, c, h - r):
+        raise ValueError(f"key_up must have shape [N, C, H - R] = {(n, c, h - r)}, got {key_up.shape}")
+    if value_up.ndim != 3 or value_up.shape[:2] != (n, c):
+        raise ValueError(f"value_up must have shape [N, C, U] with N, C = {(n, c)}, got {value_up.shape}")
+    scale = h**-0.5 if scale is None else scale
+    is_absorbed = query.shape[1] < key.shape[1] if absorbed is None else absorbed
+    if is_absorbed:
+        inner = jnp.einsum("BTNH,NCH->BTNC", query[..., r:], key_up.astype(query.dtype))
+        query = jnp.concatenate([query[..., :r], inner], axis=-1)
+        key = jnp.concatenate([key, value.astype(key.dtype)], axis=-1)
+    else:
+        key, latent = (jnp.repeat(x, n // k, axis=2) for x in (key, value))
+        inner = jnp.einsum("BSNC,NCH->BSNH", latent, key_up.astype(latent.dtype))
+        key = jnp.concatenate([key, inner.astype(key.dtype)], axis=-1)
+        value = jnp.einsum("BSNC,NCU->BSNU", latent, value_up.astype(latent.dtype))
+    result = dot_product_attention(
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        is_causal=is_causal,
+        scale=scale,
+        segment_ids=segment_ids,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        return_weights=return_weights,
+    )
+    out, *weights = result if isinstance(result, tuple) else (result,)
+    if is_absorbed:
+        out = jnp.einsum("BTNC,NCU->BTNU", out, value_up.astype(out.dtype))
+    return (out, weights[0]) if weights else out
+
+
+def _size_of_rotary_key(d_k: int, rope_size: int | None) -> int:
+    size = max(d_k // 2, 1) if rope_size is None else rope_size
+    if size > d_k:
+        raise ValueError(f"rope_size={size} is larger than a head, d_k={d_k}")
+    return size
+
+
+def _of_heads(query: Array, key: Array, *arguments: Any, rope_size: int | None = None, **options: Any) -> Any:
+    """`latent_attention` whose rotary key is the beginning of a key as large as the query."""
+    return latent_attention(query, key[..., : _size_of_rotary_key(key.shape[-1], rope_size)], *arguments, **options)
+
+
+def _init_up(
+    rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, rope_size: int | None = None
+) -> dict[str, Array]:
+    """Normal numbers of variance 1 / C; latents are as large as a head."""
+    sizes = {"key_up": d_k - _size_of_rotary_key(d_k, rope_size), "value_up": d_k}
+    return {
+        name: (jax.random.normal(key, (num_heads, d_k, size), jnp.float32) * d_k**-0.5).astype(dtype)
+        for (name, size), key in zip(sizes.items(), jax.random.split(rng), strict=True)
+    }
+
+
+# Of a layer's projections, values are the latents, one for each of num_kv_heads; the paper has one.
+LATENT = AttentionSpec(
+    name="latent",
+    function=_of_heads,
+    reference="DeepSeek-V2 (2024), section 2.1",
+    options={"rope_size": Option("first features of a head that are a key themselves; None: half", at_least=1)},
+    parameters=_init_up,
+    decoding=lambda **options: CachedDecoding(),
+)

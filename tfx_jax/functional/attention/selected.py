@@ -1,0 +1,470 @@
+"""Softmax attention to keys that each query selects by their content: MoBA, native sparse attention, an indexer.
+
+These are the formulas: what is not selected is hidden by a mask, so time and memory are those of dense attention.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from tfx_jax.functional.attention.blocks import check_over_keys
+from tfx_jax.functional.attention.dense import among_largest, dot_product_logits, masked_softmax, weighted_values
+from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.masks import (
+    Bias,
+    Mask,
+    SegmentIds,
+    causal_mask,
+    check_shapes,
+    combine_masks,
+    segment_mask,
+)
+from tfx_jax.functional.attention.spec import AttentionSpec, Option
+from tfx_jax.functional.attention.token_order import attend_to_tokens, positions_of
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+from tfx_jax.functional.layers import dropout
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def moba_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    block_size: int,
+    num_blocks: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax attention to the own block of a query and to those whose mean key fits it best.
+
+    Equations 2 to 6 of "MoBA: Mixture of Block Attention for Long-Context LLMs" (Lu et al., 2025,
+    https://arxiv.org/abs/2502.13189): a block scores q . mean(k of block). The paper is causal; without causality the
+    blocks ahead compete as well. No gradient passes through the choice. Memory grows as T * S.
+
+    Args:
+      query: queries, [B, T, N, H], at the last T of the S positions; this and all arguments that are not named here as
+        in `dot_product_attention`. A query at padding gets zeros.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: added to the scaled logits; no matter for the choice.
+      mask: True where a query may attend. What a mask of keys, [B, 1, 1, S], hides has no position; a mask of all
+        pairs hides keys of chosen blocks.
+      block_size: tokens of a block; blocks begin with the text.
+      num_blocks: blocks of a query, its own among them; also those that score as much as the last of them.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences, each with blocks of its own; 0 is padding.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: for sizes below 1, more queries than keys, and as `dot_product_attention`.
+
+    >>> import functools
+    >>> x = jnp.array([1.0, 1.0, 0.0, 0.0, 1.0]).reshape(1, 5, 1, 1)
+    >>> attend = functools.partial(moba_attention, block_size=2, num_blocks=2, is_causal=True, return_weights=True)
+    >>> (3 * jax.jit(attend)(x, x, x)[1])[0, 0, -1].round().tolist()
+    [1.0, 1.0, 0.0, 0.0, 1.0]
+    """
+    check_shapes(query, key, value, bias, mask)
+    _check_at_least_1(block_size=block_size, num_blocks=num_blocks)
+
+    def attend(
+        query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None, *, segment_ids: Any
+    ) -> Any:
+        (b, t), s = query.shape[:2], key.shape[1]
+        position, first = _blocks(segment_ids, b, s, block_size)
+        totals, sizes = _sums_of_blocks(key, first), _sums_of_blocks(jnp.ones_like(key[..., :1]), first)
+        scores = dot_product_logits(query, (totals / jnp.maximum(sizes, 1)).astype(totals.dtype))
+        begun = combine_masks((position % block_size == 0)[:, None, None], is_causal, segment_ids, b, t, s)
+        chosen = _chosen_tokens(scores, begun, position // block_size, first, num_blocks)
+        return dot_product_attention(
+            query,
+            key,
+            value,
+            bias,
+            chosen if mask is None else chosen & mask,
+            is_causal=is_causal,
+            scale=scale,
+            segment_ids=segment_ids,
+            dropout_rate=dropout_rate,
+            dropout_rng=dropout_rng,
+            return_weights=return_weights,
+        )
+
+    return attend_to_tokens(attend, query, key, value, bias, mask, segment_ids)
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def native_sparse_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: None = None,
+    mask: Bool[Array, "#B 1 1 #S"] | None = None,
+    *,
+    gate: Float[Array, "B S N 3"],
+    key_mix: Float[Array, " I"],
+    value_mix: Float[Array, " I"],
+    key_positions: Float[Array, "I H"],
+    num_blocks: int,
+    window: int,
+    is_causal: bool = True,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes g_1 attention to compressed blocks + g_2 to selected blocks + g_3 to the nearest tokens.
+
+    Equations 5 to 12 of "Native Sparse Attention" (Yuan et al., 2025, https://arxiv.org/abs/2502.11089), with
+    g = sigmoid(gate):
+
+    - Of each whole block of I tokens before the query there is one key, sum of key_mix_i (k_i + key_positions_i), and
+      one value, sum of value_mix_i v_i. The paper has a small network here, and blocks may overlap.
+    - The compressed branch's weights choose blocks, added up over the query heads that share a key head; the query's
+      own block is always among them. The paper also fixes the first block and the one before the own.
+    - A window shows the `window` nearest tokens, the query's own among them.
+
+    The three branches share keys and values, which the paper projects for each. No gradient passes through the choice.
+    Memory grows as T * S.
+
+    Args:
+      query: queries, [B, T, N, H], at the last T of the S positions; this and all arguments that are not named here as
+        in `dot_product_attention`. A query at padding gets zeros.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: refused: a compressed key belongs to no pair.
+      mask: True for keys that may be seen, [B or 1, 1, 1, S]; what it hides has no position.
+      gate: logits of the gates, of the inputs of the keys, [B, S, N, 3]; those of the queries are used.
+      key_mix: [I].
+      value_mix: [I].
+      key_positions: [I, H].
+      num_blocks: blocks that a query selects, its own among them.
+      window: tokens of the third branch.
+      is_causal: must be true: blocks are compressed when they are complete.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences, each with blocks of its own; 0 is padding.
+      dropout_rate: probability in [0, 1) of dropping a weight of the sum of branches.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights of the sum, [B, N, T, S], which do not add up to 1.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: if not causal, for a bias or a mask of pairs, sizes below 1, arrays of other shapes, and more queries
+        than keys.
+
+    >>> import functools
+    >>> x, gate, mean = jnp.ones((1, 4, 1, 1)), jnp.full((1, 4, 1, 3), 99.0), jnp.full(2, 0.5)
+    >>> parameters = {"key_mix": mean, "value_mix": mean, "key_positions": jnp.zeros((2, 1))}
+    >>> attend = functools.partial(native_sparse_attention, num_blocks=1, window=1, return_weights=True)
+    >>> jax.jit(attend)(x, x, x, gate=gate, **parameters)[1][0, 0, 2].tolist()  # a block before, itself twice
+    [0.5, 0.5, 2.0, 0.0]
+    """
+    check_over_keys(query, key, value, None, mask)
+    if bias is not None:
+        raise ValueError("native sparse attention takes no bias: a compressed key belongs to no pair")
+    if mask is not None and mask.shape[1] != 1:
+        raise ValueError(f"native sparse attention takes one mask for all heads, [B, 1, 1, S], got {mask.shape}")
+    if not is_causal:
+        raise ValueError("native sparse attention is causal only, because it compresses the past: pass is_causal=True")
+    _check_at_least_1(num_blocks=num_blocks, window=window)
+    (b, t, n, h), (s, k), size = query.shape, key.shape[1:3], len(key_mix)
+    for name, x, want in (
+        ("gate", gate, (b, s, n, 3)),
+        ("value_mix", value_mix, (size,)),
+        ("key_positions", key_positions, (size, h)),
+    ):
+        if x.shape != want:
+            raise ValueError(f"{name} must have shape {want}, got {x.shape}")
+    dtype = np.promote_types(query.dtype, np.float32)
+    of_keys, of_values, offsets = (jnp.asarray(x, dtype) for x in (key_mix, value_mix, key_positions))
+
+    def attend(query: Array, key: Array, value: Array, bias: None, mask: None, *, segment_ids: Any, gate: Array) -> Any:
+        position, first = _blocks(segment_ids, b, s, size)
+        place, own = position % size, position[:, s - t :]
+        parts = of_keys[place][:, :, None, None] * (key.astype(dtype) + offsets[place][:, :, None])
+        seen = causal_mask(t, s)
+        if segment_ids is not None:
+            seen = seen & segment_mask(*segment_ids)
+        begun = seen & (place == 0)[:, None, None]
+        is_whole = (position[:, None] + size - 1 <= own[:, :, None])[:, None]
+        logits = dot_product_logits(query.astype(dtype), _sums_of_blocks(parts, first), scale)
+        compressed = masked_softmax(logits, begun & is_whole)  # [B, N, T, S], at the first token of each block
+
+        scores = compressed.reshape(b, k, n // k, t, s).sum(axis=2)
+        chosen = _chosen_tokens(scores, begun, position // size, first, num_blocks)
+        near = (own[:, :, None] - position[:, None] < window)[:, None]
+        logits = dot_product_logits(query, key, scale)
+        branches = (
+            _at_tokens(compressed, first) * of_values[place][:, None, None],
+            masked_softmax(logits, jnp.repeat(chosen, n // k, axis=1) & seen),
+            masked_softmax(logits, near & seen),
+        )
+        gates = jax.nn.sigmoid(gate[:, s - t :].astype(dtype)).transpose(3, 0, 2, 1)[..., None]  # [3, B, N, T, 1]
+        weights = sum((g * branch for g, branch in zip(gates, branches, strict=True)), start=jnp.zeros_like(logits))
+        out = weighted_values(dropout(weights, dropout_rate, dropout_rng), value).astype(query.dtype)
+        return (out, weights) if return_weights else out
+
+    return attend_to_tokens(attend, query, key, value, None, mask, segment_ids, gate=gate)
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def indexed_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    index_query: Float[Array, "B S J I"],
+    index_key: Float[Array, "B S I"],
+    index_weight: Float[Array, "B S J"],
+    num_keys: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
+    r"""Computes softmax attention to the `num_keys` keys that an indexer of few small heads scores highest.
+
+    The sparse attention of DeepSeek-V3.2 (2025, https://arxiv.org/abs/2512.02556), equations 1 and 2, with the scores
+    of `index_scores`. All heads read the same keys. No gradient passes through the choice, so none reaches the indexer:
+    the report trains it to follow the weights of dense attention, by a loss of its own. Memory grows as T * S.
+
+    Args:
+      query: queries, [B, T, N, H], at the last T of the S positions; this and all arguments that are not named here as
+        in `dot_product_attention`. A query at padding gets zeros.
+      key: [B, S, K, H].
+      value: [B, S, K, U].
+      bias: added to the scaled logits.
+      mask: True where a query may attend; hidden keys are not selected.
+      index_query: queries of J heads of the indexer, of the inputs of the keys; those of the queries are used.
+      index_key: its keys, which the heads share.
+      index_weight: the weight of each head, of the inputs of the keys; those of the queries are used.
+      num_keys: keys that a query reads; also those whose score equals the last of them.
+      is_causal: query t sees keys 0 .. t + S - T only.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: packed sequences; 0 is padding.
+      dropout_rate: probability in [0, 1) of dropping an attention weight.
+      dropout_rng: PRNG key.
+      return_weights: also return the weights.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: for no key, more queries than keys, arrays of other shapes, and as `dot_product_attention`.
+
+    >>> import functools
+    >>> x = jnp.array([1.0, 3.0, 2.0]).reshape(1, 3, 1, 1)
+    >>> indexer = {"index_query": x, "index_key": x[..., 0], "index_weight": x[..., 0]}
+    >>> attend = functools.partial(indexed_attention, num_keys=1, return_weights=True)
+    >>> jax.jit(attend)(x, x, x, **indexer)[1][0, 0, 0].tolist()
+    [0.0, 1.0, 0.0]
+    """
+    check_shapes(query, key, value, bias, mask)
+    _check_at_least_1(num_keys=num_keys)
+    b, s = key.shape[:2]
+    if index_query.ndim != 4:
+        raise ValueError(f"index_query must have shape [B, S, J, I], got {index_query.shape}")
+    *_, j, i = index_query.shape
+    for name, x, want in (
+        ("index_query", index_query, (b, s, j, i)),
+        ("index_key", index_key, (b, s, i)),
+        ("index_weight", index_weight, (b, s, j)),
+    ):
+        if x.shape != want:
+            raise ValueError(f"{name} must have shape {want}, got {x.shape}")
+
+    def attend(
+        query: Array,
+        key: Array,
+        value: Array,
+        bias: Array | None,
+        mask: Array | None,
+        *,
+        segment_ids: Any,
+        **index: Any,
+    ) -> Any:
+        t = query.shape[1]
+        of_queries = index["index_query"][:, s - t :], index["index_key"], index["index_weight"][:, s - t :]
+        seen = combine_masks(mask, is_causal, segment_ids, b, t, s)
+        if bias is not None:
+            seen = (bias != -jnp.inf) if seen is None else seen & (bias != -jnp.inf)
+        return dot_product_attention(
+            query,
+            key,
+            value,
+            bias,
+            among_largest(index_scores(*of_queries)[:, None], seen, num_keys),
+            scale=scale,
+            dropout_rate=dropout_rate,
+            dropout_rng=dropout_rng,
+            return_weights=return_weights,
+        )
+
+    index = {"index_query": index_query, "index_key": index_key, "index_weight": index_weight}
+    return attend_to_tokens(attend, query, key, value, bias, mask, segment_ids, **index)
+
+
+def index_scores(
+    query: Float[Array, "B T J I"], key: Float[Array, "B S I"], weight: Float[Array, "B T J"]
+) -> Float[Array, "B T S"]:
+    r"""Computes the scores of DeepSeek's lightning indexer, sum over its heads j of w_tj relu(q_tj . k_s).
+
+    Equation 1 of DeepSeek-V3.2 (2025). The released code divides by sqrt(I J), which changes no order.
+
+    Args:
+      query: [B, T, J, I].
+      key: [B, S, I], shared by the J heads.
+      weight: [B, T, J].
+
+    Returns:
+      [B, T, S], float32 at least.
+
+    >>> one = jnp.ones((1, 1, 2))
+    >>> jax.jit(index_scores)(jnp.array([[[[1.0], [-1.0]]]]), jnp.array([[[3.0], [-5.0]]]), one).tolist()
+    [[[3.0, 5.0]]]
+    """
+    dtype = np.promote_types(query.dtype, np.float32)
+    query, key, weight = (x.astype(dtype) for x in (query, key, weight))
+    return jnp.einsum("BTJS,BTJ->BTS", jax.nn.relu(jnp.einsum("BTJI,BSI->BTJS", query, key)), weight)
+
+
+def _check_at_least_1(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+
+
+def _blocks(
+    segment_ids: tuple[Array, Array] | None, batch: int, num_keys: int, block_size: int
+) -> tuple[Int[Array, "B S"], Int[Array, "B S"]]:
+    """Positions of keys whose tokens are in order, and the column of the first token in the block of each."""
+    places = jnp.broadcast_to(jnp.arange(num_keys), (batch, num_keys))
+    position = places if segment_ids is None else positions_of(segment_ids[1])
+    return position, places - position % block_size
+
+
+def _sums_of_blocks(x: Float[Array, "B S K H"], first: Int[Array, "B S"]) -> Float[Array, "B S K H"]:
+    """Sums of blocks, float32 at least, in the columns of their first tokens."""
+    x = x.astype(np.promote_types(x.dtype, np.float32))
+    return jnp.zeros_like(x).at[jnp.arange(len(x))[:, None], first].add(x)
+
+
+def _at_tokens(x: Array, first: Int[Array, "B S"]) -> Array:
+    """From what [B, N, T, S] holds at the first token of each block to all of its tokens."""
+    return jnp.take_along_axis(x, first[:, None, None], axis=-1)
+
+
+def _chosen_tokens(
+    scores: Float[Array, "B N T S"],
+    begun: Bool[Array, "#B 1 #T S"] | None,
+    block: Int[Array, "B S"],
+    first: Int[Array, "B S"],
+    num_blocks: int,
+) -> Bool[Array, "B N T S"]:
+    """Which tokens are in the blocks of the highest scores, the query's own before all others.
+
+    Args:
+      scores: at the first token of each block.
+      begun: those of blocks that the query sees.
+      block: the number of each token's block in its text.
+      first: of `_blocks`.
+      num_blocks: blocks of a query.
+    """
+    is_own = block[:, -scores.shape[2] :, None] == block[:, None]  # [B, T, S]
+    scores = jnp.where(is_own[:, None], jnp.asarray(jnp.inf, scores.dtype), scores)
+    return _at_tokens(among_largest(scores, begun, num_blocks), first)
+
+
+def _without(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """An attention that has options of its parameters or gates beside its own."""
+
+    def attend(*arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **{name: option for name, option in options.items() if name not in names})
+
+    return attend
+
+
+def _init_compression(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, block_size: int, **_: int) -> Any:
+    """Means of the tokens of a block, wherever they are in it."""
+    mean = jnp.full(block_size, 1 / block_size, dtype)
+    return {"key_mix": mean, "value_mix": mean, "key_positions": jnp.zeros((block_size, d_k), dtype)}
+
+
+def _index_gates(
+    num_heads: int, num_kv_heads: int, d_k: int, num_index_heads: int = 4, index_size: int = 32, **_: int
+) -> dict[str, tuple[int, ...]]:
+    return {
+        "index_query": (num_index_heads, index_size),
+        "index_key": (index_size,),
+        "index_weight": (num_index_heads,),
+    }
+
+
+_BLOCK = Option("tokens of a block", required=True, at_least=1)
+_CHOSEN = Option("blocks that a query reads, its own among them", required=True, at_least=1)
+
+MOBA = AttentionSpec(
+    name="moba",
+    function=moba_attention,
+    reference="Lu et al. (2025), equations 2 to 6",
+    options={"block_size": _BLOCK, "num_blocks": _CHOSEN},
+    example=lambda length: {"block_size": max(round(length**0.5), 1), "num_blocks": 2},
+)
+NATIVE_SPARSE = AttentionSpec(
+    name="native_sparse",
+    function=_without(native_sparse_attention, "block_size"),
+    reference="Yuan et al. (2025), equations 5 to 12",
+    options={
+        "block_size": _BLOCK,
+        "num_blocks": _CHOSEN,
+        "window": Option("nearest tokens that the third branch reads", required=True, at_least=1),
+    },
+    example=lambda length: {"block_size": max(round(length**0.5), 1), "num_blocks": 2, "window": max(length // 4, 1)},
+    bias=False,
+    causal_only=True,
+    gates=lambda num_heads, num_kv_heads, d_k, **_: {"gate": (num_heads, 3)},
+    parameters=_init_compression,
+)
+INDEXED = AttentionSpec(
+    name="indexed",
+    function=_without(indexed_attention, "num_index_heads", "index_size"),
+    reference="DeepSeek-V3.2 (2025), equations 1 and 2",
+    options={
+        "num_keys": Option("keys that a query reads", required=True, at_least=1),
+        "num_index_heads": Option("heads of the indexer; None: 4", at_least=1),
+        "index_size": Option("size of a head of the indexer; None: 32", at_least=1),
+    },
+    example=lambda length: {"num_keys": max(length // 4, 1)},
+    gates=_index_gates,
+)

@@ -1,0 +1,158 @@
+"""Attention to the own block and to a sorted one: the Sinkhorn Transformer, whose order of blocks is soft."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from tfx_jax.functional.attention.dense import dot_product_weights, hidden_logit, weighted_values
+from tfx_jax.functional.attention.masks import check_shapes, refuse_pairs
+from tfx_jax.functional.attention.spec import AttentionSpec, Option
+from tfx_jax.functional.attention.token_order import attend_to_tokens
+from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+from tfx_jax.functional.layers import dropout
+
+
+@weights_on_request
+@divided_as_queries
+@zeros_where_empty
+def sinkhorn_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T K H"],
+    value: Float[Array, "B T K U"],
+    bias: None = None,
+    mask: Bool[Array, "#B 1 1 #T"] | None = None,
+    *,
+    block_size: int,
+    num_iterations: int = 8,
+    temperature: float = 0.75,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    return_weights: bool = False,
+) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T T"]]:
+    r"""Computes softmax(scale * Q_i [K_i, sum_j P_ij K_j]^T) [V_i, sum_j P_ij V_j] for each block i of tokens.
+
+    Sections 3.1 and 3.2 of "Sparse Sinkhorn Attention" (Tay et al., 2020, https://arxiv.org/abs/2002.11296): a doubly
+    stochastic matrix P sorts blocks, and a block attends to itself and to the block that is sorted to it. P is
+    `doubly_stochastic` of scale * mean(Q_i) . mean(K_j) / temperature. These logits are those of the package
+    sinkhorn-transformer; the paper has a small network instead, for a number of blocks that is fixed, and adds Gumbel
+    noise in training. Memory grows as T * block_size + (T / block_size)^2, the latter
+    for each iteration where there is a gradient.
+
+    Args:
+      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`. A
+        query at padding gets zeros.
+      key: keys of the same tokens, [B, T, K, H].
+      value: [B, T, K, U].
+      bias: refused, because the logits of pairs are never formed.
+      mask: True for tokens that may be seen, [B or 1, 1, 1, T]. Blocks count visible tokens.
+      block_size: tokens of a block; the last one may have fewer.
+      num_iterations: of the Sinkhorn normalization.
+      temperature: above 0; the lower, the nearer P is to a permutation.
+      is_causal: must be False: blocks are compared as a whole.
+      scale: multiplies the logits; None means 1 / sqrt(H).
+      segment_ids: refused: the texts of a row would be sorted together.
+      dropout_rate: probability in [0, 1) of dropping the weight of a key of either block.
+      dropout_rng: PRNG key.
+      return_weights: also return how much of each value is in an output, [B, N, T, T], which adds up to 1 as far as P
+        is doubly stochastic and blocks are full; quadratic in memory.
+
+    Returns:
+      What `dot_product_attention` returns.
+
+    Raises:
+      ValueError: for unequal numbers of queries and keys, an option out of range, or what is refused.
+
+    >>> import functools
+    >>> x = jnp.arange(4.0).reshape(1, 4, 1, 1)
+    >>> attend = functools.partial(sinkhorn_attention, block_size=2)
+    >>> jax.jit(attend)(0 * x, x, x).ravel().tolist()  # means of the own block and of a mixture of both
+    [1.0, 1.0, 2.0, 2.0]
+    """
+    check_shapes(query, key, value, None, mask)
+    refuse_pairs("Sinkhorn attention", "sorted blocks", bias, mask, is_causal, segment_ids)
+    if query.shape[1] != key.shape[1]:
+        raise ValueError(f"blocks are of one sequence, but there are {query.shape[1]} queries and {key.shape[1]} keys")
+    if block_size < 1 or num_iterations < 1 or temperature <= 0:
+        options = f"block_size={block_size}, num_iterations={num_iterations} and temperature={temperature}"
+        raise ValueError(f"block_size and num_iterations must be at least 1 and temperature above 0, got {options}")
+
+    def attend(query: Array, key: Array, value: Array, bias: None, mask: None, *, segment_ids: Any) -> Any:
+        (b, t, n, h), result_dtype, dtype = query.shape, query.dtype, np.promote_types(query.dtype, np.float32)
+        num_blocks = -(-t // block_size)
+
+        def cut(x: Array) -> Array:  # [B, T, ...] to [B, blocks, block_size, ...]
+            x = jnp.pad(x, ((0, 0), (0, num_blocks * block_size - t), *[(0, 0)] * (x.ndim - 2)))
+            return x.reshape(b, num_blocks, block_size, *x.shape[2:])
+
+        exists = cut(jnp.ones((b, t), jnp.bool_) if segment_ids is None else segment_ids[1] != 0)
+        key, value = (jnp.repeat(x, n // x.shape[2], axis=2) for x in (key, value))
+        query, key, value = (
+            jnp.where(exists[..., None, None], cut(x.astype(dtype)), 0) for x in (query, key, value)
+        )  # [B, blocks, block_size, N, H]
+        count = exists.sum(axis=2)
+        means = [x.sum(axis=2) / jnp.maximum(count, 1).astype(dtype)[..., None, None] for x in (query, key)]
+        factor = (h**-0.5 if scale is None else scale) / temperature
+        logits = jnp.einsum("BINH,BJNH->BNIJ", *means) * factor
+        is_block = count > 0
+        order = doubly_stochastic(logits, (is_block[:, :, None] & is_block[:, None])[:, None], num_iterations)
+
+        both = [jnp.concatenate([x, jnp.einsum("BNIJ,BJPNH->BIPNH", order, x)], axis=2) for x in (key, value)]
+        has_place = exists.any(axis=1)[:, None] & is_block[..., None]  # in a sorted block
+        seen = exists[..., None] & jnp.concatenate([exists, has_place], axis=2)[:, :, None]
+        query, key, value, seen = (x.reshape(-1, *x.shape[2:]) for x in (query, *both, seen))
+        weights = dot_product_weights(query, key, mask=seen[:, None], scale=scale)
+        out = weighted_values(dropout(weights, dropout_rate, dropout_rng), value)
+        out = out.reshape(b, -1, *out.shape[2:])[:, :t].astype(result_dtype)
+        if not return_weights:
+            return out
+        weights = weights.reshape(b, num_blocks, n, block_size, 2, block_size)
+        of_blocks = jnp.einsum("BINPQ,BNIJ->BNIPJQ", weights[..., 1, :], order)
+        own = jnp.einsum("BINPQ,IJ->BNIPJQ", weights[..., 0, :], jnp.eye(num_blocks, dtype=dtype))
+        dense = jnp.where(exists[:, None, None, None], of_blocks + own, 0)
+        return out, dense.reshape(b, n, *[num_blocks * block_size] * 2)[:, :, :t, :t]
+
+    return attend_to_tokens(attend, query, key, value, None, mask, None)
+
+
+def doubly_stochastic(
+    logits: Float[Array, "*batch I J"], mask: Bool[Array, "*#batch I J"] | None = None, num_iterations: int = 8
+) -> Float[Array, "*batch I J"]:
+    """Divides exp(logits) by the sums of rows and of columns in turn: Sinkhorn and Knopp (1967), in logarithms.
+
+    Args:
+      logits: of a square matrix.
+      mask: True where entries may be above 0.
+      num_iterations: each is one division by sums of rows and one by sums of columns, which are 1 at the end.
+
+    >>> (3 * jax.jit(doubly_stochastic)(jnp.log(jnp.array([[1.0, 2.0], [2.0, 1.0]])))).round().tolist()
+    [[1.0, 2.0], [2.0, 1.0]]
+    """
+    lowest = hidden_logit(logits.dtype)
+    mask = jnp.ones(logits.shape, jnp.bool_) if mask is None else mask
+    logits = jnp.where(mask, logits, lowest)
+    for axis in (-1, -2) * num_iterations:
+        logits = jnp.where(mask, logits - jax.nn.logsumexp(logits, axis=axis, keepdims=True), lowest)
+    return jnp.where(mask, jnp.exp(logits), 0)
+
+
+SINKHORN = AttentionSpec(
+    name="sinkhorn",
+    function=sinkhorn_attention,
+    reference="Tay et al. (2020), sections 3.1 and 3.2",
+    options={
+        "block_size": Option("tokens of a block", required=True, at_least=1),
+        "num_iterations": Option("rounds of the Sinkhorn normalization", at_least=1, at_most=100),
+        "temperature": Option("the lower, the nearer blocks are to a permutation", float, at_least=0),
+    },
+    example=lambda length: {"block_size": max(round(length**0.5), 1)},
+    causal=False,
+    bias=False,
+    segments=False,
+    cross=False,
+)

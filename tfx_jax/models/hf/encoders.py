@@ -1,0 +1,244 @@
+"""RoBERTa, XLM-R, DistilBERT, ELECTRA and ALBERT in Hugging Face folders: BERTs with other names and options."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfx_jax.models.bert import (
+    Bert,
+    BertClassifier,
+    BertConfig,
+    BertMaskedLM,
+    BertPretraining,
+    BertQuestionAnswering,
+    BertReplacedTokens,
+    BertTagger,
+)
+from tfx_jax.models.hf import bert
+from tfx_jax.models.hf.folder import Fields
+from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, vector
+
+_LAYERS = "encoder_layers"
+Heads = dict[str, tuple[Any, list[Row]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoder:
+    """One family of encoders.
+
+    Attributes:
+      MODEL_TYPE: its name in config.json.
+      HEADS: of each architecture our class and the rows of its head; the first is the body alone.
+      prefix: what the names of the body have in front below a head.
+      body: the table of names of the body; what a configuration does not have is left out.
+      pooler: that of its pooler.
+      output: the matrix of an output layer that is not the embedding.
+      options: what its configurations have that config.json does not say; no other family has the same.
+      fields: its names of the fields of BERT.
+      defaults: what BERT's fields mean where the file does not say.
+    """
+
+    MODEL_TYPE: str
+    HEADS: Heads
+    prefix: str
+    body: Sequence[Row]
+    pooler: Sequence[Row]
+    output: str
+    options: Mapping[str, Any]
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def IGNORED(self) -> list[str]:  # noqa: N802, as the modules of other families have it
+        """Copies of tied parameters, a constant, and what other architectures have in the same file."""
+        heads = [row for _, head in self.HEADS.values() for row in [*self.pooler, *head]]
+        of_others = sorted({f"({self.prefix}\\.)?{re.escape(row.theirs)}" for row in heads})
+        output = re.escape(self.output)
+        return [rf"({self.prefix}\.)?embeddings\.position_ids", rf"{output}\.(weight|bias)", *of_others]
+
+    @property
+    def COPIES(self) -> list[tuple[str, str]]:  # noqa: N802
+        """Names under which older folders repeat tied parameters."""
+        bias = next(row.theirs for _, head in self.HEADS.values() for row in head if row.ours == "masked_lm/bias")
+        copies = [(rf"{re.escape(self.output)}\.weight", f"{self.prefix}.embeddings.word_embeddings.weight")]
+        return copies if bias == f"{self.output}.bias" else [*copies, (rf"{re.escape(self.output)}\.bias", bias)]
+
+    def renamed(self, architecture: str) -> list[tuple[str, str]]:
+        """A body alone may be taken out of any folder."""
+        return [(rf"^{self.prefix}\.", "")] if self.HEADS[architecture][0] is Bert else []
+
+    def fits(self, config: BertConfig) -> bool:
+        """Whether a folder can say what a configuration says."""
+        own = {**bert.OPTIONS, **self.options}
+        found = {name: getattr(config, name) for name in own}
+        found["num_segments"] = bool(config.num_segments)
+        return config.attention.name == "dense" and found == own
+
+    def read_config(self, architecture: str, fields: Fields) -> BertConfig:
+        """From the fields of a folder."""
+        fields = fields.renamed(self.fields)
+        config = bert.read_sizes(architecture, fields, **self.defaults)
+        own = dict(self.options)
+        if own.pop("num_segments", True) is False:
+            own["num_segments"] = 0
+        if config.first_position != own.get("first_position", 0):
+            config.max_length -= own["first_position"]
+        if own.get("share_layers") or "embedding_size" in self.defaults:
+            size = fields.get("embedding_size", self.defaults["embedding_size"])
+            own["embedding_size"] = size if own.get("share_layers") or size != config.d_model else None
+        if self.HEADS[architecture][0] is Bert and not self.pooler:
+            own["has_pooler"] = False
+        config = dataclasses.replace(config, **own)
+        self._check(architecture, fields, config)
+        return config
+
+    def _check(self, architecture: str, fields: Fields, config: BertConfig) -> None:
+        fields.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+        if config.first_position:
+            fields.require(pad_token_id=1)
+        if config.share_layers:
+            fields.require(num_hidden_groups=1, inner_group_num=1)
+        if "ForMaskedLM" in architecture and self.MODEL_TYPE not in ("distilbert", "albert"):
+            fields.require(hidden_act="gelu")  # which the head has in any case
+
+    def write_config(self, architecture: str, config: BertConfig) -> dict[str, Any]:
+        """The fields of a folder."""
+        found = bert.write_config(architecture, config)
+        found["model_type"] = self.MODEL_TYPE
+        found["max_position_embeddings"] += config.first_position
+        if config.first_position:
+            found["pad_token_id"] = 1
+        if "embedding_size" in self.defaults:
+            found["embedding_size"] = config.embedding_size or config.d_model
+        if not config.num_segments:
+            del found["type_vocab_size"], found["layer_norm_eps"]
+        if config.head_dropout_rate is None:
+            del found["classifier_dropout"]  # which is a number in some of the families
+        return {self.fields.get(name, name): value for name, value in found.items()}
+
+    def rows(self, architecture: str, config: BertConfig) -> list[Row]:
+        """The table of names."""
+        model, head = self.HEADS[architecture]
+        return bert.table_of(model, config, self.prefix, self.body, self.pooler, head, self.output)
+
+
+def _masked_lm(transform: str, layer_norm: str, bias: str) -> list[Row]:
+    return [*dense("masked_lm/dense", transform), *norm("masked_lm/norm", layer_norm), vector("masked_lm/bias", bias)]
+
+
+def _heads(name: str, masked_lm: list[Row], classifier: list[Row], **more: tuple[Any, list[Row]]) -> Heads:
+    """The architectures that all families have, and more."""
+    return {
+        f"{name}Model": (Bert, []),
+        f"{name}ForMaskedLM": (BertMaskedLM, masked_lm),
+        f"{name}ForSequenceClassification": (BertClassifier, classifier),
+        f"{name}ForTokenClassification": (BertTagger, bert.CLASSIFIER),
+        f"{name}ForQuestionAnswering": (BertQuestionAnswering, dense("span", "qa_outputs")),
+        **{f"{name}{head}": rows for head, rows in more.items()},
+    }
+
+
+# The pooler of a classifier is part of its head.
+_CLASSIFIER = [*dense("bert/pooler", "classifier.dense"), *dense("classifier", "classifier.out_proj")]
+
+_ROBERTA = Encoder(
+    MODEL_TYPE="roberta",
+    HEADS=_heads("Roberta", _masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"), _CLASSIFIER),
+    prefix="roberta",
+    body=bert.BODY,
+    pooler=bert.POOLER,
+    output="lm_head.decoder",
+    options={"first_position": 2},  # those of the padding token and before it are no one's
+    defaults={"vocab_size": 50_265, "pad_token_id": 1},
+)
+_XLM_R = dataclasses.replace(
+    _ROBERTA,
+    MODEL_TYPE="xlm-roberta",
+    HEADS={f"XLM{name}": head for name, head in _ROBERTA.HEADS.items()},
+    defaults={"vocab_size": 30_522},
+)
+
+_ELECTRA = Encoder(
+    MODEL_TYPE="electra",
+    HEADS=_heads(
+        "Electra",
+        _masked_lm("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"),
+        _CLASSIFIER,
+        ForPreTraining=(
+            BertReplacedTokens,
+            [
+                *dense("dense", "discriminator_predictions.dense"),
+                *dense("is_replaced", "discriminator_predictions.dense_prediction"),
+            ],
+        ),
+    ),
+    prefix="electra",
+    body=[*bert.BODY, *dense("projection", "embeddings_project")],
+    pooler=[],
+    output="generator_lm_head",
+    options={"pooler_activation": "gelu"},
+    defaults={"embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
+)
+
+_ALBERT_LAYER = "encoder.albert_layer_groups.{}.albert_layers.0"
+_ALBERT_LM = _masked_lm("predictions.dense", "predictions.LayerNorm", "predictions.bias")
+_ALBERT = Encoder(
+    MODEL_TYPE="albert",
+    HEADS=_heads(
+        "Albert",
+        _ALBERT_LM,
+        bert.CLASSIFIER,
+        ForPreTraining=(BertPretraining, [*_ALBERT_LM, *dense("next_sentence", "sop_classifier.classifier")]),
+    ),
+    prefix="albert",
+    body=[
+        *bert.EMBEDDINGS,
+        *dense("projection", "encoder.embedding_hidden_mapping_in"),
+        *projections(f"{_LAYERS}/self_attention", f"{_ALBERT_LAYER}.attention", "query", "key", "value", "dense"),
+        *norm(f"{_LAYERS}/self_attention_residual/norm", f"{_ALBERT_LAYER}.attention.LayerNorm"),
+        *feed_forward(f"{_LAYERS}/feed_forward", f"{_ALBERT_LAYER}.ffn", f"{_ALBERT_LAYER}.ffn_output"),
+        *norm(f"{_LAYERS}/feed_forward_residual/norm", f"{_ALBERT_LAYER}.full_layer_layer_norm"),
+    ],
+    pooler=dense("pooler", "pooler"),
+    output="predictions.decoder",
+    options={"share_layers": True},
+    fields={"classifier_dropout": "classifier_dropout_prob"},
+    defaults={"vocab_size": 30_000, "embedding_size": 128, "hidden_size": 4096, "num_attention_heads": 64}
+    | {"intermediate_size": 16_384, "hidden_act": "gelu_new", "hidden_dropout_prob": 0.0}
+    | {"attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.1},
+)
+
+_DISTIL_LAYER = "transformer.layer.{}"
+_DISTILBERT = Encoder(
+    MODEL_TYPE="distilbert",
+    HEADS=_heads(
+        "DistilBert",
+        _masked_lm("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+        [*dense("bert/pooler", "pre_classifier"), *bert.CLASSIFIER],
+    ),
+    prefix="distilbert",
+    body=[
+        *bert.EMBEDDINGS,
+        *projections(f"{_LAYERS}/self_attention", f"{_DISTIL_LAYER}.attention", "q_lin", "k_lin", "v_lin", "out_lin"),
+        *norm(f"{_LAYERS}/self_attention_residual/norm", f"{_DISTIL_LAYER}.sa_layer_norm"),
+        *feed_forward(f"{_LAYERS}/feed_forward", f"{_DISTIL_LAYER}.ffn.lin1", f"{_DISTIL_LAYER}.ffn.lin2"),
+        *norm(f"{_LAYERS}/feed_forward_residual/norm", f"{_DISTIL_LAYER}.output_layer_norm"),
+    ],
+    pooler=[],
+    output="vocab_projector",
+    options={"pooler_activation": "relu", "num_segments": False},
+    fields={
+        "hidden_size": "dim",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+        "hidden_act": "activation",
+        "classifier_dropout": "seq_classif_dropout",
+    },
+    defaults={"num_hidden_layers": 6, "classifier_dropout": 0.2},
+)
+
+ENCODERS = (_ROBERTA, _XLM_R, _ELECTRA, _ALBERT, _DISTILBERT)
