@@ -81,7 +81,7 @@ SPEECH = (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech)
                 **{"task.data.dataset": "digits", "model.image_size": 8, "task.data.image_size": 8},
                 **{"model.patch_size": 2, "model.num_channels": 3, "task.data.num_channels": 3},
             },
-            "config.task.data.num_channels=3 must be 1, those of digits",
+            "config.task.data.num_channels=3 must be 1, as in digits",
         ),
         (
             VIT,
@@ -91,7 +91,7 @@ SPEECH = (ConformerConfig, SpeechRecognitionConfig, RecordedSpeech)
                 "model.num_channels": 2,
                 "task.data.num_channels": 2,
             },
-            "config.task.data.num_channels=2 must be 3 (RGB) or 1 (gray)",
+            "config.task.data.num_channels=2 must be 3 .RGB. or 1 .gray.",
         ),
     ],
 )
@@ -124,7 +124,7 @@ def _spelled(text):
                 "test",
                 -1,
             ),
-            "x.csv has no record 0: it has 0",
+            "x.csv has no record 0: it has 0, counted from 1",
         ),
         (
             lambda: SentencePairTask.attention(types.SimpleNamespace(), None, "a dog", "  "),
@@ -245,7 +245,7 @@ def test_tokenizers_of_elsewhere_that_lack_tokens(missing, family, meaning, monk
         "gpt": lambda: artifacts.setup_tokenizer(workdir, GPTConfig(), list, kind="words", family="gpt"),
         "pretraining": lambda: BertPretrainingConfig().setup(BertConfig(), None, workdir),
     }
-    with pytest.raises(UserError, match=f"the tokenizer of workdir has no token for {meaning}$"):
+    with pytest.raises(UserError, match=f"the tokenizer of workdir has no token for {meaning}, which this task needs"):
         calls[family]()
 
 
@@ -320,7 +320,7 @@ def _fails(arguments, capfd):
         (["train", "--config=other.py", "--workdir=w"], "other.py must return an ExperimentConfig, got a int"),
         (
             ["train", "--config=transformer_demo:test", "--workdir=w", "--coordinator=localhost:1"],
-            "--num-processes and --process-id missing: --coordinator, --num-processes, --process-id go together",
+            "--num-processes and --process-id missing: --coordinator, --num-processes, --process-id must be given together",
         ),
     ],
 )

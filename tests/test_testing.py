@@ -119,7 +119,7 @@ def test_the_command_checks_a_function_of_the_current_folder(tmp_path, monkeypat
         (["attend"], "write MODULE.FUNCTION, such as jax.nn.dot_product_attention, instead of 'attend'"),
         (["no.such"], "cannot import no: No module named 'no'"),
         (["jax.nn.no_such"], "jax.nn has no function 'no_such'"),
-        (["jax.nn.relu", "--case=x"], "there is no case 'x'; the cases are shape: self-attention, "),
+        (["jax.nn.relu", "--case=x"], "unknown case 'x'; use one of shape: self-attention, "),
     ],
 )
 def test_what_cannot_be_checked_is_one_line(arguments, message, capfd):

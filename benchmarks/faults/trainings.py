@@ -193,7 +193,7 @@ def terminate(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) 
     training.wait_until_step(step)
     training.processes[0].send_signal(signal.SIGTERM)
     (status,) = training.statuses()
-    if status != 128 + signal.SIGTERM or "run the same command to go on" not in training.text():
+    if status != 128 + signal.SIGTERM or "rerun the same command to resume" not in training.text():
         raise Failed(f"status {status}: {training.text()[-500:]}")
     return f"status {status}, saved at step {max(steps_of(workdir))}"
 

@@ -104,7 +104,7 @@ class TestTooLarge:
     ("arguments", "message"),
     [
         (["--topology=v5e:3x5"], "unknown topology v5e:3x5: use one of v4:2x2x1"),
-        (["--topology=h100:8"], "unknown topology h100:8: GPU topologies (h100, h200) are slices x nodes x at most 8"),
+        (["--topology=h100:8"], "unknown topology h100:8: GPU topologies (h100, h200) are slices x nodes x GPUs"),
         (["--topology=cpu:none"], "--topology=cpu:none: simulated devices have the form cpu:N"),
         (["--topology=cpu:8", "--slices=2"], "simulated devices have the form cpu:N"),
         (["--topology=cpu:8", "--price=much"], '"much" is not a price'),

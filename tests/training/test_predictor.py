@@ -123,7 +123,7 @@ def test_sentences_are_translated_and_parsed(tmp_path):
 
 
 def test_what_answers_no_text_says_so(tmp_path):
-    with pytest.raises(UserError, match="a model of a LanguageModelTask answers no lines of text: there are the verbs"):
+    with pytest.raises(UserError, match="LanguageModelTask takes no lines of text, so there is nothing to predict"):
         Predictor(*opened((GPTConfig, LanguageModelConfig, TextData), tmp_path))
 
 
@@ -169,7 +169,7 @@ def test_a_line_of_other_parts_is_named(workdir, monkeypatch, capfd):
     assert main(["predict", f"--workdir={workdir}"]) == 2
     message = "tfx-jax predict: standard input, line 2: expected first text, TAB, second text, but the line has 0 TABs"
     assert capfd.readouterr().err.splitlines()[-1] == message
-    with pytest.raises(UserError, match="input 2 has 1 parts, but there must be first text and second text"):
+    with pytest.raises(UserError, match="input 2 must have 2 parts, first text and second text, got 1"):
         load(workdir).predict([("a", "b"), "a b"])
 
 
@@ -181,7 +181,7 @@ def test_what_is_no_list_of_texts_is_refused(inputs, tmp_path):
         with pytest.raises(UserError, match=r"^inputs must be a list of strings, not a single string"):
             predictor.predict(inputs)
     elif isinstance(inputs, list):
-        with pytest.raises(UserError, match=r"^input 1 is .* but must be sentence, each a string"):
+        with pytest.raises(UserError, match=r"^input 1 must be sentence, each a string, got"):
             predictor.predict(inputs)
     else:
         assert len(predictor.predict(inputs)) == 1

@@ -373,7 +373,7 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
         """
         records = self._splits[split]
         if not 0 <= index < len(records):
-            raise UserError(f"{records.source} has no record {index + 1}: choose 1 to {len(records):,}")
+            raise UserError(f"{records.source} has no record {index + 1}: it has {len(records):,}, counted from 1")
         record = records[index]
         ((log_odds, shares),) = model.predict(predict_shares, self.encode(_One(records, record)), self.batch_spec)
         names = [records.names[number] for number in record.variables]

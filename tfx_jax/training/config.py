@@ -65,7 +65,7 @@ class ExperimentConfig:
     task: TaskConfig = dataclasses.field(default_factory=TranslationConfig)
     init_from: str = ""  # workdir or Hugging Face folder that provides tokenizer, model sizes and initial parameters
     lora: LoraConfig = dataclasses.field(default_factory=LoraConfig)
-    frozen: str = ""  # regular expression found in the paths of parameters that are not trained; empty: none
+    frozen: str = ""  # regular expression; parameters whose paths contain a match are not trained; empty: all are
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     accumulate: int = at_least(1, 1)  # gradient accumulation: parts of a batch processed in turn to save memory
@@ -280,7 +280,7 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
     if optimizer.schedule != "inverse_sqrt" and optimizer.peak_learning_rate is None:
         raise UserError(f'config.optimizer.schedule="{optimizer.schedule}" needs config.optimizer.peak_learning_rate')
     if config.lora.rank and not config.init_from:
-        raise UserError("config.lora.rank needs config.init_from: adapters change a model that was trained before")
+        raise UserError("config.lora.rank needs config.init_from: adapters modify a pretrained model")
     if config.spike_factor and not config.spike_factor > 1:
         raise UserError(f"config.spike_factor must be 0 or above 1, got {config.spike_factor}")
     if every % config.checkpoint_every and (not config.eval_every or every % config.eval_every):

@@ -1,4 +1,4 @@
-"""Loading a trained or pretrained model for use: predictions and text generation."""
+"""Loading a trained or pretrained model for predictions and text generation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,68 +21,69 @@ from tfx_jax.training.workdir import is_workdir
 
 
 class Predictor:
-    """Answers inputs with what was learned.
+    """Predicts the outputs of a trained model for new inputs.
 
     Attributes:
-      inputs: what an input consists of, such as ("text",) or ("question", "context").
+      inputs: names of the strings of an input, such as ("text",) or ("question", "context").
     """
 
     def __init__(self, run: Run[Any], params: Any, *, on_batch: OnBatch | None = None):
-        """Takes a run and the parameters of one of its checkpoints.
+        """Stores a run and the parameters of one of its checkpoints.
 
         Args:
-          run: what was trained.
-          params: its parameters.
-          on_batch: is told how many inputs of a `predict` are done and how many there are, but where the task
-            translates.
+          run: the run.
+          params: parameters of the model.
+          on_batch: called with the number of inputs done and their total in `predict`; translation does not call it.
 
         Raises:
-          UserError: if the task of the run does not answer lines of text.
+          UserError: if the run's task does not take lines of text.
         """
         if not isinstance(run.task, AnsweringTask):
             kind = type(run.task).__name__
             raise UserError(
-                f"a model of a {kind} answers no lines of text: there are the verbs generate, attend and transcribe"
+                f"{kind} takes no lines of text, so there is nothing to predict: use the verbs generate, attend or "
+                "transcribe"
             )
         self._task: AnsweringTask = run.task
         self._model = run.trained(params, on_batch)
         self.inputs = run.task.inputs
 
     def predict(self, inputs: Sequence[str | Sequence[str]]) -> list[Prediction]:
-        """Answers inputs, in their order.
+        """Returns the prediction for each input, in order.
 
         Args:
-          inputs: a list, each element a string, or where an input consists of several, so many strings.
+          inputs: a list with one string per input, or a sequence of strings for inputs of several parts.
 
         Returns:
-          For each a dictionary, whose keys depend on the task: "label", "probability" and "probabilities" of a
-          classifier, "tags" and "words", "answer", "translation", "tree". An input of which a string shows nothing, see
-          `tfx_jax.data.sources.lines.is_blank`, has an empty answer.
+          A dictionary per input, whose keys depend on the task: "label", "probability" and "probabilities" of a
+          classifier, "tags" and "words", "answer", "translation", "tree". An input with a string without visible
+          characters (see `tfx_jax.data.sources.lines.is_blank`) has an empty answer.
 
         Raises:
-          UserError: for a single string instead of a list, and for an input of another number of strings, of anything
-            else, or with half of a surrogate pair, named by its place from 1.
+          UserError: for a single string instead of a list, and for an input that has the wrong number of strings, is
+            not text, or has half of a surrogate pair; the message gives the number of the input, from 1.
         """
         parts = " and ".join(self.inputs)
         rows: list[Any] = [(row,) if isinstance(row, str) else row for row in list_of_texts(inputs, "inputs")]
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Sequence) or not all(isinstance(part, str) for part in row):
-                raise UserError(f"input {number} is {row!r}, but must be {parts}, each a string")
+                raise UserError(f"input {number} must be {parts}, each a string, got {row!r}")
             if len(row) != len(self.inputs):
-                raise UserError(f"input {number} has {len(row)} parts, but there must be {parts}")
+                raise UserError(f"input {number} must have {len(self.inputs)} parts, {parts}, got {len(row)}")
             for part in row:
                 check_text(part, f"input {number}")
-        shown = [index for index, row in enumerate(rows) if not any(map(is_blank, row))]
-        found = dict(zip(shown, self._task.answer(self._model, [rows[i] for i in shown]) if shown else [], strict=True))
-        return [found.get(index, dict(self._task.empty_answer)) for index in range(len(rows))]
+        visible = [index for index, row in enumerate(rows) if not any(map(is_blank, row))]
+        answers = self._task.answer(self._model, [rows[index] for index in visible]) if visible else []
+        by_index = dict(zip(visible, answers, strict=True))
+        return [by_index.get(index, dict(self._task.empty_answer)) for index in range(len(rows))]
 
 
 class LoadedModel:
-    """A trained or pretrained model, for predictions and for text generation.
+    """A trained or pretrained model for predictions and text generation.
 
     Attributes:
-      model: the module, with its parameters.
-      tokenizer: its tokenizer; None for a model that reads no text.
+      model: the module with its parameters.
+      tokenizer: its tokenizer; None for a model that takes no text.
       eos_ids: tokens that end a generated text.
     """
 
@@ -95,14 +96,14 @@ class LoadedModel:
         predictor: Predictor | None = None,
         reason: str = "",
     ):
-        """Joins the parts.
+        """Combines the parts.
 
         Args:
           model: the module.
           tokenizer: its tokenizer.
           eos_ids: tokens that end a generated text.
-          predictor: answers inputs; None if the model has no task with answers.
-          reason: why there is no predictor.
+          predictor: computes predictions; None if the model has no task that takes text.
+          reason: error message for `predict` if there is no predictor.
         """
         self.model, self.tokenizer, self.eos_ids = model, tokenizer, tuple(eos_ids)
         self._predictor, self._reason = predictor, reason
@@ -111,7 +112,7 @@ class LoadedModel:
         """Returns labels, tags, answers or translations; see `Predictor.predict`.
 
         Raises:
-          UserError: as `Predictor.predict`, and if the model has no task that answers text.
+          UserError: as `Predictor.predict`, and if the model has no task that takes text.
         """
         if self._predictor is None:
             raise UserError(self._reason)
@@ -128,7 +129,7 @@ def load(source: epath.PathLike) -> LoadedModel:
       source: the workdir of a run, a Hugging Face folder, or the name of a model on the hub.
 
     Raises:
-      UserError: if nothing can be loaded from there, or it is damaged.
+      UserError: if there is no model, or it is damaged.
     """
     folder = local_folder(source)
     if is_workdir(folder):
@@ -147,7 +148,7 @@ def load(source: epath.PathLike) -> LoadedModel:
     try:
         tokenizer = load_folder_tokenizer(folder)
     except UserError:
-        if isinstance(model, DecodingModel):  # which is of no use without one
+        if isinstance(model, DecodingModel):  # cannot generate without a tokenizer
             raise
         tokenizer = None
     return LoadedModel(model, tokenizer, eos_ids=hf.end_ids(folder), reason=reason)

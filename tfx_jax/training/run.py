@@ -145,7 +145,7 @@ class Run(Generic[AnyTask]):
 
 
 def make_model(config: ExperimentConfig, task: Task) -> Any:
-    """Makes the model that a task trains, with the adapters and frozen parameters of the configuration.
+    """Builds the model that a task trains, with the adapters and frozen parameters of the configuration.
 
     Raises:
       UserError: as `Run.make_model`, and if adapters or frozen parameters fit no part of the model.

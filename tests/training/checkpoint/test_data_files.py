@@ -117,5 +117,5 @@ def test_a_run_that_goes_on_needs_the_same_data(tmp_path):
     path = tmp_path / "train.tsv"
     path.write_text(path.read_text().replace("w7", "w8"))  # as many examples of as many bytes
     config.num_steps = 2
-    with pytest.raises(UserError, match=r"config\.task\.data\.train_source: .*train\.tsv was changed, its content"):
+    with pytest.raises(UserError, match=r"config\.task\.data\.train_source: .*train\.tsv was changed .its content"):
         tiny.train(config, tmp_path / "run")

@@ -104,7 +104,7 @@ def test_shares_belong_to_their_events(pooling, hops, files, tmp_path, draw_mode
     for name, event in zip(("pH", "HR"), weights.T, strict=True):
         np.testing.assert_allclose(by_name[name].hops, event, atol=1e-5)
         assert by_name[name].weight == pytest.approx(event.mean(), abs=1e-5)
-    with pytest.raises(UserError, match=r"dev\.csv has no record 3: it has 2$"):
+    with pytest.raises(UserError, match=r"dev\.csv has no record 3: it has 2, counted from 1$"):
         run.task.attention(trained, "validation", 2)
 
 

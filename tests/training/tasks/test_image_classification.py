@@ -129,7 +129,7 @@ class TestData:
             ({"model.image_size": 96}, r"^config.model.image_size=96 must equal config.task.data.image_size=48$"),
             (
                 {"model.num_channels": 1, "task.data.num_channels": 1},
-                r"^config.task.data.num_channels=1 must be 3, those of shapes$",
+                r"^config.task.data.num_channels=1 must be 3, as in shapes$",
             ),
             (
                 {"model.image_size": 24, "task.data.image_size": 24},

@@ -356,7 +356,7 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, Imag
         return self.attention(model, self.rows("validation")[0].image)
 
     def attention(self, model: TrainedModel, image: np.ndarray) -> ImageAttention:
-        """Computes what the class token sees of an image, through all layers and in each, the mean of its heads.
+        """Returns the attention of the class token over the image: through all layers, and the head mean of each.
 
         Raises:
           UserError: if the model has no attention.
