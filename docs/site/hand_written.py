@@ -13,6 +13,7 @@ FILES = {
     "docs/notebooks.md": "notebooks",
     "docs/attention.md": "attention",
     "docs/models.md": "models",
+    "docs/hugging_face.md": "hugging_face",
     "docs/formats.md": "formats",
     "docs/conformance.md": "conformance",
     "docs/results.md": "results",
