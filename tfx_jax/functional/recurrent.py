@@ -36,7 +36,7 @@ def lstm_cell(
     [0.23105858266353607, 0.5]
     """
     h, c = state
-    i, f, g, o = jnp.split(gates + narrow_product(h if kept is None else kept * h, recurrent), 4, axis=-1)
+    i, f, g, o = jnp.split(gates + mixed_product(h if kept is None else kept * h, recurrent), 4, axis=-1)
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
@@ -66,9 +66,9 @@ def gru_cell(
     """
     (h,) = state
     size, masked_h = h.shape[-1], h if kept is None else kept * h
-    r_z = jax.nn.sigmoid(gates[:, : 2 * size] + narrow_product(masked_h, recurrent[:, : 2 * size]))
+    r_z = jax.nn.sigmoid(gates[:, : 2 * size] + mixed_product(masked_h, recurrent[:, : 2 * size]))
     r, z = jnp.split(r_z, 2, axis=-1)
-    n = jnp.tanh(gates[:, 2 * size :] + narrow_product(r * masked_h, recurrent[:, 2 * size :]))
+    n = jnp.tanh(gates[:, 2 * size :] + mixed_product(r * masked_h, recurrent[:, 2 * size :]))
     return (z * h + (1 - z) * n,)
 
 
@@ -99,7 +99,7 @@ def scan_cell(
     return outputs.swapaxes(0, 1), state
 
 
-def narrow_product(x: Float[Array, "*batch I"], weights: Float[Array, "I J"]) -> Float[Array, "*batch J"]:
+def mixed_product(x: Float[Array, "*batch I"], weights: Float[Array, "I J"]) -> Float[Array, "*batch J"]:
     """Multiplies in the less precise of both dtypes and sums in float32."""
     dtype = min(x.dtype, weights.dtype, key=lambda dtype: dtype.itemsize)
     # Reshaped to a matrix: otherwise XLA transposes the gradient of a scan's outputs first, twice as slow on a CPU.

@@ -15,7 +15,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.additive import additive_attention
 from tfx_jax.functional.attention.hard import hard_attention
 from tfx_jax.functional.layers import add_bias, linear_logits
-from tfx_jax.functional.recurrent import lstm_cell, narrow_product
+from tfx_jax.functional.recurrent import lstm_cell, mixed_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import check_token_ids, shift_right
@@ -205,7 +205,7 @@ class Captioner(nnx.Module):
             state, glimpse = self._advance(memory, state, *gates_and_key, is_drawn)
             return state, (state[0], glimpse)
 
-        gates = narrow_product(words, self._cast(self.kernel)).swapaxes(0, 1)
+        gates = mixed_product(words, self._cast(self.kernel)).swapaxes(0, 1)
         _, outputs = jax.lax.scan(step, self._first_state(memory), (gates, keys))
         h, glimpses = jax.tree.map(lambda x: x.swapaxes(0, 1), outputs)
         logits = self._logits(h, glimpses.context, words, rngs)
@@ -215,7 +215,7 @@ class Captioner(nnx.Module):
     def _first_state(self, memory: Memory) -> tuple[Array, Array]:
         """Returns the initial (h, c), computed from the mean feature (section 3.1.2)."""
         mean = memory.features.mean(axis=(1, 2))
-        both = jnp.tanh(add_bias(narrow_product(mean, self._cast(self.initial)), self.initial_bias[...]))
+        both = jnp.tanh(add_bias(mixed_product(mean, self._cast(self.initial)), self.initial_bias[...]))
         h, c = jnp.split(both, 2, axis=1)
         return h, c
 
@@ -229,9 +229,9 @@ class Captioner(nnx.Module):
     ) -> tuple[tuple[Array, Array], Glimpse]:
         """Attends and runs one LSTM step: equations 1 to 6, and the gate of section 4.2.1."""
         glimpse = self._attend(memory, state[0], key, is_drawn)
-        gate = jax.nn.sigmoid(add_bias(narrow_product(state[0], self._cast(self.gate)), self.gate_bias[...]))
+        gate = jax.nn.sigmoid(add_bias(mixed_product(state[0], self._cast(self.gate)), self.gate_bias[...]))
         context = gate * glimpse.context
-        gates = add_bias(gates + narrow_product(context, self._cast(self.feed)), self.bias[...])
+        gates = add_bias(gates + mixed_product(context, self._cast(self.feed)), self.bias[...])
         h, c = lstm_cell(gates, state, self._cast(self.recurrent))
         return (h, c), glimpse._replace(context=context)
 
@@ -264,8 +264,8 @@ class Captioner(nnx.Module):
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch V"]:
         """Returns logits, L_o (E y + L_h h + L_z z) as in equation 7, plus a bias."""
-        hidden = words.astype(h.dtype) + narrow_product(h, self._cast(self.l_h))
-        hidden = hidden + narrow_product(context, self._cast(self.l_z))
+        hidden = words.astype(h.dtype) + mixed_product(h, self._cast(self.l_h))
+        hidden = hidden + mixed_product(context, self._cast(self.l_z))
         hidden = drop(hidden, self.config.dropout_rate, rngs).astype(self.embedding.dtype)
         return add_bias(linear_logits(hidden, self.l_o[...]), self.logits_bias[...])
 
@@ -308,7 +308,7 @@ class Captioner(nnx.Module):
         for convolution in self.convolutions:
             x = jax.nn.relu(convolution(x))
         x = add_bias(x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1]), self.positions.table[...])
-        return Memory(x[:, :, None], narrow_product(x, self._cast(self.w_key))[:, :, None])
+        return Memory(x[:, :, None], mixed_product(x, self._cast(self.w_key))[:, :, None])
 
     def init_cache(
         self, memory: Memory, *, max_length: int, num_beams: int = 1
@@ -322,6 +322,6 @@ class Captioner(nnx.Module):
         """Reads one token of each row (beam); returns logits of the next token and the new cache."""
         words = self.embedding(tokens)
         state, glimpse = self._advance(
-            cache["memory"].value, cache["state"], narrow_product(words, self._cast(self.kernel))
+            cache["memory"].value, cache["state"], mixed_product(words, self._cast(self.kernel))
         )
         return self._logits(state[0], glimpse.context, words), cache | {"state": state}

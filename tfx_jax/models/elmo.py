@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias, lookup
-from tfx_jax.functional.recurrent import State, lstm_cell, narrow_product, scan_cell
+from tfx_jax.functional.recurrent import State, lstm_cell, mixed_product, scan_cell
 from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.basic import Linear, drop
 
@@ -180,12 +180,12 @@ class LSTM(nnx.Module):
 
         Where `token_mask` is False the state does not change, and the output repeats that of the word read before.
         """
-        input_gates = add_bias(narrow_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
+        input_gates = add_bias(mixed_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
         projection = None if self.projection is None else self.projection[...].astype(self.dtype)
 
         def step(gates: Array, state: State, recurrent: Array) -> State:
             hidden, c = lstm_cell(gates, state, recurrent)
-            return hidden if projection is None else narrow_product(hidden, projection), c
+            return hidden if projection is None else mixed_product(hidden, projection), c
 
         batch_size = x.shape[0]
         state = jnp.zeros((batch_size, self.d_out)), jnp.zeros((batch_size, self.d_hidden))

@@ -23,7 +23,7 @@ from tfx_jax.functional.attention.additive import (
 from tfx_jax.functional.attention.aligned import aligned_attention, aligned_position
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.layers import add_bias, dropout
-from tfx_jax.functional.recurrent import State, narrow_product
+from tfx_jax.functional.recurrent import State, mixed_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import check_token_ids, shift_right, source_mask, with_padding
@@ -90,7 +90,7 @@ class SourceAttention(nnx.Module):
         """Returns the projected keys of the score "concat"; None for scores that use the encoder's output itself."""
         if self.w_key is None:
             return None
-        keys = narrow_product(output, self.w_key[...])[:, :, None]
+        keys = mixed_product(output, self.w_key[...])[:, :, None]
         return keys if self.b_score is None else add_bias(keys, self.b_score[...])
 
     def __call__(
@@ -380,7 +380,7 @@ class Seq2Seq(nnx.Module):
     def _first_state(self, memory: Memory) -> DecoderState:
         """Returns the initial state: layer states computed from the encoder's final outputs, and no coverage yet."""
         c, num_states = self.config, CELLS[self.config.cell].num_states
-        initial = jnp.tanh(add_bias(narrow_product(memory.last, self.initial[...]), self.initial_bias[...]))
+        initial = jnp.tanh(add_bias(mixed_product(memory.last, self.initial[...]), self.initial_bias[...]))
         states = jnp.split(initial, c.decoder_depth * num_states, axis=-1)
         layers = tuple(tuple(states[start : start + num_states]) for start in range(0, len(states), num_states))
         fed = memory.last if c.variant == "fixed" else jnp.zeros_like(memory.last)
@@ -392,7 +392,7 @@ class Seq2Seq(nnx.Module):
         gates = self.first_layer.gates(words)
         if self.config.variant != "fixed":
             return gates
-        context_gates = narrow_product(fed, self.feed[...].astype(self.embedding.dtype))
+        context_gates = mixed_product(fed, self.feed[...].astype(self.embedding.dtype))
         return gates + (context_gates if words.ndim == 2 else context_gates[:, None])
 
     def _advance(
@@ -416,7 +416,7 @@ class Seq2Seq(nnx.Module):
             if variant == "bahdanau":
                 context, weights = attend(state.layers[-1][0], state, memory, return_weights=has_weights)
             if variant != "fixed":
-                gates = gates + narrow_product(context, feed)
+                gates = gates + mixed_product(context, feed)
 
             def between(x: Array, number: int) -> Array:
                 return dropout(x, rate, None if key is None else jax.random.fold_in(key, number))
@@ -445,7 +445,7 @@ class Seq2Seq(nnx.Module):
         x, context = outputs
         if self.readout_bias is not None:
             inputs = jnp.concatenate([x, words.astype(x.dtype), context], axis=-1).astype(self.embedding.dtype)
-            hidden = add_bias(narrow_product(inputs, self.readout[...]), self.readout_bias[...])
+            hidden = add_bias(mixed_product(inputs, self.readout[...]), self.readout_bias[...])
             x = hidden.reshape(*hidden.shape[:-1], -1, 2).max(axis=-1)
         return self.embedding.attend(drop(x, self.config.dropout_rate, rngs))
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.kernel_features import orthogonal_of_normal
 from tfx_jax.functional.layers import add_bias
-from tfx_jax.functional.recurrent import State, gru_cell, lstm_cell, narrow_product, scan_cell
+from tfx_jax.functional.recurrent import State, gru_cell, lstm_cell, mixed_product, scan_cell
 
 
 class Cell(NamedTuple):
@@ -52,7 +52,7 @@ class RecurrentLayer(nnx.Module):
 
     def gates(self, x: Float[Array, "*batch I"]) -> Float[Array, "*batch GH"]:
         """Returns x W + b, float32; one product for a whole sequence."""
-        return add_bias(narrow_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
+        return add_bias(mixed_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
 
     def __call__(self, gates: Float[Array, "B GH"], state: State, kept: Float[Array, "B H"] | None = None) -> State:
         """Takes one step from `state` and returns the new state."""
