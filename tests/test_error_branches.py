@@ -320,7 +320,7 @@ def _fails(arguments, capfd):
         (["train", "--config=other.py", "--workdir=w"], "other.py must return an ExperimentConfig, got a int"),
         (
             ["train", "--config=transformer_demo:test", "--workdir=w", "--coordinator=localhost:1"],
-            "--num-processes and --process-id missing: --coordinator, --num-processes, --process-id must be given together",
+            "--num-processes and --process-id missing: --coordinator, --num-processes, --process-id must be given",
         ),
     ],
 )
