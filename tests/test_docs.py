@@ -20,7 +20,17 @@ from tfx_jax.training.config import validate
 
 ROOT = pathlib.Path(__file__).parents[1]
 GUIDE = "docs/guide.md"
-WRITTEN = ("index", "attention", "models", "notebooks", "formats", "results", "from_laptop_to_pod", "speed")
+WRITTEN = (
+    "index",
+    "attention",
+    "models",
+    "hugging_face",
+    "notebooks",
+    "formats",
+    "results",
+    "from_laptop_to_pod",
+    "speed",
+)
 PAGES = ["README.md", GUIDE, *(f"docs/{name}.md" for name in WRITTEN)]
 BLOCK = re.compile(r"^```(\w*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -220,7 +220,7 @@ def test_an_artifact_that_cannot_be_read(tmp_path):
 
 @pytest.mark.parametrize("model", [Captioner, Seq2Seq, TransformerXL])
 def test_models_without_integers(model):
-    with pytest.raises(UserError, match="has no products of integers: leave int8 out"):
+    with pytest.raises(UserError, match="does not support int8: leave int8 out"):
         model.decoder(types.SimpleNamespace(), int8=True)
 
 
@@ -320,7 +320,7 @@ def _fails(arguments, capfd):
         (["train", "--config=other.py", "--workdir=w"], "other.py must return an ExperimentConfig, got a int"),
         (
             ["train", "--config=transformer_demo:test", "--workdir=w", "--coordinator=localhost:1"],
-            "--num-processes and --process-id missing: --coordinator, --num-processes, --process-id must be given together",
+            "--num-processes and --process-id missing: --coordinator, --num-processes, --process-id must be given",
         ),
     ],
 )

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from docs.site import api, check, hand_written, markdown, symbols
+from docs.site import api, catalogue, check, hand_written, markdown, symbols
 from tfx_jax.functional.attention import SPECS
 
 GENERATED = {"configuration", "commands", "experiments", *(f"attention/{name}" for name in SPECS)}
@@ -40,6 +40,25 @@ def test_signatures_print_types_as_the_source_has_them(pages):
     assert '    query: Float[Array, "B T N H"],\n' in text
     assert "    local_window_size: Window | None = None,\n" in text
     assert "`ValueError`: if the sizes do not fit together" in text
+
+
+def test_every_attention_is_in_one_family_and_has_a_public_function():
+    names = [name for members in catalogue.families().values() for name in members]
+    assert sorted(names) == sorted(SPECS)
+    for spec in SPECS.values():
+        assert (
+            spec.name.split("_")[0] in catalogue.symbol_of(spec).name
+            or spec.platform
+            or spec.name in ("dense", "window")
+        )
+
+
+def test_decoding_is_told_from_the_spec():
+    assert "all of which" in catalogue.decoding(SPECS["dense"])
+    assert "of its window" in catalogue.decoding(SPECS["window"])
+    assert "constant size" in catalogue.decoding(SPECS["gated_delta_rule"])
+    assert "no causal form" in catalogue.decoding(SPECS["nystrom"])
+    assert "Without a cache" in catalogue.decoding(SPECS["lsh"])
 
 
 def test_papers_lead_to_functions_and_equations(pages):

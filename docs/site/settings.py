@@ -105,7 +105,7 @@ def parser_of(verb: str, *arguments: str) -> argparse.ArgumentParser:
 
     with mock.patch.object(Parser, "parse_known_args", stop), mock.patch.object(Parser, "print_help", stop):
         try:
-            importlib.import_module(f"tfx_jax.cli.{verb}").run(arguments)
+            importlib.import_module(f"tfx_jax.cli.{verb.replace('-', '_')}").run(arguments)
         except _FoundError as found:
             return found.args[0]
     raise LookupError(f"tfx-jax {verb} has no parser")

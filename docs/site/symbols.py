@@ -16,6 +16,7 @@ PACKAGES = {
     "tasks": "tfx_jax.tasks",
     "training": "tfx_jax.training",
     "metrics": "tfx_jax.metrics",
+    "testing": "tfx_jax.testing",
     "data.sources": "tfx_jax.data.sources",
     "data.tokenizers": "tfx_jax.data.tokenizers",
     "data.objectives": "tfx_jax.data.objectives",

@@ -9,6 +9,8 @@ import tfx_jax
 from tfx_jax.cli import experiments, main
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
+from tfx_jax.models import hf
+from tfx_jax.models.hf.folder import Fields
 
 FOLDER = pathlib.Path(__file__).parents[2] / "experiments"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -35,6 +37,35 @@ def test_all_are_listed_with_their_results(capsys):
         assert f"\nResult: {line.removeprefix(name).strip()}\n" in (FOLDER / f"{name}.py").read_text()
 
 
+def test_the_page_of_models_is_what_is_printed(capsys):
+    """And what is printed names every architecture once, with what its class can do."""
+    assert main(["experiments", "--models"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == (FOLDER.parent / "docs" / "hugging_face.md").read_text(), (
+        "run tfx-jax experiments --models > docs/hugging_face.md"
+    )
+    rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| ")][2:]
+    assert {name: columns for name, *columns in rows} == {
+        name: [family.model.__name__, saved_as(name, family), "yes" if has_decoder(family.model) else "no"]
+        for name, family in hf.FAMILIES.items()
+    }
+    assert len(rows) == len(hf.FAMILIES)
+    generating = {name for name, *_, generates in rows if generates == "yes"}
+    assert {"GPT2LMHeadModel", "MarianMTModel", "UMT5ForConditionalGeneration"} <= generating
+    assert not {"BertModel", "T5EncoderModel", "ViTForImageClassification"} & generating
+
+
+def saved_as(name, family):
+    """What its own `write_config` says, for sizes as they are by default."""
+    values = {"pad_token_id": 1, "decoder_start_token_id": 1} if "Marian" in name else {}
+    config = family.read_config(Fields(values, pathlib.Path(name)))
+    return family.write_config(config)["architectures"][0]
+
+
+def has_decoder(model):
+    return callable(getattr(model, "decoder", None))
+
+
 def test_a_lab_note_is_printed(capsys):
     assert main(["experiments", "transformer_demo"]) == 0
     note = capsys.readouterr().out
@@ -56,6 +87,7 @@ def test_a_copy_is_the_same_and_overwrites_nothing(capsys):
     ("arguments", "message"),
     [
         (["transformer_dmeo"], "there is no experiment 'transformer_dmeo': did you mean transformer_demo or "),
+        (["--models", "transformer_demo"], "--models lists Hugging Face models: omit NAME and --copy"),
         (["--copy=wmt14"], "'wmt14': did you mean transformer_wmt14_ende or transformer_wmt14_enfr?"),
         (["xyzzy"], "there is no experiment 'xyzzy': run tfx-jax experiments to list the names"),
         ([""], "there is no experiment '': run tfx-jax experiments to list the names"),

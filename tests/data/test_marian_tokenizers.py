@@ -320,7 +320,7 @@ def test_another_vocabulary_than_that_of_the_model(folder_of, tmp_path):
         (tmp_path / name).write_bytes((folder_of("sentencepiece") / name).read_bytes())
     vocabulary = json.loads((tmp_path / "vocab.json").read_text())
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"</s>": 1}))
-    with pytest.raises(UserError, match=r"the id 1 of .* has another token too"):
+    with pytest.raises(UserError, match=r"the id 1 of .* belongs to another token too"):
         train(tmp_path, kind="sentencepiece")
 
 

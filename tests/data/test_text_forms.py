@@ -124,7 +124,7 @@ def test_a_line_that_shows_nothing_is_blank_to_all_readers(tmp_path, blank):
     if blank != "\t":
         with pytest.raises(UserError, match=r"line 1: .* is not a label, one TAB and its text"):
             _read(read_labeled, path, f"x\t{blank}\n")
-        with pytest.raises(UserError, match="line 2: nothing in the column 't'"):
+        with pytest.raises(UserError, match="line 2: the column 't' is blank"):
             _read(ALL["tsv"][0], path, f"t\tl\n{blank}\tx\n")
 
 

@@ -207,7 +207,7 @@ def test_the_command_line_generates_with_it(monkeypatch, capsys):
 def test_what_cannot_be_searched_is_refused():
     for search in (Greedy(), BeamSearch()):
         for eos_ids in ((), (1, 2)):
-            with pytest.raises(UserError, match="search wants one token that ends a text, and no observer"):
+            with pytest.raises(UserError, match=r"search needs exactly one token that ends a text, got [02], and no"):
                 decoded(search, eos_ids=eos_ids)
     with pytest.raises(UserError, match="prompt 2 has no token"):
         decoded(Greedy(), [[1], []])

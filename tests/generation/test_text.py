@@ -224,7 +224,7 @@ def test_refusals():
     with pytest.raises(UserError, match="max_new_tokens=40 leaves no room for a prompt, as the model takes 40 tokens"):
         Generator(make_model(), max_new_tokens=40)
     for options in ({}, {"eos_ids": (1, 2)}, {"eos_ids": (1,), "observer": lambda tokens: tokens < 0}):
-        with pytest.raises(UserError, match="a beam search wants one token that ends a text"):
+        with pytest.raises(UserError, match="a beam search needs exactly one token that ends a text"):
             Generator(make_model(), max_new_tokens=4, search=BeamSearch(2), **options)
     for options, match in (
         ({"temperature": -1}, "temperature must be 0 or at least 1e-30, got -1"),

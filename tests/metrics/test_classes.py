@@ -57,7 +57,11 @@ def test_scores_are_those_of_scikit_learn():
 
 @pytest.mark.parametrize(
     ("predictions", "references", "message"),
-    [(["a"], ["a", "b"], "1 predictions"), ([], [], "0 predictions"), (["e"], ["a"], "'e' is none of the 4 labels")],
+    [
+        (["a"], ["a", "b"], "1 predictions"),
+        ([], [], "0 predictions"),
+        (["e"], ["a"], "the class 'e' is not one of the 4 labels"),
+    ],
 )
 def test_what_cannot_be_scored(predictions, references, message):
     with pytest.raises(ValueError, match=message):

@@ -74,13 +74,13 @@ def test_tags_of_entities_and_back(runs):
 
 @pytest.mark.parametrize("entities", [[(0, 0)], [(2, 1)], [(3, 5)], [(-1, 1)], [(0, 2), (1, 3)], [(1, 3), (0, 4)]])
 def test_entities_that_cannot_be(entities):
-    with pytest.raises(ValueError, match="is empty, outside 4 words or over another"):
+    with pytest.raises(ValueError, match="must not be empty, outside the 4 words, or overlap another"):
         tags_of_entities([Entity("person", *span) for span in entities], 4)
 
 
 @pytest.mark.parametrize("tag", ["", "B", "I-", "E-person", "person", "o", "O-person"])
 def test_what_is_no_tag(tag):
-    with pytest.raises(ValueError, match="is not a tag"):
+    with pytest.raises(ValueError, match="a tag must be O, B-label or I-label, got"):
         entities_of_tags(["O", tag])
 
 

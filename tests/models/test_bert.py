@@ -14,6 +14,7 @@ from scipy.special import erf
 from tests.nn.programs import count_draws, count_rematerialized, draw, jitted, params_of
 from tfx_jax import functional, models
 from tfx_jax.models import Bert, BertClassifier, BertConfig, BertMaskedLM, BertPretraining, BertTagger
+from tfx_jax.nn import AttentionConfig
 
 CONFIG = BertConfig(
     vocab_size=23,
@@ -370,3 +371,33 @@ def test_refusals():
         build(BertTagger, labels=())
     with pytest.raises(ValueError, match="10 tokens, but the model has max_length=9"):
         jax.eval_shape(make_bert("BertTagger"), np.ones((1, 10), int))
+
+
+def test_shared_layers_are_one_layer_again_and_again():
+    """ALBERT: one layer's parameters, which several layers with equal parameters would compute as well."""
+    shared = make_bert("BertMaskedLM", share_layers=True, is_tied=False, embedding_size=6)
+    params = nnx.to_pure_dict(nnx.state(shared))
+    config = dataclasses.replace(shared.config, share_layers=False)
+    layers = params["bert"]["encoder_layers"]
+    params["bert"]["encoder_layers"] = jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf), 3, axis=0), layers)
+    graphdef = nnx.graphdef(nnx.eval_shape(lambda: BertMaskedLM(config, rngs=nnx.Rngs(0))))
+    unshared = nnx.merge(graphdef, params)
+    (got, got_maps), (want, want_maps) = (
+        _run(model, TOKENS, SEGMENTS, return_attention=True) for model in (shared, unshared)
+    )
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    assert got_maps.keys() == want_maps.keys() == {f"encoder/{index}/self" for index in range(3)}
+    for name, weights in want_maps.items():
+        np.testing.assert_allclose(got_maps[name], weights, atol=1e-6)
+    assert np.abs(got_maps["encoder/0/self"] - got_maps["encoder/2/self"]).max() > 0.01
+    assert shared.masked_lm.output_embedding.table.shape == shared.bert.embedding.table.shape == (23, 6)
+
+
+def test_options_that_do_not_go_together():
+    two = dataclasses.replace(CONFIG, share_layers=True, attention=AttentionConfig("dense,window"))
+    with pytest.raises(ValueError, match="share_layers is for layers of one attention, not for dense,window"):
+        two.validate()
+    model = make_bert("Bert", num_segments=0)
+    assert model.token_types is None
+    with pytest.raises(ValueError, match="there are token_type_ids, but the model has num_segments=0"):
+        jax.eval_shape(lambda: model(TOKENS, SEGMENTS))

@@ -197,7 +197,7 @@ def test_it_is_a_decoder_of_images():
     assert isinstance(model, DecodingModel)
     assert model.max_input_length(99) is None
     assert (model.vocab_size, model.pad_id) == (V, 0)
-    with pytest.raises(UserError, match="no products of integers"):
+    with pytest.raises(UserError, match="does not support int8"):
         model.decoder(int8=True)
     _, maps = jax.eval_shape(lambda model: model(IMAGES, CAPTIONS, return_attention=True), model)
     assert {name: weights.shape for name, weights in maps.items()} == {"decoder/0/cross": (B, 1, T, 9)}

@@ -264,7 +264,7 @@ def test_a_tagger_is_that_of_a_loop(use_elmo):
     ("changes", "message"),
     [
         ({"filter_widths": (1, 2)}, r"^characters\.filter_widths=\(1, 2\) needs as many num_filters"),
-        ({"num_filters": (5, 0, 3)}, "all from 1 up"),
+        ({"num_filters": (5, 0, 3)}, "all at least 1"),
         ({"filter_widths": (), "num_filters": ()}, "needs as many num_filters"),
     ],
 )

@@ -161,8 +161,8 @@ def test_maps_are_those_of_each_layer(drawn):
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="needs labels"):
         LongEncoder(dataclasses.replace(CONFIG, labels=()), rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match=r"d_model=9 is odd or not divisible"):
+    with pytest.raises(ValueError, match=r"d_model=9 must be even and divisible"):
         LongEncoder(dataclasses.replace(CONFIG, d_model=9), rngs=nnx.Rngs(0))
     model = nnx.eval_shape(lambda: LongEncoder(PAIRS, rngs=nnx.Rngs(0)))
-    with pytest.raises(ValueError, match=r"1 sequences of each example, but the model reads 2"):
+    with pytest.raises(ValueError, match=r"the model has num_sequences=2, got 1 sequences per example"):
         model(TOKENS)

@@ -58,7 +58,7 @@ def test_learned_arrays_get_gradients_in_a_layer(name):
 
     @jitted
     def gradients(layer, x):
-        return jax.grad(lambda layer: (layer(x, is_causal=True) ** 2).sum())(layer)
+        return jax.grad(lambda layer: (layer(x, is_causal=SPECS[name].causal) ** 2).sum())(layer)
 
     found = nnx.to_flat_state(nnx.state(gradients(layer, x).attention_fn, nnx.Param))
     assert found

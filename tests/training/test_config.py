@@ -30,7 +30,7 @@ def test_flat_names_every_leaf():
     config = ExperimentConfig()
     assert leaves["model.attention.options.window"] is None
     nested = (config.model, config.task, config.task.data, config.optimizer, config.task.decoding, config.mesh)
-    nested += (config.model.attention, config.model.attention.options, config.model.experts)
+    nested += (config.model.attention, config.model.attention.options, config.model.experts, config.lora)
     expected = sum(len(dataclasses.fields(part)) for part in nested)
     assert len(leaves) == expected + len(dataclasses.fields(config)) - len(nested)
 

@@ -97,6 +97,27 @@ def test_adam_equals_float64_numpy(settings):
     np.testing.assert_allclose(params["weights"], expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["lion", "sgd"])
+def test_lion_and_sgd_equal_float64_numpy(name):
+    """Algorithm 2 of Chen et al. (2023), and gradient descent with momentum; biases do not decay."""
+    config = OptimizerConfig(name=name, b1=0.8, b2=0.95, warmup_steps=3, peak_learning_rate=0.1)
+    config.weight_decay = 0.3 if name == "lion" else 0.0
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(size=(4, 3)) for name in ("up", "bias")}
+    grads = [{name: rng.normal(size=(4, 3)) for name in params} for _ in range(5)]
+    rates = jax.jit(learning_rate(config, 16))(np.arange(5)).tolist()
+    found = updated(config, params, grads)
+    for key, weights in params.items():
+        moment, decay = np.zeros((4, 3)), config.weight_decay * (key == "up")
+        for rate, grad in zip(rates, (grads[step][key] for step in range(5)), strict=True):
+            if name == "lion":
+                change, moment = np.sign(0.8 * moment + 0.2 * grad), 0.95 * moment + 0.05 * grad
+            else:
+                change = moment = 0.8 * moment + grad
+            weights = weights - rate * (change + decay * weights)
+        np.testing.assert_allclose(found[key], weights, rtol=1e-5, atol=1e-6)
+
+
 def test_default_keeps_the_state_of_plain_adam():
     """Or checkpoints of before there was a choice could not be read."""
     params = {"weights": np.ones(3, np.float32)}
@@ -212,8 +233,8 @@ def test_adafactor_keeps_a_fraction_of_adam_s_moments():
 
 
 def test_unknown_optimizer():
-    with pytest.raises(ValueError, match='optimizer must be "adam", "adamw" or "adafactor", got \'sgd\''):
-        make_optimizer(OptimizerConfig(name="sgd"), 16)
+    with pytest.raises(ValueError, match='optimizer must be "adam", "adamw", "adafactor", "lion" or "sgd", got \'x\''):
+        make_optimizer(OptimizerConfig(name="x"), 16)
 
 
 @pytest.mark.parametrize(("schedule", "final_fraction"), [("cosine", 0.1), ("cosine", 0.0), ("linear", 0.25)])

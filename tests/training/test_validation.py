@@ -68,7 +68,11 @@ def test_defaults_are_the_base_model_and_valid():
         ("model.num_heads", 7, "model.d_model=512 is not divisible by num_heads=7: give d_k and d_v"),
         ("model.dtype", "float61", 'model.dtype must be "float32" or "bfloat16", got \'float61\''),
         ("model.remat", "some", 'model.remat must be "none" or "full" or "dots", got \'some\''),
-        ("optimizer.name", "sgd", 'optimizer.name must be "adam" or "adamw" or "adafactor", got \'sgd\''),
+        (
+            "optimizer.name",
+            "x",
+            'optimizer.name must be "adam" or "adamw" or "adafactor" or "lion" or "sgd", got \'x\'',
+        ),
         ("optimizer.weight_decay", -0.1, "optimizer.weight_decay must be at least 0, got -0.1"),
         (
             "optimizer.weight_decay",
@@ -241,7 +245,7 @@ def of_text(**values):
         ),
         (
             of(Seq2SeqConfig(variant="bahdanau"), TranslationConfig(), **{"model.alignment": "local-p"}),
-            'model.alignment="local-p" is of variant="luong" alone, got variant="bahdanau"',
+            'model.alignment="local-p" needs variant="luong", got variant="bahdanau"',
         ),
         (
             of(Seq2SeqConfig(), TranslationConfig(), **{"model.alignment": "local"}),
@@ -254,7 +258,7 @@ def of_text(**values):
         ),
         (
             of(Seq2SeqConfig(score="dot"), TranslationConfig(), **{"model.coverage": 1.0}),
-            'model.coverage=1.0 is of an additive score alone, variant="bahdanau" or "luong" with score="concat"',
+            'model.coverage=1.0 needs an additive score, variant="bahdanau" or variant="luong" with score="concat"',
         ),
         (of_text(**{"mesh.tensor": 3}), "mesh.tensor=3 does not divide config.model.num_heads=2"),
         (

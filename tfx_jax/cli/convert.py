@@ -1,5 +1,6 @@
 """`tfx-jax convert`: rewrites a Hugging Face folder, or exports a model trained with tfx_jax as one."""
 
+import argparse
 import json
 import pathlib
 import sys
@@ -20,6 +21,8 @@ from tfx_jax.files import is_local, read_small_file
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import Tensors, read_json
+from tfx_jax.training.config import load_config
+from tfx_jax.training.workdir import is_workdir
 
 _DTYPES = ("float32", "float16", "bfloat16")
 # Files that are copied in addition to config.json and the weights.
@@ -46,10 +49,17 @@ def run(argv: Sequence[str]) -> int:
         help="dtype of the weights in the written file; %(default)s by default",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a model that is already in the output folder")
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="of a --workdir trained with config.lora, write only the adapters, as a PEFT folder; merged by default",
+    )
     parser.add_argument("--json", action="store_true", help="also print one JSON object to standard output")
     arguments = parser.parse_args(argv)
     check_one_source(arguments)
     set_up_program()
+    if arguments.adapter:
+        return _write_adapter(arguments)
     options = {"dtype": arguments.dtype, "allow_nonfinite": arguments.allow_nonfinite}
     output, progress = pathlib.Path(_local(arguments.output)), Progress("read {} parameters")
     progress.stage(f"reading {arguments.model or arguments.workdir}")
@@ -66,10 +76,10 @@ def run(argv: Sequence[str]) -> int:
         copied, left_out, before = _copy(epath.Path(arguments.workdir) / "tokenizer", output), [], None
         _write_special_tokens(output, tokenizer, model.config.kind)
     else:
-        source = pathlib.Path(local_folder(_local(arguments.model)))
+        source = pathlib.Path(hf.base_folder(_local(arguments.model)))
         _check_output(source, output, allowed=arguments.overwrite)
         fields = _config(source)
-        model = hf.load(source, allow_nonfinite=arguments.allow_nonfinite, on_read=progress.update)
+        model = hf.load(arguments.model, allow_nonfinite=arguments.allow_nonfinite, on_read=progress.update)
         kept = {name: value for name, value in fields.items() if not (name in _DROPPED or name.startswith("_"))}
         _save(model, output, kept, options, progress)
         copied, before = _copy(source, output), Tensors(source).num_bytes
@@ -97,6 +107,35 @@ def run(argv: Sequence[str]) -> int:
         more = f" and {len(left_out) - 3:,} more" if len(left_out) > 3 else ""
         reasons = "copies, constants, or parts of another architecture"
         print(f"tensors left out ({reasons}): {', '.join(left_out[:3])}{more}", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(summary))
+    return 0
+
+
+def _write_adapter(arguments: argparse.Namespace) -> int:
+    """Writes the adapters of a run as a PEFT folder, with the tokenizer."""
+    if arguments.workdir is None:
+        raise UserError("--adapter needs the --workdir of a run trained with config.lora, not --model")
+    if arguments.dtype != "float32":
+        raise UserError(f"--adapter writes float32: leave out --dtype={arguments.dtype}")
+    output, base = pathlib.Path(_local(arguments.output)), load_config(arguments.workdir).init_from
+    if base and is_workdir(local_folder(base)):
+        raise UserError(
+            f"the run started from the workdir {base}, and PEFT needs a Hugging Face folder: leave out --adapter, and "
+            "the adapters are merged"
+        )
+    _check_output(None, output, allowed=arguments.overwrite)
+    model, _ = load_trained(arguments)
+    where = str(pathlib.Path(base).resolve()) if pathlib.Path(base).exists() else base
+    try:
+        hf.save_adapter(model, output, base=where, allow_nonfinite=arguments.allow_nonfinite)
+    except ValueError as error:
+        raise UserError(f"{arguments.workdir}: {error}") from None
+    files = ["adapter_config.json", "adapter_model.safetensors"]
+    files += _copy(epath.Path(arguments.workdir) / "tokenizer", output)
+    size = (output / files[1]).stat().st_size
+    summary = {"base": where, "bytes_after": size, "output": str(output), "files": files}
+    print(f"adapters of {where}: {size:,} bytes; {output}: {', '.join(files)}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(summary))
     return 0

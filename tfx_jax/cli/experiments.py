@@ -9,19 +9,37 @@ import tfx_jax
 from tfx_jax.arguments import Parser
 from tfx_jax.errors import UserError
 
+_MODELS = """# Hugging Face models
+
+The architectures that `tfx_jax.models.hf.load` reads from folders or from the hub, and that `tfx_jax.models.hf.save`
+and `tfx-jax convert` write. Parity tests compare each with transformers: outputs within 1e-4 of their scale, padding on
+either side, the same tokens where it generates, and parameters that come back bit for bit.
+
+`tfx-jax experiments --models > docs/hugging_face.md` writes this page.
+
+{table}"""
+
 _RESULT = "Result: "  # prefix of the line of a lab note that the list shows
 
 
 def run(argv: Sequence[str]) -> int:
-    """Lists all experiments, prints the note of one, or copies one."""
+    """Lists all experiments, prints the note of one, copies one, or lists the Hugging Face models."""
     parser = Parser("experiments", "Lists the experiments that tfx-jax train --config=NAME takes, with their results.")
     parser.add_argument("name", nargs="?", help="experiment whose full lab note is printed")
     parser.add_argument(
         "--copy", metavar="NAME", help="write the experiment's file NAME.py into the current folder, to edit and train"
     )
+    parser.add_argument("--models", action="store_true", help="list the Hugging Face architectures that load and save")
     arguments = parser.parse_args(argv)
     if arguments.copy is not None and arguments.name is not None:
         raise UserError("give either NAME, to print its lab note, or --copy=NAME, not both")
+    if arguments.models and (arguments.copy is not None or arguments.name is not None):
+        raise UserError("--models lists Hugging Face models: omit NAME and --copy")
+    if arguments.models:
+        from tfx_jax.models import hf  # takes seconds, which the list of experiments does not need
+
+        print(_MODELS.format(table=hf.supported()))
+        return 0
     if arguments.copy is not None:
         target = copy_experiment(arguments.copy, pathlib.Path())
         print(f"wrote {target}; train it with tfx-jax train --config={target} --workdir=DIR")

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic writing of files."""
 
 import uuid
 
@@ -6,10 +6,10 @@ from etils import epath
 
 
 def write_file(path: epath.Path, content: bytes) -> None:
-    """Writes a file atomically: readers find the old one or the new one, also if several processes write it.
+    """Writes a file atomically: readers see the old or the new content, also if several processes write it.
 
     Raises:
-      OSError: if storage does not allow it; nothing is left behind then.
+      OSError: if the file system refuses; no partial file is left then.
     """
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
     try:

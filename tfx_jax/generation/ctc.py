@@ -1,4 +1,4 @@
-"""From the scores of labels at each step to what is said (CTC: Graves et al., 2006)."""
+"""Decoding of CTC outputs: from the scores of labels at each step to labels (Graves et al., 2006)."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ import numpy as np
 from jaxtyping import Float
 
 BLANK = 0
-"""The label that says nothing; the characters are 1, 2, ..."""
+"""Id of the blank label; characters are 1, 2, ..."""
 
 
 def collapse(path: Sequence[int]) -> list[int]:
-    """Returns the labels of a path: of equal ones side by side, one, and no blanks (Graves et al., 2006, section 3.1).
+    """Merges repeated labels of a path and then removes blanks (Graves et al., 2006, section 3.1).
 
     >>> collapse([0, 3, 3, 0, 3, 1])
     [3, 3, 1]
@@ -20,36 +20,40 @@ def collapse(path: Sequence[int]) -> list[int]:
 
 
 def prefix_beam_search(log_probs: Float[np.ndarray, "S V"], beam_size: int) -> list[int]:
-    """Searches the labels that all alignments together make likeliest (Graves et al., 2006, section 3.2).
+    """Searches the labels with the highest probability, summed over alignments (Graves et al., 2006, section 3.2).
 
-    The likeliest path need not belong to them. Here paths with the same labels so far are one hypothesis, whose
-    probability is kept in two parts: of those that end in a blank, and of those that do not, since a label that is said
-    twice needs a blank between (Hannun et al., 2014, https://arxiv.org/abs/1408.2873, algorithm 1, without a language
-    model).
+    These need not be the labels of the most probable path. Paths that collapse to the same labels are one hypothesis.
+    It keeps two probabilities, of paths that end in a blank and of paths that end in the last label, because a repeated
+    label needs a blank in between (Hannun et al., 2014, https://arxiv.org/abs/1408.2873, algorithm 1, without a
+    language model).
 
     Args:
-      log_probs: of the labels at each step, of which `BLANK` is one.
-      beam_size: hypotheses that are kept after a step; with as many as there are, the search is exact.
+      log_probs: log-probabilities of the labels, `BLANK` included, at each step.
+      beam_size: number of hypotheses kept after each step; the search is exact if none is dropped.
 
     >>> prefix_beam_search(np.log([[0.6, 0.4], [0.6, 0.4]]), 1), prefix_beam_search(np.log([[0.6, 0.4], [0.6, 0.4]]), 2)
     ([], [1])
     """
-    never = -np.inf
-    beams: dict[tuple[int, ...], tuple[float, float]] = {
-        (): (0.0, never)
-    }  # of each hypothesis the log-probabilities: ends in a blank, ends in its last label
-    for row in log_probs.tolist():
-        found: dict[tuple[int, ...], tuple[float, float]] = {}
-        for labels, (blank, spoken) in beams.items():
-            kept = found.get(labels, (never, never))
-            either = float(np.logaddexp(blank, spoken))
-            again = spoken + row[labels[-1]] if labels else never
-            found[labels] = float(np.logaddexp(kept[0], either + row[BLANK])), float(np.logaddexp(kept[1], again))
-            for label, score in enumerate(row):
+    impossible = -np.inf
+    # Log-probabilities of each hypothesis: (paths that end in a blank, paths that end in its last label).
+    beams: dict[tuple[int, ...], tuple[float, float]] = {(): (0.0, impossible)}
+    for scores in log_probs.tolist():
+        extended: dict[tuple[int, ...], tuple[float, float]] = {}
+        for labels, (blank, nonblank) in beams.items():
+            either = float(np.logaddexp(blank, nonblank))
+            # The same labels: a blank follows, or the last label is repeated.
+            old_blank, old_nonblank = extended.get(labels, (impossible, impossible))
+            repeated = nonblank + scores[labels[-1]] if labels else impossible
+            extended[labels] = (
+                float(np.logaddexp(old_blank, either + scores[BLANK])),
+                float(np.logaddexp(old_nonblank, repeated)),
+            )
+            # One more label; one that equals the last needs a blank before it.
+            for label, score in enumerate(scores):
                 if label != BLANK:
                     before = blank if labels and labels[-1] == label else either
-                    longer = found.get((*labels, label), (never, never))
-                    found[*labels, label] = longer[0], float(np.logaddexp(longer[1], before + score))
-        best = sorted(found, key=lambda labels: (-np.logaddexp(*found[labels]), labels))[:beam_size]
-        beams = {labels: found[labels] for labels in best}
+                    old_blank, old_nonblank = extended.get((*labels, label), (impossible, impossible))
+                    extended[*labels, label] = old_blank, float(np.logaddexp(old_nonblank, before + score))
+        best = sorted(extended, key=lambda labels: (-np.logaddexp(*extended[labels]), labels))[:beam_size]
+        beams = {labels: extended[labels] for labels in best}
     return list(max(beams, key=lambda labels: np.logaddexp(*beams[labels])))

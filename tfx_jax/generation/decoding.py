@@ -1,6 +1,6 @@
-"""Decoding: greedy, beam search and sampling for every model that is a `tfx_jax.nn.decoding.DecodingModel`.
+"""Decoding: greedy search, beam search and sampling for every `tfx_jax.nn.decoding.DecodingModel`.
 
-`decode` is the search itself, one program for a batch; `DecodeDriver` calls it for lists of any lengths.
+`decode` generates for one batch inside `jax.jit`; `DecodeDriver` batches lists of inputs of any lengths and calls it.
 """
 
 import dataclasses
@@ -31,21 +31,21 @@ from tfx_jax.functional.search import (
 )
 from tfx_jax.nn.decoding import Decoder
 
-_SHORTEST = 16  # inputs of fewer tokens are padded to as many
-_NO_TOKEN = -1  # every id may be a token of the model
+_MIN_LENGTH = 16  # shorter inputs are padded to this length
+_NO_TOKEN = -1  # padding of outputs; any id from 0 on may be a token of the model
 
 Observer = Callable[[np.ndarray], np.ndarray]
-"""Is shown the newest token of each row, [B] int32, -1 where there is none, and answers which rows are to stop."""
+"""Called at each step with the newest token of each row, [B] int32, -1 if none; returns True for rows to stop, [B]."""
 
 
 @documented
 @dataclasses.dataclass
 class DecodingConfig:
-    """How a task searches for texts: by default with the beam of Vaswani et al. (2017), section 6.1."""
+    """Search options of a task; the default is the beam search of Vaswani et al. (2017), section 6.1."""
 
     beam_size: int = within(1, MAX_BEAMS, 4)
-    length_penalty: float = within(0, MAX_LENGTH_PENALTY, 0.6)  # alpha of the paper
-    extra_length: int = at_least(0, 50)  # an output may be this many tokens longer than its input
+    length_penalty: float = within(0, MAX_LENGTH_PENALTY, 0.6)  # exponent of the length penalty, the paper's alpha
+    extra_length: int = at_least(0, 50)  # how many tokens an output may be longer than its input
 
     def tiny(self) -> None:
         """Sets short outputs."""
@@ -54,12 +54,12 @@ class DecodingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-    """The most probable token at every step, and the end at the limit; see `tfx_jax.functional.greedy_search`."""
+    """Takes the most probable token at every step, and EOS at the length limit (`tfx_jax.functional.greedy_search`)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
-    """The best text that `tfx_jax.functional.search` finds."""
+    """Takes the best hypothesis of `tfx_jax.functional.beam_search`."""
 
     beam_size: int = 4
     length_penalty: float = 0.6
@@ -67,15 +67,18 @@ class BeamSearch:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Tokens that are drawn; the defaults draw from the model itself. A text that reaches its limit is cut there."""
+    """Samples tokens, by default from the model's own distribution. A text is cut at the length limit.
+
+    Raises:
+      UserError: if a value is out of range.
+    """
 
     temperature: float = 1.0  # divides the logits; 0 takes the most probable token
-    top_k: int | None = None  # keeps that many of the most probable tokens
-    top_p: float | None = None  # keeps the fewest tokens that have this mass together
-    repetition_penalty: float = 1.0  # divides the logits of tokens that are there already
+    top_k: int | None = None  # samples from this many of the most probable tokens
+    top_p: float | None = None  # samples from the fewest tokens whose total probability reaches this value
+    repetition_penalty: float = 1.0  # above 1, tokens that occurred before are less probable
 
     def __post_init__(self):
-        """Refuses what is out of range."""
         if self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature < math.inf:
             raise UserError(f"temperature must be 0 or at least {LEAST_TEMPERATURE}, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
@@ -103,22 +106,22 @@ def decode(
     max_length: int,
     observer: Observer | None = None,
 ) -> Int[Array, "B L"]:
-    """Reads a batch of inputs and writes until every row has ended; call it inside `jax.jit`.
+    """Encodes a batch of inputs and generates until every row has ended; for use inside `jax.jit`.
 
     Args:
-      decoder: of the model.
-      inputs: tokens, [B, S], or whatever else the model reads, such as images.
-      token_mask: which tokens exist, at least one of each row that matters; None means all.
-      length_limits: how many tokens each row may have at most, its end included; None means `max_length`.
-      rng: of the draws.
-      row_ids: see `tfx_jax.functional.sample`.
-      search: how tokens are chosen.
-      eos_ids: tokens that end a text; exactly one where nothing is drawn.
-      max_length: L.
-      observer: of `Sampling`; is called with the tokens of every step while the program runs.
+      decoder: the model's decoder.
+      inputs: tokens, [B, S], or other inputs of the model, such as images.
+      token_mask: True for tokens, False for padding; rows without tokens give arbitrary outputs. None means no padding.
+      length_limits: maximum number of new tokens of each row, EOS included; None means `max_length`.
+      rng: key for sampling.
+      row_ids: numbers that make the samples of each row independent of the batch, see `tfx_jax.functional.sample`.
+      search: search method and its options.
+      eos_ids: tokens that end a text; exactly one for greedy and beam search.
+      max_length: L, the maximum number of new tokens.
+      observer: called with the tokens of every step while the program runs; only for `Sampling`.
 
     Returns:
-      The tokens of the best text of each row, its end included if it has one, and -1 behind it.
+      The new tokens of the best text of each row, with its EOS if it has one, padded with -1.
     """
     num_beams = search.beam_size if isinstance(search, BeamSearch) else 1
     memory = decoder.encode(inputs, token_mask)
@@ -145,7 +148,7 @@ def decode(
 
 
 def _sample(step_fn: StepFn, cache: Cache, start: Array, search: Sampling, end: int, **options: Any) -> Array:
-    """Draws tokens, `end` not among them."""
+    """Samples tokens up to `end`, the extra token of `_with_end`; the result has -1 from there on."""
     tokens, _ = sample(
         step_fn,
         cache,
@@ -161,7 +164,7 @@ def _sample(step_fn: StepFn, cache: Cache, start: Array, search: Sampling, end: 
 
 
 class DecodeDriver:
-    """Decodes lists of token ids with any model; compiles once for each shape of batch, and shapes are few."""
+    """Decodes lists of token ids with any model; pads to few shapes, and compiles once for each shape."""
 
     def __init__(
         self,
@@ -172,29 +175,31 @@ class DecodeDriver:
         int8: bool = False,
         observer: Observer | None = None,
     ):
-        """Remembers the model without its parameters, and the search.
+        """Prepares a search; parameters are passed to `decoder`.
 
         Args:
-          graphdef: of a `DecodingModel`.
-          search: how tokens are chosen.
+          graphdef: graph definition of a `DecodingModel`.
+          search: search method and its options.
           eos_ids: tokens that end a text.
-          int8: whether products with weights are of integers, see `tfx_jax.functional.int8_product`: faster, not exact.
-          observer: of `Sampling`; is called with the tokens of every step while the program runs, to print or to stop;
-            None for neither, which saves the trip to the host.
+          int8: whether to multiply with int8 weights, see `tfx_jax.functional.int8_product`: faster, not exact.
+          observer: called with the tokens of every step while the program runs, to print them or to stop rows; only for
+            `Sampling`. None avoids the transfer to the host.
 
         Raises:
-          UserError: if a search that draws nothing has no single end to look for, or an observer.
+          UserError: if greedy or beam search has an observer, or not exactly one token in `eos_ids`.
         """
         if not isinstance(search, Sampling) and (len(eos_ids) != 1 or observer is not None):
             kind = "beam" if isinstance(search, BeamSearch) else "greedy"
-            raise UserError(f"a {kind} search wants one token that ends a text, and no observer")
+            raise UserError(
+                f"a {kind} search needs exactly one token that ends a text, got {len(eos_ids)}, and no observer"
+            )
         self._graphdef, self._int8 = graphdef, int8
         show = None if observer is None else functools.partial(_shown_as_numpy, observer)
         options: dict[str, Any] = {"search": search, "eos_ids": tuple(eos_ids), "observer": show}
         self._run = jax.jit(functools.partial(decode, **options), static_argnames="max_length")
 
     def decoder(self, params: Any) -> Decoder:
-        """Arranges the weights of the model: once for all that is to be decoded with them."""
+        """Returns the model's decoder with these parameters, to be reused for all calls."""
         return nnx.merge(self._graphdef, to_device(params)).decoder(int8=self._int8)
 
     def __call__(
@@ -212,26 +217,26 @@ class DecodeDriver:
         """Decodes each input.
 
         Args:
-          decoder: what `decoder` returned.
+          decoder: the result of `decoder`.
           inputs: token ids, at least one each.
-          max_new_tokens: from the length of an input to how many tokens are written at most, its end included.
-          max_input_length: no input is longer, and so none is padded further.
-          tokens_per_batch: how many places for tokens of inputs a batch has; None puts all into one, in their order.
-          seed: of the draws; those of an input depend on it and on the input's number, not on the other inputs.
-          first: the number of the first input, where many are worked through in parts.
-          on_batch: is told after each batch how many inputs it had.
+          max_new_tokens: function from the length of an input to the maximum number of new tokens, EOS included.
+          max_input_length: upper bound of the inputs' lengths, beyond which none is padded.
+          tokens_per_batch: number of input tokens per batch, padding included; None makes one batch of all inputs.
+          seed: sampling seed. The samples of an input depend on the seed and on the input's number only.
+          first: number of the first input, for callers that process inputs in parts.
+          on_batch: called after each batch with the number of its inputs.
 
         Returns:
-          The new tokens of each, the end included.
+          The new tokens of each input, with EOS if it was generated.
 
         Raises:
-          UserError: for an input of no token, of an id outside the vocabulary, or of more tokens than fit; for a `seed`
-            of more than 32 bits.
+          UserError: if an input is empty, has an id outside the vocabulary or too many tokens, or if `seed` does not
+            fit into 32 bits.
         """
 
         def padded(length: int) -> int:
-            """Few lengths, powers of two up to the limits. Coarse: a step costs about the same whatever was read."""
-            power = max(_SHORTEST, 1 << (length - 1).bit_length())
+            """Rounds a length up to a power of two, within the limits; few shapes save compilations."""
+            power = max(_MIN_LENGTH, 1 << (length - 1).bit_length())
             limits = max_input_length, decoder.max_input_length(max_new_tokens(power))
             return max(length, min([power, *(limit for limit in limits if limit is not None)]))
 
@@ -241,20 +246,20 @@ class DecodeDriver:
             _check_prompt(decoder, number, ids, max_new_tokens(len(ids)))
         outputs: list[list[int]] = [[] for _ in inputs]
         for num_rows, members in _batches([len(ids) for ids in inputs], padded, tokens_per_batch):
-            # Rows that are added repeat the first, and end at once.
+            # The batch is filled up with copies of its first input, limited to one new token.
             row_ids = np.pad(np.array(members, np.int32), (0, num_rows - len(members)), constant_values=members[0])
             rows = [inputs[index] for index in row_ids]
             limits = [max_new_tokens(len(inputs[member])) for member in members] + [1] * (num_rows - len(members))
             length = padded(max(map(len, rows)))
-            found = self._run(
+            tokens = self._run(
                 decoder,
-                *_assembled(rows, length),
+                *_padded_batch(rows, length),
                 np.array(limits, np.int32),
                 jax.random.key(seed),
                 first + row_ids,
                 max_length=max_new_tokens(length),
             )
-            for member, row in zip(members, to_host(found).tolist(), strict=False):
+            for member, row in zip(members, to_host(tokens).tolist(), strict=False):
                 outputs[member] = list(itertools.takewhile(lambda token: token != _NO_TOKEN, row))
             if on_batch is not None:
                 on_batch(len(members))
@@ -262,22 +267,22 @@ class DecodeDriver:
 
 
 def _check_prompt(decoder: Decoder, number: int, ids: Sequence[int], max_new_tokens: int) -> None:
-    """Refuses an input that the model cannot read."""
+    """Raises UserError if input `number` is empty, has an id outside the vocabulary or too many tokens."""
     length = len(ids)
     if not length:
-        raise UserError(f"prompt {number} has no token")
-    if strange := [token for token in (min(ids), max(ids)) if not 0 <= token < decoder.vocab_size]:
-        raise UserError(f"prompt {number} has the token id {strange[0]}; use ids in 0 .. {decoder.vocab_size - 1}")
-    room = decoder.max_input_length(max_new_tokens)
-    if room is not None and length > room:
+        raise UserError(f"prompt {number} has no token, but needs at least one")
+    if invalid := [token for token in (min(ids), max(ids)) if not 0 <= token < decoder.vocab_size]:
+        raise UserError(f"prompt {number} has the token id {invalid[0]}; use ids in 0 .. {decoder.vocab_size - 1}")
+    limit = decoder.max_input_length(max_new_tokens)
+    if limit is not None and length > limit:
         raise UserError(
             f"prompt {number} has {length:,} tokens: with max_new_tokens={max_new_tokens} the model has room for "
-            f"{max(room, 0):,}"
+            f"{max(limit, 0):,}"
         )
 
 
-def _assembled(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of a batch, and which of them exist."""
+def _padded_batch(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tokens of a batch, padded at the end to `length`, and its token mask."""
     tokens, token_mask = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
     for row, ids in enumerate(rows):
         tokens[row, : len(ids)], token_mask[row, : len(ids)] = ids, True
@@ -287,17 +292,17 @@ def _assembled(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, 
 def _batches(
     lengths: Sequence[int], padded: Callable[[int], int], tokens_per_batch: int | None
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yields how many rows a batch has, and which inputs are in it; short ones come first."""
+    """Yields (number of rows, indices of the inputs) of each batch, short inputs first."""
     count = len(lengths)
     if tokens_per_batch is None:
         if count:
             yield 1 << (count - 1).bit_length(), list(range(count))
         return
-    # A handful of inputs should not pay for a full batch.
-    places = min(tokens_per_batch, _SHORTEST << max(1, count - 1).bit_length())
+    # A smaller batch for few inputs, which would otherwise be mostly padding.
+    batch_tokens = min(tokens_per_batch, _MIN_LENGTH << max(1, count - 1).bit_length())
     order = sorted(range(count), key=lambda index: lengths[index])
     for length, group in itertools.groupby(order, key=lambda index: padded(lengths[index])):
-        members, num_rows = list(group), max(1, places // length)
+        members, num_rows = list(group), max(1, batch_tokens // length)
         for start in range(0, len(members), num_rows):
             yield num_rows, members[start : start + num_rows]
 
@@ -306,8 +311,8 @@ def _shown_as_numpy(observer: Observer, tokens: Any) -> np.ndarray:
     return observer(np.asarray(tokens))
 
 
-class _Watched(NamedTuple):
-    """A model's cache, and whether its first step is still to come."""
+class _EndCache(NamedTuple):
+    """A model's cache, and whether no step has been taken yet."""
 
     model: Cache
     is_first: Bool[Array, ""]
@@ -316,12 +321,13 @@ class _Watched(NamedTuple):
 def _with_end(
     step_fn: StepFn, cache: Cache, vocab_size: int, eos_ids: Sequence[int], observer: Observer | None
 ) -> tuple[StepFn, Cache]:
-    """Gives the vocabulary one token more, V, which alone may follow an end of the model's or the observer's stop.
+    """Adds a token V to the vocabulary, which always follows one of `eos_ids` or a stop by the observer.
 
-    So a model may have several ends or none, its prompt may begin with one, and rows stop while others go on.
+    A search that ends at V thus supports several EOS tokens or none, prompts that begin with EOS, and rows that stop
+    at different steps.
     """
 
-    def step(tokens: Array, cache: _Watched) -> tuple[Array, _Watched]:
+    def step(tokens: Array, cache: _EndCache) -> tuple[Array, _EndCache]:
         is_over = jnp.isin(tokens, jnp.asarray(eos_ids, jnp.int32)) if eos_ids else jnp.zeros(tokens.shape, bool)
         if observer is not None:
             shown = jnp.where(cache.is_first | (tokens >= vocab_size), _NO_TOKEN, tokens)
@@ -331,6 +337,6 @@ def _with_end(
         logits = jnp.concatenate(
             [jnp.where(is_over, -jnp.inf, logits), jnp.where(is_over, 0.0, -jnp.inf).astype(logits.dtype)], axis=1
         )
-        return logits, _Watched(model, jnp.zeros((), bool))
+        return logits, _EndCache(model, jnp.zeros((), bool))
 
-    return step, _Watched(cache, jnp.ones((), bool))
+    return step, _EndCache(cache, jnp.ones((), bool))

@@ -19,7 +19,7 @@ from tfx_jax.nn.decoding import DecodingModel
 
 
 class Generator:
-    """Continues prompts of token ids, or answers them: the prompt of an encoder-decoder is its source."""
+    """Generates token ids for prompts of token ids; for an encoder-decoder, a prompt is the source."""
 
     def __init__(
         self,
@@ -31,26 +31,26 @@ class Generator:
         int8: bool = False,
         observer: Observer | None = None,
     ):
-        """Arranges the model's weights for decoding.
+        """Prepares the model's weights for decoding.
 
         Args:
-          model: a Module; it stays as it is.
+          model: a Module; it is not changed.
           eos_ids: tokens that end a text.
-          max_new_tokens: how many a continuation has at most, its end included.
-          search: how tokens are chosen.
-          int8: see `DecodeDriver`.
-          observer: see `DecodeDriver`.
+          max_new_tokens: maximum number of new tokens, EOS included.
+          search: search method and its options.
+          int8: whether to decode with int8 weights, see `DecodeDriver`.
+          observer: observer of the new tokens, see `DecodeDriver`.
 
         Raises:
-          UserError: if the model has no room for that many tokens, or the search no single end to look for.
+          UserError: if `max_new_tokens` exceeds the model's positions, or as for `DecodeDriver`.
         """
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         graphdef, params = nnx.split(model)
         self._driver = DecodeDriver(graphdef, search, eos_ids=eos_ids, int8=int8, observer=observer)
         self._decoder = self._driver.decoder(params)
-        room = self._decoder.max_input_length(max_new_tokens)
-        if room is not None and room < 1:
+        max_prompt_length = self._decoder.max_input_length(max_new_tokens)
+        if max_prompt_length is not None and max_prompt_length < 1:
             raise UserError(
                 f"max_new_tokens={max_new_tokens} leaves no room for a prompt, as the model takes "
                 f"{self._decoder.max_input_length(0)} tokens"
@@ -59,40 +59,40 @@ class Generator:
 
     @property
     def continues_prompts(self) -> bool:
-        """Whether what is generated continues a prompt, or answers it."""
+        """Whether the model continues a prompt; otherwise it answers it."""
         return self._decoder.continues_inputs
 
     def __call__(self, prompts: Sequence[Sequence[int]], *, seed: int = 0, first: int = 0) -> list[list[int]]:
-        """Continues each prompt.
+        """Generates tokens for each prompt.
 
         Args:
           prompts: token ids, at least one each.
-          seed: of the draws; a prompt's draw depends on it and on the prompt's number, not on the other prompts.
-          first: the number of the first prompt, where many are worked through in parts.
+          seed: sampling seed. The samples of a prompt depend on it and on the prompt's number only.
+          first: number of the first prompt, for callers that process prompts in parts.
 
         Returns:
-          The new tokens of each, without the end.
+          The new tokens of each prompt, without EOS.
 
         Raises:
-          UserError: for a prompt of no token, or of more than the model can look back on.
+          UserError: if a prompt is empty or longer than the model can read.
         """
-        found = self._driver(
+        outputs = self._driver(
             self._decoder, prompts, max_new_tokens=lambda _: self._max_new_tokens, seed=seed, first=first
         )
-        return [ids[:-1] if ids and ids[-1] in self._eos_ids else ids for ids in found]
+        return [ids[:-1] if ids and ids[-1] in self._eos_ids else ids for ids in outputs]
 
 
 class GeneratedText(NamedTuple):
     """The output for one prompt."""
 
     text: str
-    """Without the prompt, and cut before a stop string."""
+    """The generated text, without the prompt and cut before a stop string."""
     num_tokens: int
-    """Generated tokens, without the end-of-sequence token; those of a stop string count."""
+    """Number of generated tokens, without EOS but with those of a stop string."""
 
 
 class TextGenerator:
-    """Continues prompts, or answers them, as text."""
+    """Generates text for prompts: continues them, or answers them with an encoder-decoder."""
 
     def __init__(
         self,
@@ -154,12 +154,13 @@ class TextGenerator:
         Raises:
           UserError: for a prompt that is longer than the model can read, named by its number from 1.
         """
-        blank = [not self.continues_prompts and is_blank(prompt) for prompt in prompts]  # has no answer
-        self._observer.restart(is_silent=any(blank[:1]))
+        # A blank source has no answer: its text is empty, whatever the model generates.
+        unanswerable = [not self.continues_prompts and is_blank(prompt) for prompt in prompts]
+        self._observer.restart(is_silent=any(unanswerable[:1]))
         outputs = self._generator(
             [self._encode(prompt, number) for number, prompt in enumerate(prompts, first + 1)], seed=seed, first=first
         )
-        outputs = [[] if has_no_answer else ids for ids, has_no_answer in zip(outputs, blank, strict=True)]
+        outputs = [[] if is_empty else ids for ids, is_empty in zip(outputs, unanswerable, strict=True)]
         texts = [_until(self._tokenizer.decode(ids), self._stop) for ids in outputs]
         if texts:
             self._observer.finish(texts[0])
@@ -258,7 +259,7 @@ def generate(
 
 def _until(text: str, stops: Sequence[str]) -> str:
     """Returns the text before the first stop string."""
-    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
+    return text[: min((index for stop in stops if (index := text.find(stop)) >= 0), default=len(text))]
 
 
 class _StopObserver:
@@ -269,7 +270,7 @@ class _StopObserver:
         self.restart()
 
     def restart(self, *, is_silent: bool = False) -> None:
-        """Forgets the last batch; `is_silent` shows nothing of the next one."""
+        """Resets the state for a new batch; `is_silent` disables streaming for it."""
         self._is_silent = is_silent
         self._streams: dict[int, TextStream] = {}
         self._texts: dict[int, str] = {}
@@ -284,15 +285,16 @@ class _StopObserver:
             text = self._texts[row] = self._texts.get(row, "") + stream.push(token)
             is_finished[row] = _until(text, self._stops) != text
         if self._on_text is not None and 0 in self._texts:
-            # The last characters may turn out to begin a stop string.
+            # Withhold the last characters, which may be the beginning of a stop string.
             self._show(self._texts[0], num_withheld=max(map(len, self._stops), default=1) - 1)
         return is_finished
 
     def finish(self, text: str) -> None:
-        """Shows the rest of the first text."""
+        """Streams the rest of the first text."""
         self._show(text, num_withheld=0)
 
     def _show(self, text: str, num_withheld: int) -> None:
+        """Streams the part of the first text that is new and final: all but its last `num_withheld` characters."""
         text = _until(text, self._stops)
         final = max(self._num_shown, len(text) - num_withheld)
         if self._on_text is not None and not self._is_silent and final > self._num_shown:

@@ -1,9 +1,9 @@
 """Exact match and F1 of answers, as SQuAD v1.1 and JaQuAD compute them.
 
 SQuAD (Rajpurkar et al., 2016, https://arxiv.org/abs/1606.05250, section 6.1, and its evaluation script for v1.1)
-compares words, and forgives case, ASCII punctuation and articles. Japanese has no spaces between words: JaQuAD (So et
-al., 2022, https://arxiv.org/abs/2202.01764) compares characters. Its README and paper give the figures alone; what is
-computed here is what the notebook beside the README computes (JaQuAD.ipynb, section "Inference").
+compares words, and ignores case, ASCII punctuation and articles. Japanese has no spaces between words: JaQuAD (So et
+al., 2022, https://arxiv.org/abs/2202.01764) compares characters. Its README and paper do not define the metrics; the
+definitions here are those of its notebook (JaQuAD.ipynb, section "Inference").
 """
 
 import re
@@ -21,7 +21,7 @@ class AnswerScores(NamedTuple):
 
     Attributes:
       exact_match: share of the answers that equal a reference.
-      f1: overlap of the answers with the reference that is nearest.
+      f1: mean F1 of an answer with its best reference.
     """
 
     exact_match: float
@@ -35,16 +35,17 @@ def answer_scores(
     exact_match_fn: Callable[[str, str], bool] | None = None,
     f1_fn: Callable[[str, str], float] | None = None,
 ) -> AnswerScores:
-    """Scores answers; each is compared with all references of its question, and the best counts.
+    """Computes exact match and F1; each answer counts with the best of its question's references.
 
     Args:
-      predictions: an answer for each question, by the question's name; one that is missing scores 0.
-      references: right answers by the question's name, one or more each.
-      exact_match_fn: of an answer and a reference; `squad_exact_match` by default, `character_exact_match` for JaQuAD.
-      f1_fn: likewise, from 0 to 1; `squad_f1` by default, `character_f1` for JaQuAD.
+      predictions: answer of each question, by the question's name; a missing answer scores 0.
+      references: one or more right answers of each question, by the question's name.
+      exact_match_fn: `fn(answer, reference) -> bool`: `squad_exact_match` by default, `character_exact_match` for
+        JaQuAD.
+      f1_fn: `fn(answer, reference) -> float`, 0 to 1: `squad_f1` by default, `character_f1` for JaQuAD.
 
     Raises:
-      ValueError: if there is no question, or one has no reference.
+      ValueError: if there are no questions, or a question has no reference.
 
     >>> answer_scores({"q1": "the Cat!", "q2": "a red house"}, {"q1": ["cat"], "q2": ["house", "home"]})
     AnswerScores(exact_match=50.0, f1=83.33333333333333)
@@ -63,7 +64,7 @@ def answer_scores(
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation and English articles, single spaces between words.
+    """Returns a text in lower case, without ASCII punctuation and English articles, with single spaces.
 
     >>> normalize_answer("The  U.S.-led a-Team, an hour")
     'usled ateam hour'
@@ -72,12 +73,12 @@ def normalize_answer(text: str) -> str:
 
 
 def squad_exact_match(prediction: str, reference: str) -> bool:
-    """Whether both are the same when normalized."""
+    """Returns whether both texts are equal after `normalize_answer`."""
     return normalize_answer(prediction) == normalize_answer(reference)
 
 
 def squad_f1(prediction: str, reference: str) -> float:
-    """F1 of the bags of normalized words; 0 if they share none, so also where nothing is left of both sides.
+    """Returns the F1 of the bags of normalized words; 0 if they share no word, also if both are empty.
 
     >>> squad_f1("the red house", "a house")
     0.6666666666666666
@@ -86,23 +87,23 @@ def squad_f1(prediction: str, reference: str) -> float:
 
 
 def character_f1(prediction: str, reference: str) -> float:
-    """F1 of the bags of characters, white space aside; nothing is normalized, and two empty answers agree.
+    """Returns the F1 of the bags of characters without white space; 1 if both are empty. Nothing is normalized.
 
     >>> round(character_f1("東京国立博物館", "東京 博物館"), 3)
     0.833
     """
-    found, wanted = "".join(prediction.split()), "".join(reference.split())
-    if not found or not wanted:
-        return float(found == wanted)
-    return _overlap(found, wanted)
+    predicted, expected = "".join(prediction.split()), "".join(reference.split())
+    if not predicted or not expected:
+        return float(predicted == expected)
+    return _overlap(predicted, expected)
 
 
 def character_exact_match(prediction: str, reference: str) -> bool:
-    """Whether `character_f1` is 1, which is what JaQuAD's notebook counts: the order of characters is not looked at."""
+    """Returns whether `character_f1` is 1, as in JaQuAD's notebook; the order of characters does not matter."""
     return character_f1(prediction, reference) == 1.0
 
 
-def _overlap(found: Sequence[str], wanted: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall of two bags; 0 if they have nothing in common."""
-    shared = (Counter(found) & Counter(wanted)).total()
-    return 2 * shared / (len(found) + len(wanted)) if shared else 0.0
+def _overlap(predicted: Sequence[str], expected: Sequence[str]) -> float:
+    """Returns the harmonic mean of precision and recall of two bags; 0 if they are disjoint."""
+    shared = (Counter(predicted) & Counter(expected)).total()
+    return 2 * shared / (len(predicted) + len(expected)) if shared else 0.0

@@ -1,12 +1,12 @@
-"""BLEU in the three dialects that papers print, from one call.
+"""BLEU in the three variants that papers report, from one call.
 
 A BLEU figure means nothing without its tokenization (Post, 2018, "A Call for Clarity in Reporting BLEU Scores",
 https://arxiv.org/abs/1804.08771). The same translations score differently under each of these:
 
 * sacreBLEU: plain text in, a fixed tokenizer inside, and a signature to print beside the figure.
 * tokenized BLEU: `multi-bleu.perl` over Moses-tokenized text, as papers before 2018 give it.
-* compound-split BLEU: the same after hyphenated words are cut in three, which is how the English-German figures of
-  "Attention Is All You Need" (27.3 and 28.4) were computed; usually the highest of the three.
+* compound-split BLEU: tokenized BLEU after hyphenated words are split in three, which is how the English-German figures
+  of "Attention Is All You Need" (27.3 and 28.4) were computed; usually the highest of the three.
 """
 
 import functools
@@ -18,9 +18,9 @@ from typing import NamedTuple
 from tfx_jax.data.sources.lines import list_of_texts
 from tfx_jax.errors import UserError
 
-# What sacreBLEU should do with languages written without spaces between words, by their codes of ISO 639-1 and 639-3;
-# "13a" reads all the others, such as Korean, whose spaces stand between phrases. sacreBLEU's tokenizers of words for
-# Japanese and Korean need further packages, and for the others it has none.
+# sacreBLEU's tokenizers for languages written without spaces between words, by ISO 639-1 and 639-3 code. All other
+# languages use "13a", also Korean, which has spaces between phrases. sacreBLEU's word tokenizers for Japanese and
+# Korean need further packages; it has none for the other languages.
 _UNSPACED = {
     **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue", "wuu", "nan", "hak", "gan", "hsn", "lzh"), "zh"),
     **dict.fromkeys(("ja", "jpn", "ojp"), "char"),
@@ -33,7 +33,7 @@ _Sides = tuple[list[str], list[str]]  # hypotheses, references
 
 
 class BleuScores(NamedTuple):
-    """What one set of translations scores.
+    """Scores of one set of translations.
 
     Attributes:
       sacrebleu: sacreBLEU, 0 to 100.
@@ -58,26 +58,23 @@ def bleu_scores(
     is_tokenized: bool = False,
     sacrebleu_tokenizer: str | None = None,
 ) -> BleuScores:
-    """Scores translations against one reference each, over the whole set (Papineni et al., 2002).
+    """Computes corpus BLEU of translations with one reference each (Papineni et al., 2002).
 
     Both sides are compared in Unicode's form NFC. Plain text is tokenized by Moses' rules for `language`, or into
-    characters where the language is written without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan).
-    Tokenized text (of Multi30k as it is published, say, with the marks of BPE removed) is taken as it is for the
-    tokenized figures, and detokenized for sacreBLEU, which is defined on plain text alone.
+    characters if the language is written without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan).
+    Tokenized text, such as the published Multi30k after removal of BPE marks, is used unchanged for the tokenized
+    figures and detokenized for sacreBLEU, which is defined on plain text only.
 
     Args:
       hypotheses: translations, one string each.
-      references: what each should be, in the same order.
-      language: ISO 639 code of the language translated into, of two or three letters.
-      is_tokenized: whether both sides are Moses tokens separated by spaces already.
-      sacrebleu_tokenizer: a name sacreBLEU knows; None means "zh" for Chinese, "char" for the other languages
-        without spaces, "13a" for all others. The signature says which it was.
-
-    Returns:
-      The figures, see `BleuScores`.
+      references: reference translations in the same order.
+      language: ISO 639 code of the target language, two or three letters.
+      is_tokenized: whether both sides already are Moses tokens separated by spaces.
+      sacrebleu_tokenizer: name of one of sacreBLEU's tokenizers; None means "zh" for Chinese, "char" for the other
+        languages without spaces, "13a" for all others. The signature states it.
 
     Raises:
-      ValueError: if there is nothing to score or the two sides differ in length.
+      ValueError: if there are no hypotheses or the numbers of hypotheses and references differ.
       UserError: if sacreBLEU does not have the tokenizer.
 
     >>> scores = bleu_scores(["Er mag sein rot-weißes Fahrrad."], ["Sie mag sein rot-weißes Fahrrad."])
@@ -108,10 +105,9 @@ def bleu_scores(
 
 
 def split_compounds(tokens: str) -> str:
-    """Splits hyphenated words as tensor2tensor's get_ende_bleu.sh does, the script behind the paper's figures.
+    """Splits hyphenated words like tensor2tensor's get_ende_bleu.sh, which computed the paper's figures.
 
-    The substitution is that script's, so it shares its quirk: a single letter between two hyphens is used up by the
-    first, and the second stays.
+    It also has that script's quirk: of two hyphens around a single letter, only the first is split.
 
     >>> split_compounds("eine rot-weiße U-Bahn - neu")
     'eine rot ##AT##-##AT## weiße U ##AT##-##AT## Bahn - neu'
@@ -125,11 +121,11 @@ def _both_sides(change: Callable[[str], str], sides: _Sides) -> _Sides:
 
 
 def _corpus_bleu(sides: _Sides, tokenizer: str, *, smoothing: str) -> tuple[float, str]:
-    """Gives sacreBLEU's corpus score and signature; with "none" and "none", the score of multi-bleu.perl."""
-    from sacrebleu.metrics.bleu import BLEU  # a sixth of a second, paid by those who score
+    """Returns sacreBLEU's corpus score and signature; with "none" and "none", the score of multi-bleu.perl."""
+    from sacrebleu.metrics.bleu import BLEU  # a late import, because it takes a sixth of a second
 
     try:
-        # All that `force` does is to keep quiet about text that looks tokenized, which here it may well be.
+        # `force` only silences the warning about text that looks tokenized, which may be intended here.
         metric = BLEU(tokenize=tokenizer, smooth_method=smoothing, force=True)
     except (KeyError, RuntimeError) as error:
         known = ", ".join(BLEU.TOKENIZERS)
@@ -137,11 +133,11 @@ def _corpus_bleu(sides: _Sides, tokenizer: str, *, smoothing: str) -> tuple[floa
         raise UserError(message) from error
     hypotheses, references = sides
     score = metric.corpus_score(hypotheses, [references]).score
-    return min(score, 100.0), str(metric.get_signature())  # exp of a sum of logs can round to just above 100
+    return min(score, 100.0), str(metric.get_signature())  # rounding can give slightly more than 100
 
 
 def _tokenize(line: str, language: str) -> str:
-    """Moses tokens separated by spaces, as `tokenizer.perl -l LANGUAGE` prints them."""
+    """Returns Moses tokens separated by spaces, like `tokenizer.perl -l LANGUAGE`."""
     if language in _UNSPACED:  # Moses would leave a whole clause as one token
         return " ".join("".join(line.split()))
     tokenizer, _ = _moses(language)
@@ -149,14 +145,14 @@ def _tokenize(line: str, language: str) -> str:
 
 
 def _detokenize(line: str, language: str) -> str:
-    """Undoes `_tokenize`, as far as Moses can."""
+    """Returns plain text from Moses tokens, as far as Moses can restore it."""
     _, detokenizer = _moses(language)
     return str(detokenizer.detokenize(line.split()))
 
 
 @functools.cache
 def _moses(language: str):
-    """Moses' tokenizer and detokenizer for a language; English rules for one it does not know."""
-    from sacremoses import MosesDetokenizer, MosesTokenizer  # a third of a second: paid by those who score
+    """Returns Moses' tokenizer and detokenizer for a language; for unknown languages, Moses uses English rules."""
+    from sacremoses import MosesDetokenizer, MosesTokenizer  # a late import, because it takes a third of a second
 
     return MosesTokenizer(language), MosesDetokenizer(language)

@@ -1,6 +1,6 @@
-"""How many constituents a parser finds, counted as EVALB counts them (Sekine and Collins, 1997).
+"""Bracket scores of constituency parsing, computed like EVALB (Sekine and Collins, 1997).
 
-The rules are those of its parameter file COLLINS.prm, by which results on the Penn treebank are given.
+The rules are those of EVALB's parameter file COLLINS.prm, the standard for results on the Penn treebank.
 """
 
 import collections
@@ -14,18 +14,18 @@ _DELETED = frozenset({"TOP", "-NONE-", ",", ":", "``", "''", "."})
 _EQUAL = {"PRT": "ADVP"}
 
 Bracket = tuple[str, int, int]
-"""Label of a constituent, its first word, and the first word behind it."""
+"""Label of a constituent, index of its first word, and index after its last word."""
 
 
 class BracketScores(NamedTuple):
-    """Labeled brackets of all sentences together, in percent.
+    """Labeled bracket scores over all sentences, in percent, and the number of errors.
 
     Attributes:
       f1: harmonic mean of precision and recall.
-      precision: how many of the brackets found are right.
-      recall: how many of the right ones were found.
-      exact_match: how many of the sentences counted have all brackets right and no others.
-      num_errors: how many sentences have other words than their references; as in EVALB, they count in nothing else.
+      precision: share of the predicted brackets that are in the reference.
+      recall: share of the reference's brackets that were predicted.
+      exact_match: share of the sentences, without errors, whose brackets equal those of the reference.
+      num_errors: number of sentences whose words differ from the reference; as in EVALB, all other scores ignore them.
     """
 
     f1: float
@@ -36,18 +36,18 @@ class BracketScores(NamedTuple):
 
 
 def bracket_scores(predictions: Sequence[Tree], references: Sequence[Tree]) -> BracketScores:
-    """Scores trees.
+    """Computes the bracket scores of predicted trees.
 
-    The tags of the reference decide which words are punctuation and do not count. EVALB looks at those of each side and
-    takes a sentence for an error if they disagree, as they would with a parser that writes no tags. A sentence of
-    nothing but punctuation has no brackets, and is right.
+    Words whose tag in the reference is punctuation do not count. EVALB uses the tags of each side and counts a sentence
+    as an error if they disagree, which would fail for parsers that predict no tags. A sentence that is all
+    punctuation has no brackets and is an exact match.
 
     Args:
-      predictions: the trees that a parser gives to the words of each sentence.
-      references: the trees that they should have.
+      predictions: predicted trees.
+      references: reference trees of the same sentences.
 
     Raises:
-      ValueError: if there is not one prediction for each reference.
+      ValueError: if the numbers of predictions and references differ.
 
     >>> from tfx_jax.data.sources.trees import parse_tree
     >>> right = parse_tree("(TOP (S (NP (DT a) (NN dog)) (VP (VBZ barks)) (. .)))")
@@ -58,48 +58,48 @@ def bracket_scores(predictions: Sequence[Tree], references: Sequence[Tree]) -> B
     """
     if len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} trees predicted, but {len(references)} references")
-    num_right = num_found = num_wanted = num_exact = num_errors = 0
+    num_correct = num_predicted = num_expected = num_exact = num_errors = 0
     for prediction, reference in zip(predictions, references, strict=True):
         if prediction.words != reference.words:
             num_errors += 1
             continue
         is_counted = [tag not in _DELETED for tag in reference.tags]
-        found, wanted = (collections.Counter(brackets(tree, is_counted)) for tree in (prediction, reference))
-        num_right += (found & wanted).total()
-        num_found += found.total()
-        num_wanted += wanted.total()
-        num_exact += found == wanted
+        predicted, expected = (collections.Counter(brackets(tree, is_counted)) for tree in (prediction, reference))
+        num_correct += (predicted & expected).total()
+        num_predicted += predicted.total()
+        num_expected += expected.total()
+        num_exact += predicted == expected
     return BracketScores(
-        f1=_percent(2 * num_right, num_found + num_wanted),
-        precision=_percent(num_right, num_found),
-        recall=_percent(num_right, num_wanted),
+        f1=_percent(2 * num_correct, num_predicted + num_expected),
+        precision=_percent(num_correct, num_predicted),
+        recall=_percent(num_correct, num_expected),
         exact_match=_percent(num_exact, len(references) - num_errors),
         num_errors=num_errors,
     )
 
 
 def brackets(tree: Tree, is_counted: Sequence[bool]) -> list[Bracket]:
-    """Returns the brackets that count, in the order in which they end; one that is there twice counts twice.
+    """Returns the brackets of a tree in the order in which they end; equal brackets are repeated.
 
-    Words that do not count are not there: places are numbered without them, and a constituent of no other words is no
-    bracket. Of a label, what follows "-" or "=" does not count, and PRT is ADVP.
+    Words that are not counted are ignored: they get no index, and a constituent without counted words is no bracket.
+    Labels are cut at "-" or "=", and PRT is replaced by ADVP.
 
     Args:
-      tree: with the words that `is_counted` tells of.
-      is_counted: of each word.
+      tree: the tree.
+      is_counted: whether each word of the tree counts.
     """
     found: list[Bracket] = []
     starts: list[int] = []
-    counted, place = iter(is_counted), 0
+    counted, position = iter(is_counted), 0
     for symbol in tree.symbols:
         if not is_bracket(symbol):
-            place += next(counted)
+            position += next(counted)
         elif symbol.startswith("("):
-            starts.append(place)
+            starts.append(position)
         else:
             label, start = re.split("[-=]", symbol[1:])[0], starts.pop()
-            if label not in _DELETED and start < place:
-                found.append((_EQUAL.get(label, label), start, place))
+            if label not in _DELETED and start < position:
+                found.append((_EQUAL.get(label, label), start, position))
     return found
 
 

@@ -7,12 +7,12 @@ import numpy as np
 
 
 class ClassScores(NamedTuple):
-    """How well texts are classified, in percent.
+    """Classification scores in percent.
 
     Attributes:
       accuracy: share of the predictions that are right.
-      macro_f1: mean over classes of the harmonic mean of precision and recall, each class alike however rare.
-      balanced_accuracy: mean recall over the classes that occur, each alike however rare.
+      macro_f1: unweighted mean over classes of F1, the harmonic mean of precision and recall.
+      balanced_accuracy: unweighted mean over the classes that occur of recall.
     """
 
     accuracy: float
@@ -24,16 +24,16 @@ def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: 
     """Scores predicted classes.
 
     The values are those of scikit-learn's `accuracy_score`, of its `f1_score` with `labels` and average="macro", and of
-    its `balanced_accuracy_score`, times 100: a class that neither occurs nor is predicted has an F1 of 0, and one that
-    does not occur has no recall, and so no part in its mean.
+    its `balanced_accuracy_score`, times 100. A class that neither occurs nor is predicted has an F1 of 0. A class that
+    does not occur in `references` is left out of the balanced accuracy.
 
     Args:
-      predictions: a class for each text, as its name or its id.
-      references: the classes that they should have. (scikit-learn takes them first.)
-      labels: all classes there are, each once.
+      predictions: predicted class of each example, as name or id.
+      references: correct class of each example. (scikit-learn takes them first.)
+      labels: all classes, each once.
 
     Raises:
-      ValueError: if the sides differ in length or are empty, or a class is none of the labels.
+      ValueError: if the numbers of predictions and references differ or are 0, or a class is not in `labels`.
 
     >>> class_scores(["b", "a", "b", "a"], ["b", "a", "a", "a"], labels=["a", "b"])
     ClassScores(accuracy=75.0, macro_f1=73.33333333333334, balanced_accuracy=83.33333333333333)
@@ -41,13 +41,14 @@ def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: 
     if len(predictions) != len(references) or not len(references):
         raise ValueError(f"{len(predictions)} predictions cannot be scored by {len(references)} references")
     number = {label: index for index, label in enumerate(labels)}
-    strange = {*predictions, *references} - number.keys()
-    if strange:
-        raise ValueError(f"{min(strange, key=str)!r} is none of the {len(number)} labels")
-    found, wanted = (np.array([number[label] for label in side]) for side in (predictions, references))
-    correct, predicted, true = (
-        np.bincount(classes, minlength=len(number)) for classes in (found[found == wanted], found, wanted)
+    unknown = {*predictions, *references} - number.keys()
+    if unknown:
+        raise ValueError(f"the class {min(unknown, key=str)!r} is not one of the {len(number)} labels")
+    predicted, expected = (np.array([number[label] for label in side]) for side in (predictions, references))
+    is_correct = predicted == expected
+    num_correct, num_predicted, num_expected = (
+        np.bincount(classes, minlength=len(number)) for classes in (predicted[is_correct], predicted, expected)
     )
-    f1 = 2 * correct / np.maximum(predicted + true, 1)
-    recall = correct[true > 0] / true[true > 0]
-    return ClassScores(*(100 * float(score) for score in ((found == wanted).mean(), f1.mean(), recall.mean())))
+    f1 = 2 * num_correct / np.maximum(num_predicted + num_expected, 1)
+    recall = num_correct[num_expected > 0] / num_expected[num_expected > 0]
+    return ClassScores(*(100 * float(score) for score in (is_correct.mean(), f1.mean(), recall.mean())))

@@ -1,4 +1,4 @@
-"""How well transcripts are written: edits of characters and of words."""
+"""Character and word error rates of transcripts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,12 +7,12 @@ import numpy as np
 
 
 class RecognitionScores(NamedTuple):
-    """How well transcripts are written, in percent.
+    """Scores of transcripts in percent.
 
     Attributes:
-      cer: edits that turn the predictions into the references, over the characters of all references.
-      exact_match: share of the predictions that are their references.
-      wer: edits of words, over the words of all references; a word is what stands between spaces.
+      cer: character error rate: edits from predictions to references per character of the references.
+      exact_match: share of the predictions that equal their reference.
+      wer: word error rate: edits of words per word of the references; words are separated by white space.
     """
 
     cer: float
@@ -21,17 +21,20 @@ class RecognitionScores(NamedTuple):
 
 
 def recognition_scores(predictions: Sequence[str], references: Sequence[str]) -> RecognitionScores:
-    """Scores transcripts.
+    """Computes error rates over all transcripts.
 
     Raises:
-      ValueError: if the sides differ in length, or the references have no character.
+      ValueError: if the numbers of predictions and references differ, or the references have no characters.
 
     >>> recognition_scores(["abd", "x"], ["abcd", "x"])
     RecognitionScores(cer=20.0, exact_match=50.0, wer=50.0)
     """
     num_characters = sum(map(len, references))
     if len(predictions) != len(references) or not num_characters:
-        raise ValueError(f"{len(predictions)} predictions cannot be scored by {len(references)} references")
+        raise ValueError(
+            f"{len(predictions)} predictions cannot be scored by {len(references)} references of {num_characters} "
+            "characters: as many references are required, and at least one character"
+        )
     edits, exact = sum(map(edit_distance, predictions, references)), sum(map(str.__eq__, predictions, references))
     words = [[text.split() for text in texts] for texts in (predictions, references)]
     word_edits, num_words = sum(map(edit_distance, *words)), sum(map(len, words[1]))
@@ -41,16 +44,16 @@ def recognition_scores(predictions: Sequence[str], references: Sequence[str]) ->
 
 
 def edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
-    """Counts the characters, or words, to insert, delete or replace (Levenshtein, 1966).
+    """Returns the least number of insertions, deletions and replacements from `first` to `second` (Levenshtein, 1966).
 
     >>> edit_distance("kitten", "sitting")
     3
     """
-    others = np.array(list(second), dtype=object)
-    places = np.arange(len(others) + 1)
-    row = places
-    for one in first:
-        replaced = np.minimum(row[:-1] + (others != one), row[1:] + 1)
-        # Insertions last: the least of all places before, each one dearer with the distance.
-        row = np.minimum.accumulate(np.concatenate([row[:1] + 1, replaced]) - places) + places
+    targets = np.array(list(second), dtype=object)
+    columns = np.arange(len(targets) + 1)
+    row = columns  # row[j]: distance from the items of `first` read so far to the first j of `second`
+    for item in first:
+        replaced_or_deleted = np.minimum(row[:-1] + (targets != item), row[1:] + 1)
+        # Insertions: min over i <= j of row[i] + (j - i), as a cumulative minimum.
+        row = np.minimum.accumulate(np.concatenate([row[:1] + 1, replaced_or_deleted]) - columns) + columns
     return int(row[-1])

@@ -1,7 +1,7 @@
-"""Entities as BIO tags of words, and their scores.
+"""Entities as BIO tags of words, and scores of predicted entities.
 
-A tag is "O" (outside), "B-x" (an entity of label x begins) or "I-x" (it goes on), the scheme IOB2 of Tjong Kim Sang
-and Veenstra (1999).
+A tag is "O" (outside), "B-x" (first word of an entity of label x) or "I-x" (further word of it): the scheme IOB2 of
+Tjong Kim Sang and Veenstra (1999).
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ OUTSIDE = "O"
 
 
 class Entity(NamedTuple):
-    """Words start to end - 1 of a sentence, and what they are."""
+    """An entity: words start to end - 1 of a sentence, and its label."""
 
     label: str
     start: int
@@ -20,12 +20,12 @@ class Entity(NamedTuple):
 
 
 class EntityScores(NamedTuple):
-    """How many of the entities found were right, and how many of the right ones were found, in percent.
+    """Precision, recall and F1 of entities in percent.
 
     Attributes:
-      precision: share of the predicted entities that are entities of the reference; 0 if nothing was predicted.
+      precision: share of the predicted entities that are in the reference; 0 if nothing was predicted.
       recall: share of the reference's entities that were predicted; 0 if it has none.
-      f1: harmonic mean of both; 0 if both are.
+      f1: harmonic mean of precision and recall; 0 if both are 0.
       support: number of entities in the reference.
     """
 
@@ -36,7 +36,7 @@ class EntityScores(NamedTuple):
 
 
 def tag_names(labels: Iterable[str]) -> list[str]:
-    """All tags of some labels, in the order of their ids: "O" is 0.
+    """Returns all tags of some labels in the order of their ids, starting with "O".
 
     >>> tag_names(["person", "group"])
     ['O', 'B-group', 'I-group', 'B-person', 'I-person']
@@ -45,7 +45,7 @@ def tag_names(labels: Iterable[str]) -> list[str]:
 
 
 def tags_of_entities(entities: Iterable[Entity], length: int) -> list[str]:
-    """The tags of a sentence of `length` words.
+    """Returns the tags of a sentence of `length` words.
 
     Raises:
       ValueError: if an entity is empty, ends outside the sentence or overlaps another.
@@ -56,28 +56,31 @@ def tags_of_entities(entities: Iterable[Entity], length: int) -> list[str]:
     tags = [OUTSIDE] * length
     for label, start, end in entities:
         if not 0 <= start < end <= length or any(tag != OUTSIDE for tag in tags[start:end]):
-            raise ValueError(f"{label!r} from word {start} to {end} is empty, outside {length} words or over another")
+            raise ValueError(
+                f"the entity {label!r}, words {start} to {end} (exclusive), must not be empty, outside the {length} "
+                "words, or overlap another"
+            )
         tags[start:end] = [f"B-{label}", *[f"I-{label}"] * (end - start - 1)]
     return tags
 
 
 def entities_of_tags(tags: Sequence[str]) -> list[Entity]:
-    """The entities of a sentence, read as conlleval and seqeval's default mode read them.
+    """Returns the entities of a sentence, decoded like conlleval and seqeval's default mode.
 
-    A model may predict tags that no entities have. An I without an entity of its label before it begins one.
+    Tags may be inconsistent, as those of a model: an I tag that continues no entity of its label begins one.
 
     Raises:
-      ValueError: for a tag that is not "O", "B-..." or "I-...".
+      ValueError: if a tag is not "O", "B-..." or "I-...".
 
     >>> entities_of_tags(["I-person", "I-person", "I-group", "O"])
     [Entity(label='person', start=0, end=2), Entity(label='group', start=2, end=3)]
     """
     entities: list[Entity] = []
-    label, start = "", 0  # of the entity that is open; no label, none
+    label, start = "", 0  # of the current entity; an empty label means none
     for position, tag in enumerate([*tags, OUTSIDE]):
         prefix, _, current = tag.partition("-")
         if tag != OUTSIDE and (prefix not in ("B", "I") or not current):
-            raise ValueError(f"{tag!r} is not a tag: O, B-label or I-label")
+            raise ValueError(f"a tag must be O, B-label or I-label, got {tag!r}")
         if label and (prefix != "I" or current != label):
             entities.append(Entity(label, start, position))
             label = ""
@@ -87,7 +90,7 @@ def entities_of_tags(tags: Sequence[str]) -> list[Entity]:
 
 
 def repair_tags(tags: Sequence[str]) -> list[str]:
-    """Turns every I that begins an entity into a B; the entities stay those of `entities_of_tags`.
+    """Turns each I tag that begins an entity into a B tag, without changing the entities (`entities_of_tags`).
 
     >>> repair_tags(["O", "I-person", "I-person", "I-group"])
     ['O', 'B-person', 'I-person', 'B-group']
@@ -96,50 +99,51 @@ def repair_tags(tags: Sequence[str]) -> list[str]:
 
 
 def entity_scores(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> EntityScores:
-    """Scores entities of all labels together ("micro"), the figure of CoNLL-2003: an entity counts if it is exact.
+    """Computes micro-averaged scores of entities, as in CoNLL-2003: label and both boundaries must be right.
 
-    The values are those of conlleval, and of seqeval's `f1_score` and its like by default, times 100.
+    The values are those of conlleval, and of seqeval's `f1_score` etc. with default options, times 100.
 
     Args:
-      predictions: the tags that a model gives the words of each sentence, be they such as no entities have.
-      references: the tags that they should have. (seqeval takes them first.)
+      predictions: predicted tags of the words of each sentence, which may be inconsistent (`entities_of_tags`).
+      references: correct tags. (seqeval takes them first.)
 
     Raises:
-      ValueError: if the sides differ in length, or a tag is none.
+      ValueError: if the numbers of sentences or words differ, or a tag is invalid.
 
     >>> entity_scores([["B-person", "O", "O"]], [["B-person", "O", "B-group"]]).precision
     100.0
     """
     counts = _count(predictions, references)
-    return _score(*(sum(count.values()) for count in counts))
+    return _score(*(count.total() for count in counts))
 
 
 def entity_scores_by_label(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> dict[str, EntityScores]:
-    """Scores the entities of each label that occurs, as `entity_scores` does; labels in alphabetical order."""
-    correct, predicted, wanted = _count(predictions, references)
-    return {label: _score(correct[label], predicted[label], wanted[label]) for label in sorted(predicted | wanted)}
+    """Computes `entity_scores` for each label that occurs, in alphabetical order."""
+    correct, predicted, expected = _count(predictions, references)
+    return {label: _score(correct[label], predicted[label], expected[label]) for label in sorted(predicted | expected)}
 
 
 def _count(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """How many entities of each label are in both, in the predictions and in the references."""
+    """Returns the numbers of entities of each label: correct, predicted and expected ones."""
     if len(references) != len(predictions):
         raise ValueError(f"{len(predictions)} sentences of predictions but {len(references)} of references")
-    correct, predicted, wanted = Counter(), Counter(), Counter()
+    correct, predicted, expected = Counter(), Counter(), Counter()
     for number, (prediction, reference) in enumerate(zip(predictions, references, strict=True)):
         if len(prediction) != len(reference):
             raise ValueError(f"sentence {number} has {len(prediction)} tags predicted, but {len(reference)} words")
-        found, right = set(entities_of_tags(prediction)), set(entities_of_tags(reference))
-        for counter, entities in ((correct, right & found), (predicted, found), (wanted, right)):
+        in_prediction, in_reference = set(entities_of_tags(prediction)), set(entities_of_tags(reference))
+        in_both = in_prediction & in_reference
+        for counter, entities in ((correct, in_both), (predicted, in_prediction), (expected, in_reference)):
             counter.update(entity.label for entity in entities)
-    return correct, predicted, wanted
+    return correct, predicted, expected
 
 
-def _score(correct: int, predicted: int, wanted: int) -> EntityScores:
+def _score(correct: int, predicted: int, expected: int) -> EntityScores:
     precision = 100 * correct / predicted if predicted else 0.0
-    recall = 100 * correct / wanted if wanted else 0.0
-    f1 = 200 * correct / (predicted + wanted) if correct else 0.0
-    return EntityScores(precision, recall, f1, wanted)
+    recall = 100 * correct / expected if expected else 0.0
+    f1 = 200 * correct / (predicted + expected) if correct else 0.0
+    return EntityScores(precision, recall, f1, support=expected)

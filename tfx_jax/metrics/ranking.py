@@ -1,4 +1,4 @@
-"""How well scores put the rows of one class before those of the other: AUROC and average precision."""
+"""AUROC and average precision: how well scores rank the examples of class 1 above those of class 0."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ _RESAMPLES = 1_000
 
 
 class Interval(NamedTuple):
-    """A value and what 95 % of the resampled data give."""
+    """A value and its 95 % bootstrap interval."""
 
     value: float
     low: float
@@ -22,7 +22,7 @@ class Interval(NamedTuple):
 
 
 def auroc(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, " B"]) -> float:
-    """The area under the ROC curve: how often a row of class 1 scores above one of class 0, a tie counting half.
+    """Returns the area under the ROC curve: how often class 1 scores above class 0, where a tie counts half.
 
     The value is that of scikit-learn's `roc_auc_score`.
 
@@ -31,7 +31,7 @@ def auroc(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, " B"]) -> flo
       labels: 0 or 1, [B].
 
     Raises:
-      ValueError: if the sides differ in length, or a class has no row.
+      ValueError: if the numbers of scores and labels differ, or a class has no example.
 
     >>> auroc([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
     0.875
@@ -44,7 +44,7 @@ def auroc(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, " B"]) -> flo
 
 
 def average_precision(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, " B"]) -> float:
-    """The precision at each threshold, weighted by how much of class 1 it adds; rows with equal scores come together.
+    """Returns the mean of the precision at each threshold, weighted by the gain in recall; ties share a threshold.
 
     The value is that of scikit-learn's `average_precision_score`, which does not interpolate.
 
@@ -53,39 +53,39 @@ def average_precision(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, "
       labels: 0 or 1, [B].
 
     Raises:
-      ValueError: if the sides differ in length, or a class has no row.
+      ValueError: if the numbers of scores and labels differ, or a class has no example.
 
     >>> round(average_precision([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1]), 4)
     0.8333
     """
     scores, is_positive = _sides(scores, labels)
     _, group = np.unique(-scores, return_inverse=True)
-    found = np.bincount(group, weights=is_positive)
-    precision = found.cumsum() / np.bincount(group).cumsum()
-    return float(precision @ found / is_positive.sum())
+    num_positive = np.bincount(group, weights=is_positive)
+    precision = num_positive.cumsum() / np.bincount(group).cumsum()
+    return float(precision @ num_positive / is_positive.sum())
 
 
 def with_interval(
     scorer: Scorer, scores: Sequence[float] | np.ndarray, labels: Sequence[int] | np.ndarray, *, seed: int = 0
 ) -> Interval:
-    """Scores rows, and again 1,000 times rows drawn from them with replacement: the percentile bootstrap of Efron.
+    """Returns a score with its interval by Efron's percentile bootstrap, from 1,000 resamples.
 
-    Each class keeps its number of rows, so that no resampled data lack one.
+    Resampling keeps the number of examples of each class, so that no class is missing.
 
     Args:
       scorer: `auroc` or `average_precision`.
-      scores: [B].
+      scores: any numbers, [B].
       labels: 0 or 1, [B].
-      seed: of what is drawn; the same, the same interval.
+      seed: seed of the resampling.
 
     Raises:
-      ValueError: as the scorer.
+      ValueError: as for `scorer`.
     """
     scores, labels = np.asarray(scores, np.float64), np.asarray(labels, np.int64)
     value, rng = scorer(scores, labels), np.random.default_rng(seed)
     classes = [np.flatnonzero(labels == label) for label in (0, 1)]
-    draws = (np.concatenate([rng.choice(rows, len(rows)) for rows in classes]) for _ in range(_RESAMPLES))
-    low, high = np.quantile([scorer(scores[drawn], labels[drawn]) for drawn in draws], (0.025, 0.975))
+    resamples = (np.concatenate([rng.choice(rows, len(rows)) for rows in classes]) for _ in range(_RESAMPLES))
+    low, high = np.quantile([scorer(scores[rows], labels[rows]) for rows in resamples], (0.025, 0.975))
     return Interval(value, float(low), float(high))
 
 

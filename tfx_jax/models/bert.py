@@ -1,6 +1,6 @@
 """BERT (Devlin et al., 2019), the encoders that differ from it by options, and their heads.
 
-These are RoBERTa, DistilBERT, ELECTRA and ALBERT, and Longformer and BigBird with their sparse attention.
+These are RoBERTa, DistilBERT, ELECTRA, ALBERT and ModernBERT, and Longformer and BigBird with their sparse attention.
 """
 
 import copy
@@ -17,8 +17,8 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.longformer import longformer_attention
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.padding import count, hide_padding
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
+from tfx_jax.models.padding import hide_padding, positions_from_mask
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
@@ -47,7 +47,7 @@ _SIZES = {
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class BertConfig:
     """Configuration of a BERT; the defaults are the uncased base model.
 
@@ -62,8 +62,14 @@ class BertConfig:
     vocab_size: int = at_least(0, 30_522)
     num_segments: int = at_least(0, 2)  # number of token types; 0: the model has no token_type_ids, as DistilBERT
     max_length: int = at_least(1, 512)  # longest sequence in tokens; positions are learned
+    rotary: RotaryConfig | None = None  # rotates queries and keys instead of learned positions: ModernBERT
+    window_rotary_base: float | None = None  # rotary base of layers with window attention; None: as the others
     first_position: int = at_least(0, 0)  # index of the first token in the table of positions; 2 in Longformer
     num_layers: int = at_least(1, 12)
+    first_layer: bool = False  # whether one more layer is in front, dense and without a norm before its attention
+    pre_norm: bool = False  # norm(x + f(x)), or x + f(norm(x)) with one more norm at the end
+    use_bias: bool = True  # whether linear layers and norms have offsets; logits have in any case
+    is_gated: bool = False  # whether hidden units are multiplied by a second projection (Shazeer, 2020)
     share_layers: bool = False  # whether all layers have the same parameters: ALBERT
     d_model: int = at_least(1, 768)
     embedding_size: int | None = at_least(1, None)  # of embeddings, below a projection to d_model; None: d_model
@@ -112,6 +118,12 @@ class BertConfig:
                 f"max_global_tokens={self.max_global_tokens} needs attention.name='window', got {self.attention.name!r}"
             )
 
+        if self.rotary is not None:
+            self.rotary.validate()
+        elif self.window_rotary_base is not None:
+            raise ValueError(f"window_rotary_base={self.window_rotary_base} needs rotary")
+        if self.first_layer and not self.pre_norm:
+            raise ValueError("first_layer=True needs pre_norm=True")
         if self.share_layers and len(self.attention.names) > 1:
             raise ValueError(f"share_layers is for layers of one attention, not for {self.attention.name}")
 
@@ -189,10 +201,20 @@ class Bert(nnx.Module):
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         dtype = jnp.dtype(c.dtype)
-        residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, epsilon=c.layer_norm_epsilon)
+        make_norm = functools.partial(LayerNorm, epsilon=c.layer_norm_epsilon, use_bias=c.use_bias)
+        residual = functools.partial(
+            Residual,
+            c.d_model,
+            dropout_rate=c.dropout_rate,
+            pre_norm=c.pre_norm,
+            epsilon=c.layer_norm_epsilon,
+            make_norm=make_norm,
+        )
 
         def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
-            options: dict[str, Any] = {"use_bias": True, "dropout_rate": c.attention_dropout_rate}
+            options: dict[str, Any] = {"use_bias": c.use_bias, "dropout_rate": c.attention_dropout_rate}
+            is_window = layer_attention.name == "window" and c.window_rotary_base is not None
+            options["rotary"] = RotaryConfig(base=c.window_rotary_base or 0.0) if is_window else c.rotary
             options |= {"dtype": dtype, "rngs": rngs}
             if c.max_global_tokens:
                 window = {"window": layer_attention.options.window or 0, "max_global_tokens": c.max_global_tokens}
@@ -201,9 +223,18 @@ class Bert(nnx.Module):
                 core = attention_fn or layer_attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
                 attention = MultiHeadAttention(c.d_model, c.num_heads, attention_fn=core, **options)
             d_ff = 4 * c.d_model if c.d_ff is None else c.d_ff
-            feed_forward = FeedForward(c.d_model, d_ff, activation_fn=ACTIVATIONS[c.activation], dtype=dtype, rngs=rngs)
+            feed_forward = FeedForward(
+                c.d_model,
+                d_ff,
+                activation_fn=ACTIVATIONS[c.activation],
+                use_bias=c.use_bias,
+                is_gated=c.is_gated,
+                dtype=dtype,
+                rngs=rngs,
+            )
             projections = [layer for layer in vars(attention).values() if isinstance(layer, Linear)]
-            for param in (*(layer.kernel for layer in projections), feed_forward.up, feed_forward.down):
+            gates = [] if feed_forward.gate is None else [feed_forward.gate]
+            for param in (*(layer.kernel for layer in projections), feed_forward.up, *gates, feed_forward.down):
                 param[...] = _matrix_init(c)(rngs.params(), param.shape, param.dtype)
             if c.init == "matching":
                 attention.key.kernel[...] = attention.query.kernel[...]
@@ -214,12 +245,17 @@ class Bert(nnx.Module):
         size = c.embedding_size or c.d_model
         self.embedding = Embedding(c.vocab_size, size, init_stddev=token_stddev, dtype=dtype, rngs=rngs)
         self.token_types = Embedding(c.num_segments, size, dtype=dtype, **added) if c.num_segments else None
-        self.positions = LearnedPositions(c.first_position + c.max_length, size, **added)
-        self.norm = LayerNorm(size, epsilon=c.layer_norm_epsilon)
+        learned = functools.partial(LearnedPositions, c.first_position + c.max_length, size, **added)
+        self.positions = learned() if c.rotary is None else None
+        self.norm = make_norm(size)
         project = functools.partial(Linear, size, c.d_model, kernel_init=_matrix_init(c), dtype=dtype, rngs=rngs)
         self.projection = None if c.embedding_size is None else project()
+        self.first_layer = make_layer(AttentionConfig(), rngs) if c.first_layer else None
+        if self.first_layer is not None:
+            self.first_layer.self_attention_residual.norm = None
         num_layers = 1 if c.share_layers else c.num_layers
         self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), num_layers, rngs)
+        self.last_norm = make_norm(c.d_model) if c.pre_norm else None
         self.pooler = make_dense(c, c.d_model, dtype=dtype, rngs=rngs) if c.has_pooler else None
         self.config = copy.deepcopy(c)
 
@@ -258,32 +294,39 @@ class Bert(nnx.Module):
         if global_mask is not None and not self.config.max_global_tokens:
             raise ValueError("global_mask needs a model with max_global_tokens above 0, got max_global_tokens=0")
         if positions is None:
-            positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
+            positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else positions_from_mask(token_mask)
         if token_type_ids is not None and self.token_types is None:
             raise ValueError("there are token_type_ids, but the model has num_segments=0")
         token_type_ids = jnp.zeros_like(tokens) if token_type_ids is None else hide_padding(token_type_ids, token_mask)
         x = self.embedding(hide_padding(tokens, token_mask))
         x = x if self.token_types is None else x + self.token_types(token_type_ids)
-        x = self.norm(add_bias(x, self.positions(self.config.first_position + hide_padding(positions, token_mask))))
+        positions = hide_padding(positions, token_mask)
+        if self.positions is not None:
+            x = add_bias(x, self.positions(self.config.first_position + positions))
+        x = self.norm(x)
         x = drop(x, self.config.dropout_rate, rngs)
         x = x if self.projection is None else self.projection(x)
         mask = None if token_mask is None else token_mask[:, None, None, :]
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             options: dict[str, Any] = {} if global_mask is None else {"global_mask": global_mask}
+            options |= {} if self.config.rotary is None else {"positions": positions}
             return layer(x, mask=mask, rngs=rngs, return_weights=return_attention, **options)
 
+        x, first = (x, None) if self.first_layer is None else encode(self.first_layer, x, rngs)
         options: dict[str, Any] = {"remat": self.config.remat, "unroll": self.config.unroll}
         if self.config.share_layers:
             options["repeats"] = self.config.num_layers
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, **options)
+        x = x if self.last_norm is None else self.last_norm(x)
         output = BertOutput(x, None)
         if self.pooler is not None:
             pooled = POOLERS[self.config.pooler_activation](self.pooler(_first(x, token_mask)))
             output = BertOutput(x, pooled)
         if not return_attention:
             return output
-        return output, {f"encoder/{index}/self": weights for index, weights in enumerate(maps["self"])}
+        weights = [*([] if first is None else [first["self"]]), *maps["self"]]
+        return output, {f"encoder/{index}/self": own for index, own in enumerate(weights)}
 
 
 def _first(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"] | None) -> Float[Array, "B D"]:
@@ -293,9 +336,12 @@ def _first(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"] | None) -> F
     return jnp.take_along_axis(x, jnp.argmax(token_mask, axis=1)[:, None, None], axis=1)[:, 0]
 
 
-def make_dense(config: BertConfig, d_out: int, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> Linear:
+def make_dense(
+    config: BertConfig, d_out: int, *, use_bias: bool = True, dtype: Any = jnp.float32, rngs: nnx.Rngs
+) -> Linear:
     """Returns a linear layer from `config.d_model` to `d_out`, initialized like the encoder's matrices."""
-    return Linear(config.d_model, d_out, kernel_init=_matrix_init(config), dtype=dtype, rngs=rngs)
+    init = _matrix_init(config)
+    return Linear(config.d_model, d_out, use_bias=use_bias, kernel_init=init, dtype=dtype, rngs=rngs)
 
 
 def _init_stddev(config: BertConfig) -> float:
@@ -333,8 +379,9 @@ class MaskedLMHead(nnx.Module):
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
         size = config.embedding_size or config.d_model
-        self.dense = make_dense(config, size, dtype=jnp.dtype(config.dtype), rngs=rngs)
-        self.norm = LayerNorm(size, epsilon=config.layer_norm_epsilon)
+        dense = functools.partial(make_dense, config, size, use_bias=config.use_bias)
+        self.dense = dense(dtype=jnp.dtype(config.dtype), rngs=rngs)
+        self.norm = LayerNorm(size, epsilon=config.layer_norm_epsilon, use_bias=config.use_bias)
         options: dict[str, Any] = {"init_stddev": _init_stddev(config), "dtype": jnp.dtype(config.dtype)}
         self.output_embedding = None if config.is_tied else Embedding(config.vocab_size, size, **options, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(config.vocab_size))

@@ -1,4 +1,4 @@
-"""What every model's configuration offers to tasks and to the trainer."""
+"""Protocols of model configurations, and checks of a configuration against a task."""
 
 import functools
 import math
@@ -14,23 +14,27 @@ from tfx_jax.nn.moe import ExpertsConfig
 Layer = TypeVar("Layer", bound=nnx.Module)
 
 DTYPES = ("float32", "bfloat16")
-"""Of the computation; parameters, logits and statistics stay float32."""
+"""Dtypes of the computation; parameters, logits and statistics stay float32."""
 
 
 @runtime_checkable
 class ModelConfig(Protocol):
-    """The sizes of a model: a dataclass, which stands above its model in the file of its paper.
+    """Configuration of a model: a dataclass with its sizes and options, in the same file as the model.
 
     Attributes:
-      kind: what the model computes, which decides the tasks that it can be trained on: "encoder_decoder" takes sources
-        and targets and gives the logits of the targets, "decoder" gives the logits of what follows each token, "bert"
-        is the body below the heads of `tfx_jax.models.bert`, "ctc" takes frames and gives the logits of labels
-        at fewer steps, of which the configuration's `num_steps(num_frames)` count, "elmo" takes the characters of
-        words, for `tfx_jax.models.elmo` and its tagger, "captioner" takes images and captions and gives the logits of
-        these, "events" takes the variables, values and times of events and gives the logits of classes, "sentence_pair"
-        takes two rows of tokens and gives the logits of labels, "image_classifier" takes images and gives the logits
-        of labels, "long_sequence" takes one row of tokens or two and gives the logits of labels. A new kind is a new
-        word here and in its task.
+      kind: inputs and outputs of the model, which decide the tasks that it can be trained on. For a new kind, add a
+        word here and in its task:
+        - "encoder_decoder": source and target tokens to logits of the target tokens.
+        - "decoder": tokens to logits of each next token.
+        - "recurrent_decoder": a segment of tokens and memories to logits of each next token and new memories.
+        - "bert": the encoder below the heads of `tfx_jax.models.bert`.
+        - "ctc": frames to logits of labels at fewer steps; the first `num_steps(num_frames)` of them are valid.
+        - "elmo": characters of words; for the language model and the tagger of `tfx_jax.models.elmo`.
+        - "captioner": images and captions to logits of the captions' tokens.
+        - "events": variables, values and times of events to logits of classes.
+        - "sentence_pair": two sequences of tokens to logits of labels.
+        - "image_classifier": images to logits of labels.
+        - "long_sequence": one or two sequences of tokens to logits of labels.
     """
 
     kind: ClassVar[str]
@@ -39,33 +43,33 @@ class ModelConfig(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """How many things the model reads, or tells apart."""
+        """Number of token ids that the model reads; for models without tokens, of labels, classes or variables."""
         ...
 
     def validate(self) -> None:
-        """Checks how fields go together.
+        """Checks conditions on combinations of fields.
 
         Raises:
-          ValueError: if they do not; the message begins with the name of a field.
+          ValueError: if fields contradict each other; the message begins with the name of a field.
         """
         ...
 
     def tiny(self, *, max_length: int) -> None:
-        """Sets sizes that train in seconds on one CPU, for texts of up to `max_length` tokens."""
+        """Sets sizes that train in seconds on one CPU, for sequences of up to `max_length` tokens."""
         ...
 
 
 @runtime_checkable
 class SelfAttentionConfig(Protocol):
-    """What the configuration of a model has besides whose positions attend to each other.
+    """Additional fields of a `ModelConfig` for models with self-attention.
 
-    Training drops attention weights by its `attention_dropout_rate`, or by `dropout_rate` where it has none.
+    The dropout rate of attention weights is `attention_dropout_rate`, or `dropout_rate` without that field.
 
     Attributes:
-      is_causal: whether a position may not see later ones, at least in a decoder.
-      has_position_bias: whether attention is given a bias for each pair of positions.
-      num_heads: of its attention.
-      attention: of every layer.
+      is_causal: whether self-attention (of the decoder, if there is one) is causal.
+      has_position_bias: whether the model passes a bias to attention that differs between pairs of positions.
+      num_heads: number of query heads.
+      attention: attention of every layer.
     """
 
     is_causal: ClassVar[bool]
@@ -75,20 +79,20 @@ class SelfAttentionConfig(Protocol):
 
 
 class MakesModel(ModelConfig, Protocol):
-    """The configuration of a model that needs no head."""
+    """Configuration that determines the whole model, without a head that the task chooses."""
 
     def make(self, *, rngs: nnx.Rngs) -> Any:
-        """Makes the model; stream `params` initializes its parameters."""
+        """Builds the model; stream `params` initializes its parameters."""
         ...
 
 
 class EncoderDecoderConfig(MakesModel, Protocol):
-    """The configuration of a model of the kind "encoder_decoder".
+    """Configuration of a model of the kind "encoder_decoder".
 
     Attributes:
-      pad_id: the token that fills a row.
-      start_id: the one that the decoder reads first.
-      eos_id: the one that ends a text.
+      pad_id: id of the padding token.
+      start_id: id of the token that the decoder reads first.
+      eos_id: id of the token that ends a text.
     """
 
     pad_id: int
@@ -97,32 +101,35 @@ class EncoderDecoderConfig(MakesModel, Protocol):
 
 
 class DecoderConfig(MakesModel, Protocol):
-    """The configuration of a model of the kind "decoder"."""
+    """Configuration of a model of the kind "decoder"."""
 
 
 def layer_pattern(
     make_layer: Callable[..., Layer], attention: AttentionConfig, experts: ExpertsConfig | None = None
 ) -> list[Callable[[nnx.Rngs], Layer]]:
-    """Returns what `tfx_jax.nn.stack_layers` takes for layers whose attention or feed-forward networks differ.
+    """Returns functions that build the layers of one repetition of the pattern, for `tfx_jax.nn.stack_layers`.
+
+    Layers repeat the patterns of `attention` (such as local, dense) and of `experts` (such as one sparse layer in two).
+    The result has as many layers as the least common multiple of both lengths.
 
     Args:
-      make_layer: `make_layer(attention, rngs)` makes a layer, given the configuration of its attention;
-        `make_layer(attention, is_sparse, rngs)` where there may be `experts`.
-      attention: of the model.
-      experts: likewise; whether a layer has a mixture of them is `is_sparse`.
+      make_layer: called as `make_layer(attention, rngs)`, with the configuration of the layer's attention; with
+        `experts` as `make_layer(attention, is_sparse, rngs)`, `is_sparse` meaning a mixture of experts.
+      attention: configuration of the model's attention.
+      experts: configuration of the model's mixtures of experts, if it may have any.
     """
-    columns: list[list[Any]] = [attention.pattern(), *([] if experts is None else [experts.pattern()])]
+    patterns: list[list[Any]] = [attention.pattern(), *([] if experts is None else [experts.pattern()])]
     return [
-        functools.partial(make_layer, *(column[index % len(column)] for column in columns))
-        for index in range(math.lcm(*map(len, columns)))
+        functools.partial(make_layer, *(pattern[index % len(pattern)] for pattern in patterns))
+        for index in range(math.lcm(*map(len, patterns)))
     ]
 
 
 def check_pattern(model: SelfAttentionConfig) -> None:
-    """Checks that the layers of a model are a multiple of those of its pattern.
+    """Checks that the numbers of layers are multiples of the length of the layer pattern.
 
     Raises:
-      ValueError: if they are not; the message begins with the name of a field.
+      ValueError: if one is not; the message begins with the name of a field.
     """
     experts: ExpertsConfig = getattr(model, "experts", ExpertsConfig())
     length = math.lcm(len(model.attention.names), len(experts.pattern()))
@@ -132,10 +139,10 @@ def check_pattern(model: SelfAttentionConfig) -> None:
 
 
 def require_kind(model: ModelConfig, kind: str | tuple[str, ...], task: str) -> None:
-    """Checks that a task can train a model, which may be of one kind or of any of several.
+    """Checks that a model is of the kind, or one of the kinds, that a task can train.
 
     Raises:
-      UserError: if the model is of another kind.
+      UserError: if it is not.
     """
     kinds = (kind,) if isinstance(kind, str) else kind
     if model.kind not in kinds:
@@ -144,12 +151,12 @@ def require_kind(model: ModelConfig, kind: str | tuple[str, ...], task: str) -> 
 
 
 def check_max_length(model: ModelConfig, max_length: int) -> None:
-    """Checks that a model with learned positions has one for every token of an example.
+    """Checks that a model with learned positions has at least `max_length` of them.
 
     Raises:
-      UserError: if it has not.
+      UserError: if it has fewer.
     """
-    for name in ("max_length", "learned_positions"):  # of the latter, 0 means that they are not learned
+    for name in ("max_length", "learned_positions"):  # learned_positions=0 means sinusoids, which have no limit
         limit = getattr(model, name, None)
         if limit and limit < max_length:
             raise UserError(f"config.task.data.max_length={max_length} is more than config.model.{name}={limit}")

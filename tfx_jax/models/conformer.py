@@ -1,4 +1,4 @@
-"""The Conformer: convolutions among the attention of a speech recognizer (Gulati et al., 2020), with CTC."""
+"""The Conformer, a speech recognizer with attention and convolutions (Gulati et al., 2020), with CTC."""
 
 import copy
 import dataclasses
@@ -22,28 +22,28 @@ from tfx_jax.nn.layers import Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 _GLOROT = nnx.initializers.glorot_uniform()
-# Layers, width and heads of Gulati et al. (2020), table 1.
+# num_layers, d_model and num_heads of each published model (Gulati et al., 2020, table 1).
 _SIZES = {"Conformer-S": (16, 144, 4), "Conformer-M": (16, 256, 4), "Conformer-L": (17, 512, 8)}
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class ConformerConfig:
-    """Sizes of a Conformer; the defaults are those of Conformer-S (https://arxiv.org/abs/2005.08100, table 1).
+    """Configuration of a Conformer; the defaults are Conformer-S (https://arxiv.org/abs/2005.08100, table 1).
 
-    What differs from the paper: there, an LSTM writes (a transducer); here, as in later work with this encoder, CTC.
+    One difference: the paper decodes with an LSTM transducer; here, as in later work with this encoder, with CTC.
     """
 
-    vocab_size: int = at_least(0, 29)  # labels, among them the blank, which is 0; a task sets how many it has
-    num_features: int = at_least(1, 80)  # of a frame
+    vocab_size: int = at_least(0, 29)  # labels including the blank, which is 0; set by the task
+    num_features: int = at_least(1, 80)  # features of a frame
     num_layers: int = at_least(1, 16)
     d_model: int = at_least(1, 144)
     num_heads: int = at_least(1, 4)
     d_ff: int | None = at_least(1, None)  # None: 4 * d_model
-    kernel_size: int = at_least(1, 32)  # steps that the convolution of a layer sees
-    dropout_rate: float = fraction(0.1)  # of each sublayer's output, inside of it, and of the first layer's input
+    kernel_size: int = at_least(1, 32)  # width of the convolutions in steps
+    dropout_rate: float = fraction(0.1)  # dropout of sublayers' outputs, hidden units and the first layer's input
     attention_dropout_rate: float = fraction(0.1)  # dropout of attention weights
-    attention: AttentionConfig = dataclasses.field(default_factory=lambda: AttentionConfig("relative"))  # of all layers
+    attention: AttentionConfig = dataclasses.field(default_factory=lambda: AttentionConfig("relative"))
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
     remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
     unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
@@ -54,10 +54,10 @@ class ConformerConfig:
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "ConformerConfig":
-        """The sizes of a published model: "Conformer-S", "Conformer-M" or "Conformer-L".
+        """Returns the configuration of "Conformer-S", "Conformer-M" or "Conformer-L".
 
         Raises:
-          ValueError: for another name.
+          ValueError: if `name` is unknown; the message lists the names.
         """
         if name not in _SIZES:
             raise ValueError(f"no published Conformer is called {name!r}; there are {', '.join(_SIZES)}")
@@ -71,8 +71,7 @@ class ConformerConfig:
             raise ValueError(f"d_model={self.d_model} must be even for sinusoidal positions")
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; positions are not learned, so that any length will do."""
-        del max_length
+        del max_length  # positions are not learned, so any length is possible
         self.num_features, self.kernel_size = 8, 3
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 32, 2, 64
 
@@ -81,16 +80,16 @@ class ConformerConfig:
 
     @property
     def subsampling(self) -> int:
-        """Frames of a step."""
+        """Number of frames per step."""
         return 4
 
     def num_steps(self, num_frames: Any) -> Any:
-        """Returns how many steps that many frames become, of a number or of an array of integers."""
+        """Returns the number of steps for a number of frames (an integer or an array), rounded up."""
         return -(-num_frames // 4)
 
 
 class Subsampling(nnx.Module):
-    """Two convolutions of 3 x 3 with strides of 2, over time and frequency, and a linear map of what is left."""
+    """Two 3 x 3 convolutions of stride 2 over time and frequency, then a linear layer."""
 
     def __init__(self, num_features: int, d_model: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         init = nnx.initializers.he_normal(in_axis=(0, 1, 2), out_axis=3)
@@ -103,7 +102,7 @@ class Subsampling(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, frames: Float[Array, "B T F"], num_frames: Int[Array, " B"]) -> Float[Array, "B S D"]:
-        """Returns a vector for every four frames; those of no frame are zero before they are looked at."""
+        """Returns a vector for every four frames; padding is set to zero before each convolution."""
         x = frames.astype(self.dtype)[..., None]
         for kernel, bias in ((self.first, self.first_bias), (self.second, self.second_bias)):
             exists = jnp.arange(x.shape[1])[None] < num_frames[:, None]
@@ -121,7 +120,7 @@ class Subsampling(nnx.Module):
 
 
 class Convolution(nnx.Module):
-    """The convolution module (section 2.2): a gate, a convolution of each channel over time, batch norm, swish."""
+    """Convolution module (section 2.2): gated linear unit, depthwise convolution over time, batch norm, swish."""
 
     decay = 0.99
     epsilon = 1e-5
@@ -141,7 +140,7 @@ class Convolution(nnx.Module):
     def __call__(
         self, x: Float[Array, "B S D"], exists: Bool[Array, "B S"], *, rngs: nnx.Rngs | None = None
     ) -> Float[Array, "B S D"]:
-        """Convolves the steps that exist; in training, statistics are those of the batch, and are remembered."""
+        """Transforms the steps where `exists`; training uses batch statistics and updates their moving averages."""
         value, gate = jnp.split(self.gated(x), 2, axis=-1)
         x = jnp.where(exists[..., None], value * jax.nn.sigmoid(gate), jnp.zeros((), value.dtype))
         size, d_model = self.kernel.shape
@@ -157,19 +156,19 @@ class Convolution(nnx.Module):
         return self.out(jax.nn.silu(x))
 
     def _normalized(self, x: Array, exists: Array, *, is_training: bool) -> Array:
-        """Batch norm over the steps that exist (Ioffe and Szegedy, 2015), in float32."""
-        wide = x.astype(jnp.float32)
+        """Returns batch norm over the steps where `exists` (Ioffe and Szegedy, 2015), computed in float32."""
+        x32 = x.astype(jnp.float32)
         if is_training:
             weights = exists.astype(jnp.float32)[..., None]
             count = jnp.maximum(weights.sum(), 1)
-            mean = (weights * wide).sum(axis=(0, 1)) / count
-            variance = (weights * jnp.square(wide - mean[None, None])).sum(axis=(0, 1)) / count
-            for kept, new in ((self.mean, mean), (self.variance, variance)):
-                kept[...] = self.decay * kept[...] + (1 - self.decay) * jax.lax.stop_gradient(new)
+            mean = (weights * x32).sum(axis=(0, 1)) / count
+            variance = (weights * jnp.square(x32 - mean[None, None])).sum(axis=(0, 1)) / count
+            for average, new in ((self.mean, mean), (self.variance, variance)):
+                average[...] = self.decay * average[...] + (1 - self.decay) * jax.lax.stop_gradient(new)
         else:
             mean, variance = self.mean[...], self.variance[...]
         scale = self.scale[...] * jax.lax.rsqrt(variance + self.epsilon)
-        return ((wide - mean[None, None]) * scale[None, None] + self.bias[...][None, None]).astype(x.dtype)
+        return ((x32 - mean[None, None]) * scale[None, None] + self.bias[...][None, None]).astype(x.dtype)
 
 
 class ConformerLayer(nnx.Module):
@@ -201,7 +200,7 @@ class ConformerLayer(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "B S D"], Any]:
-        """Transforms the steps that exist; returns the attention weights too, [B, N, S, S], if asked for."""
+        """Returns the output and the attention weights, [B, N, S, S] (None unless `return_weights`)."""
 
         def attend(x: Array) -> tuple[Array, Any]:
             mask = exists[:, None, None]
@@ -217,32 +216,32 @@ class ConformerLayer(nnx.Module):
 
 
 class Conformer(nnx.Module):
-    """Frames, subsampled by four; layers of attention and convolution; logits of labels at each step."""
+    """Subsamples frames by four, runs layers of attention and convolution, and returns logits of labels per step."""
 
     def __init__(self, config: ConformerConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other.
+          ValueError: if sizes contradict each other.
         """
         c = config
         c.validate()
         c.attention.check()
         dtype = jnp.dtype(c.dtype)
 
-        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> ConformerLayer:
+        def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> ConformerLayer:
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
                 use_bias=True,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
+                attention_fn=attention_fn or layer_attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
                 dtype=dtype,
                 rngs=rngs,
             )
@@ -275,20 +274,20 @@ class Conformer(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Reads frames; every step sees all others of its row.
+        """Computes logits of labels with bidirectional self-attention between steps.
 
         Args:
-          frames: [B, T, F], T of any size; what stands behind the frames of a row means nothing.
-          num_frames: how many there are in each row, [B]; 0 for a row that is none.
+          frames: features, [B, T, F], any T; values after the first `num_frames` are ignored.
+          num_frames: number of frames of each example, [B]; 0 for a padding example.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
+          return_attention: whether to also return the attention maps.
 
         Returns:
-          Logits of the labels, float32 [B, S, V] with S = ceil(T / 4), of which the first ceil(num_frames / 4) of each
-          row count; with `return_attention` a pair of these and {"encoder/0/self": [B, N, S, S], ...}.
+          float32 logits, [B, S, V] with S = ceil(T / 4), of which the first ceil(num_frames / 4) are valid; with
+          `return_attention` the pair (logits, {"encoder/0/self": [B, N, S, S], ...}).
 
         Raises:
-          ValueError: if the frames have another number of features than the configuration says.
+          ValueError: if the number of features is not `config.num_features`.
         """
         c = self.config
         if frames.shape[2] != c.num_features:

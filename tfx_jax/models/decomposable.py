@@ -1,4 +1,4 @@
-"""Decomposable attention: two sentences, compared word by aligned word (Parikh et al., 2016)."""
+"""Decomposable attention, a classifier of sentence pairs that compares aligned words (Parikh et al., 2016)."""
 
 import copy
 import dataclasses
@@ -18,44 +18,43 @@ from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.basic import Embedding, Linear, drop
 
 INITS = ("plain", "matching")
-"""Ways to draw the parameters, see `DecomposableConfig.init`."""
+"""Schemes of initialization, see `DecomposableConfig`."""
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class DecomposableConfig:
-    """Sizes of a decomposable attention model; the defaults are the paper's (https://arxiv.org/abs/1606.01933).
+    """Configuration of a decomposable attention model; defaults are the paper's (https://arxiv.org/abs/1606.01933).
 
-    Without the vectors of words these are 381,803 parameters, and 582,226 with `intra_attention`, the 382 k and 582 k
-    of the paper's table 2. The projection has no offset, each of F, G, H and F_intra has two layers, H is followed by a
-    linear layer, and there are 23 biases of distances: 10 words to either side, none, and farther to either side.
+    They give 381,803 parameters without word vectors, or 582,226 with `intra_attention`: the 382 k and 582 k of the
+    paper's table 2. The projection has no bias. F, G, H and F_intra have two layers each, and a linear layer follows H.
+    There are 23 distance biases: distances -10 to 10, and one for all farther words on each side.
 
-    What differs from the paper: its vectors of words are GloVe's and stay as they are; here, they are learned with the
-    rest. `init` says how parameters are drawn. "matching" is for who has few pairs to learn from: vectors of words are
-    three times as long, so that equal words are aligned from the start, and the first layer of G reads both halves of
-    [word; what it is aligned with] with the same matrix and opposite signs, that is, their difference.
+    One difference: the paper's word vectors are GloVe's and are not trained; here they are trained. `init` chooses the
+    initialization. "matching" is for small training sets: word vectors are three times as long, so that equal words are
+    aligned from the start, and the first layer of G starts as a function of the difference of a word and its aligned
+    vector (same matrix for both, with opposite signs).
     """
 
     vocab_size: int = at_least(0, 30_000)
-    d_embedding: int = at_least(1, 300)  # of the vector of a word
-    d_model: int = at_least(1, 200)  # of a projected word
-    d_ff: int = at_least(1, 200)  # of both layers of F, G, H and F_intra
-    intra_attention: bool = False  # whether words are joined by what they attend to in their own sentence
-    max_distance: int = at_least(0, 10)  # of words in a sentence, beyond which all share a bias
-    dropout_rate: float = fraction(0.2)  # of what each layer of F, G, H and F_intra reads
-    init: str = one_of(INITS, "plain")
-    labels: tuple[str, ...] = ()  # the classes; a task sets them
-    pad_id: int = at_least(0, 0)  # the token that fills a row
+    d_embedding: int = at_least(1, 300)  # size of a word vector
+    d_model: int = at_least(1, 200)  # size of a projected word vector
+    d_ff: int = at_least(1, 200)  # units of both layers of F, G, H and F_intra
+    intra_attention: bool = False  # whether to concatenate to each word its attention within the sentence
+    max_distance: int = at_least(0, 10)  # distance of words in a sentence beyond which all share a bias
+    dropout_rate: float = fraction(0.2)  # dropout of the inputs of each layer of F, G, H and F_intra
+    init: str = one_of(INITS, "plain")  # initialization, see above
+    labels: tuple[str, ...] = ()  # names of the classes; set by the task
+    pad_id: int = at_least(0, 0)  # id of the padding token
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, weights, logits: float32
 
     kind: ClassVar[str] = "sentence_pair"
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; any sizes go together."""
+        """Accepts any combination of sizes."""
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; sentences may have any length."""
-        del max_length
+        del max_length  # sentences may have any length
         self.vocab_size, self.d_embedding, self.d_model, self.d_ff = 500, 32, 16, 16
 
     def make(self, *, rngs: nnx.Rngs) -> "DecomposableAttention":
@@ -72,20 +71,20 @@ class TwoLayers(nnx.Module):
         self.dropout_rate = config.dropout_rate
 
     def __call__(self, x: Float[Array, "*batch D"], rngs: nnx.Rngs | None = None) -> Float[Array, "*batch F"]:
-        """Transforms every vector alone; `rngs=None` means evaluation."""
+        """Transforms each vector; `rngs=None` means evaluation."""
         for layer in (self.first, self.second):
             x = jax.nn.relu(layer(drop(x, self.dropout_rate, rngs)))
         return x
 
 
 class DecomposableAttention(nnx.Module):
-    """Projected words; attend (F), compare (G), aggregate (H); logits of the labels."""
+    """Projects words, attends (F), compares (G), aggregates (H) and classifies."""
 
     def __init__(self, config: DecomposableConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
+          config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
 
         Raises:
@@ -94,7 +93,7 @@ class DecomposableAttention(nnx.Module):
         c = config
         c.validate()
         if not c.labels:
-            raise ValueError("a classifier needs labels, of which the configuration has none")
+            raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
         dtype, width = jnp.dtype(c.dtype), 2 * c.d_model if c.intra_attention else c.d_model
         norm = 3.0 if c.init == "matching" else 1.0
         stddev = norm * c.d_embedding**-0.5
@@ -124,16 +123,15 @@ class DecomposableAttention(nnx.Module):
         """Classifies pairs of sentences.
 
         Args:
-          premise: tokens, [B, T], `config.pad_id` where there is none.
-          hypothesis: likewise, [B, S].
+          premise: tokens, [B, T]; padding, `config.pad_id`, may be anywhere.
+          hypothesis: tokens, [B, S]; padding as for `premise`.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return the alignments.
+          return_attention: whether to also return the alignment weights.
 
         Returns:
-          Logits of the labels, float32 [B, labels]; with `return_attention` a pair of these and the weights by which
-          the words of each sentence are aligned with those of the other, {"decoder/0/cross": [B, 1, S, T],
-          "encoder/0/cross": [B, 1, T, S]}: the premise is read as a source is, and the hypothesis as a target;
-          the columns of padding are last.
+          float32 logits of the labels, [B, number of labels]; with `return_attention` the pair (logits, maps), maps
+          being {"decoder/0/cross": [B, 1, S, T], "encoder/0/cross": [B, 1, T, S]}: from the words of the hypothesis to
+          those of the premise, and the reverse. In the maps, padding comes after the words.
         """
         sentences = [padding_last(tokens, self.config.pad_id) for tokens in (premise, hypothesis)]
         masks = [(tokens != self.config.pad_id)[:, None, None] for tokens in sentences]
@@ -149,20 +147,20 @@ class DecomposableAttention(nnx.Module):
         )
         if not return_attention:
             return logits
-        *_, of_premise, of_hypothesis = attend_both(a, b, *masks, attend_fn=attend)
-        return logits, {"decoder/0/cross": of_hypothesis[:, None], "encoder/0/cross": of_premise[:, None]}
+        *_, premise_weights, hypothesis_weights = attend_both(a, b, *masks, attend_fn=attend)
+        return logits, {"decoder/0/cross": hypothesis_weights[:, None], "encoder/0/cross": premise_weights[:, None]}
 
     def _words(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B 1 1 T"], rngs: nnx.Rngs | None
     ) -> Float[Array, "B T D"]:
-        """Projects words; with intra-sentence attention, joins each with what it attends to (section 3.4)."""
+        """Projects words; with `intra_attention`, concatenates each with its self-attention output (section 3.4)."""
         words = self.projection(self.embedding(tokens))
         if not self.config.intra_attention:
             return words
         # f_ij = F_intra(a_i) . F_intra(a_j) and a'_i = sum_j softmax_j(f_ij + d_{i-j}) a_j.
-        scored = self.intra(words, rngs)[:, :, None]
-        most, places = self.config.max_distance + 1, jnp.arange(tokens.shape[1])
-        distance = jnp.clip(places[:, None] - places[None], -most, most)
-        bias = jnp.take(self.distance_bias[...], distance + most, axis=0)[None, None]
-        own: Any = dot_product_attention(scored, scored, words[:, :, None], bias, mask, scale=1.0)
-        return jnp.concatenate([words, own[:, :, 0]], axis=-1)
+        query_key = self.intra(words, rngs)[:, :, None]
+        limit, positions = self.config.max_distance + 1, jnp.arange(tokens.shape[1])
+        distance = jnp.clip(positions[:, None] - positions[None], -limit, limit)
+        bias = jnp.take(self.distance_bias[...], distance + limit, axis=0)[None, None]
+        attended: Any = dot_product_attention(query_key, query_key, words[:, :, None], bias, mask, scale=1.0)
+        return jnp.concatenate([words, attended[:, :, 0]], axis=-1)

@@ -17,7 +17,7 @@ from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.basic import Linear, drop
 
 NUM_CHARACTERS = 259
-"""What a word is written in: 256 bytes, its begin and its end, and the mark between sentences; 0 is padding."""
+"""Size of the alphabet of words: 256 bytes, begin and end of a word, and the sentence mark; id 0 is padding."""
 
 _GLOROT = nnx.initializers.glorot_uniform()
 
@@ -25,53 +25,53 @@ _GLOROT = nnx.initializers.glorot_uniform()
 @documented
 @dataclasses.dataclass(unsafe_hash=True)
 class CharacterConfig:
-    """Sizes of a character CNN; the defaults are those of the published ELMo."""
+    """Configuration of a character CNN; the defaults are those of the published ELMo."""
 
-    d_character: int = at_least(1, 16)
-    filter_widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)  # in characters
-    num_filters: tuple[int, ...] = (32, 32, 64, 128, 256, 512, 1024)  # of each width
-    num_highway: int = at_least(0, 2)
+    d_character: int = at_least(1, 16)  # size of a character's vector
+    filter_widths: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7)  # widths of the filters in characters
+    num_filters: tuple[int, ...] = (32, 32, 64, 128, 256, 512, 1024)  # number of filters of each width
+    num_highway: int = at_least(0, 2)  # number of highway layers
 
     def check(self) -> None:
-        """Checks how fields go together.
+        """Checks that there is a positive number of filters for each width.
 
         Raises:
-          ValueError: if there is not one number of filters for each width, or none at all.
+          ValueError: if `filter_widths` is empty, `num_filters` differs in length, or a number is below 1.
         """
         widths, numbers = self.filter_widths, self.num_filters
         if len(widths) != len(numbers) or not widths or min(*widths, *numbers) < 1:
-            raise ValueError(f"filter_widths={widths} needs as many num_filters, all from 1 up, got {numbers}")
+            raise ValueError(f"filter_widths={widths} needs as many num_filters, all at least 1, got {numbers}")
 
 
 @documented
 @dataclasses.dataclass(unsafe_hash=True)
 class ElmoTaggerConfig:
-    """Sizes of what is trained above a frozen ELMo, or without one."""
+    """Configuration of the tagger's trained layers, above a frozen ELMo or without one."""
 
-    use_elmo: bool = True  # whether each word has ELMo's vector beside its own
+    use_elmo: bool = True  # whether ELMo's vector of a word is concatenated to the tagger's own
     characters: CharacterConfig = dataclasses.field(
         default_factory=lambda: CharacterConfig(16, (1, 2, 3, 4), (32, 32, 64, 64), 1)
     )
-    d_word: int = at_least(1, 128)  # of the word's own vector
-    d_hidden: int = at_least(1, 200)  # of either direction of its LSTM
-    dropout_rate: float = fraction(0.5)  # of what the LSTM and the classifier read
+    d_word: int = at_least(1, 128)  # size of the tagger's own word vectors
+    d_hidden: int = at_least(1, 200)  # hidden units of each direction of its LSTM
+    dropout_rate: float = fraction(0.5)  # dropout of the inputs of the LSTM and of the classifier
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class ElmoConfig:
-    """Sizes of an ELMo; the defaults are those of the published "original" model, of the One Billion Word corpus."""
+    """Configuration of an ELMo; the defaults are the published "original" model, trained on One Billion Word."""
 
-    vocab_size: int = at_least(1, 793_471)  # words that the softmax tells apart; those that are read have no limit
-    word_length: int = at_least(3, 50)  # bytes of a word with its begin and its end; the rest is cut off
+    vocab_size: int = at_least(1, 793_471)  # classes of the softmax; input words are characters and have no limit
+    word_length: int = at_least(3, 50)  # longest word in bytes, begin and end marks included; the rest is cut off
     characters: CharacterConfig = dataclasses.field(default_factory=CharacterConfig)
-    num_layers: int = at_least(1, 2)  # the paper's L, each in both directions
-    d_hidden: int = at_least(1, 4_096)  # of the cells of a direction
-    d_model: int = at_least(1, 512)  # of words, and what the cells' outputs are projected to
-    dropout_rate: float = fraction(0.1)  # of what each layer and the softmax read
+    num_layers: int = at_least(1, 2)  # the paper's L: bidirectional LSTM layers
+    d_hidden: int = at_least(1, 4_096)  # cells of one direction of a layer
+    d_model: int = at_least(1, 512)  # size of word vectors and of the projected outputs of one direction
+    dropout_rate: float = fraction(0.1)  # dropout of the inputs of each layer and of the softmax
     tagger: ElmoTaggerConfig = dataclasses.field(default_factory=ElmoTaggerConfig)
-    labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # names of the classes, for a model that tags
-    dtype: str = one_of(DTYPES, "float32")  # of products; parameters, states and logits stay float32
+    labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # names of the classes of a tagger
+    dtype: str = one_of(DTYPES, "float32")  # dtype of matrix products; parameters, states, logits: float32
 
     kind: ClassVar[str] = "elmo"
 
@@ -83,8 +83,7 @@ class ElmoConfig:
                 raise ValueError(f"{name}.{error}") from None
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; a recurrence has no end."""
-        del max_length
+        del max_length  # a recurrent network has no maximum length
         small = CharacterConfig(4, (1, 3), (8, 12), 1)
         self.vocab_size, self.word_length, self.characters = 1_000, 12, small
         self.num_layers, self.d_hidden, self.d_model = 2, 32, 16
@@ -92,7 +91,7 @@ class ElmoConfig:
 
 
 class Convolution(nnx.Module):
-    """Filters of one width over the characters of a word, and the largest answer of each (Kim et al., 2016)."""
+    """Convolution over the characters of a word with filters of one width, then max pooling (Kim et al., 2016)."""
 
     def __init__(self, width: int, d_character: int, num_filters: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.kernel = nnx.Param(_GLOROT(rngs.params(), (width, d_character, num_filters)))
@@ -100,11 +99,11 @@ class Convolution(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "R W C"], exists: Bool[Array, "R W"]) -> Float[Array, "R F"]:
-        """Returns relu(max_t (x[t] K[0] + x[t + 1] K[1] + ... + b)) over windows that begin at a character.
+        """Returns relu(max_t (x[t] K[0] + x[t + 1] K[1] + ... + b)), t over windows that start at a character.
 
         Args:
-          x: characters of words, zeros behind the last one of each.
-          exists: where they are. Nothing depends on how many columns there are behind them.
+          x: vectors of the characters of R words, zeros after the last character.
+          exists: True for characters, False for padding. The result does not depend on the amount of padding.
         """
         width = self.kernel.shape[0]
         kernel = self.kernel[...].astype(self.dtype)
@@ -116,10 +115,10 @@ class Convolution(nnx.Module):
 
 
 class Highway(nnx.Module):
-    """A layer part of which passes by: equation 8 of Kim et al. (2016, https://arxiv.org/abs/1508.06615)."""
+    """Highway layer: gated mix of a layer and its input, equation 8 of Kim et al. (2016, arXiv:1508.06615)."""
 
     def __init__(self, size: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        """Initializes the parameters; the gates start at sigmoid(-2), with most passing by, as in section 2.3 there."""
+        """Initializes the parameters; gates start at sigmoid(-2), so that most of the input is kept (section 2.3)."""
         self.transform = Linear(size, size, kernel_init=_GLOROT, dtype=dtype, rngs=rngs)
         self.gate = Linear(size, size, kernel_init=_GLOROT, dtype=dtype, rngs=rngs)
         self.gate.bias = nnx.Param(jnp.full(size, -2.0))
@@ -131,7 +130,7 @@ class Highway(nnx.Module):
 
 
 class CharacterEncoder(nnx.Module):
-    """A word's vector from its characters: filters of several widths, highway layers and a projection."""
+    """Computes a word's vector from its characters: filters of several widths, highway layers and a projection."""
 
     def __init__(self, config: CharacterConfig, d_model: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         c, features, options = config, sum(config.num_filters), {"dtype": dtype, "rngs": rngs}
@@ -145,12 +144,12 @@ class CharacterEncoder(nnx.Module):
         """Returns a vector for each word, in the dtype of the computation.
 
         Args:
-          characters: from 1 to NUM_CHARACTERS, behind the last one of each word 0, which is no character. A word
-            without any gets a vector too, of no meaning.
+          characters: ids from 1 to NUM_CHARACTERS, [B, T, W], padded with 0 at the end. A word without characters gets
+            an arbitrary vector.
         """
-        rows = characters.reshape(-1, characters.shape[-1])
-        exists = rows != 0
-        vectors = lookup(self.table[...], rows - 1)
+        words = characters.reshape(-1, characters.shape[-1])
+        exists = words != 0
+        vectors = lookup(self.table[...], words - 1)
         vectors = jnp.where(exists[..., None], vectors, 0.0)
         x = jnp.concatenate([convolution(vectors, exists) for convolution in self.filters], axis=-1)
         for layer in self.highway:
@@ -159,15 +158,15 @@ class CharacterEncoder(nnx.Module):
 
 
 class LSTM(nnx.Module):
-    """An LSTM in one direction, its outputs projected if `d_out` is given (Sak et al., 2014).
+    """Unidirectional LSTM, with projected outputs if `d_out` is given (Sak et al., 2014).
 
-    With the names of "Long Short-Term Memory Based Recurrent Neural Network Architectures for Large Vocabulary Speech
-    Recognition" (https://arxiv.org/abs/1402.1128, equations 7 to 13, without peepholes): the cell continues with
-    r = P (o tanh(c)), and r is what it gives out.
+    In the notation of "Long Short-Term Memory Based Recurrent Neural Network Architectures for Large Vocabulary Speech
+    Recognition" (https://arxiv.org/abs/1402.1128, equations 7 to 13, without peepholes), r = P (o tanh(c)) is both the
+    output and the recurrent state.
     """
 
     def __init__(self, d_in: int, d_hidden: int, d_out: int | None = None, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        """Initializes the parameters; the forget gates start open (Jozefowicz et al., 2015)."""
+        """Initializes the parameters; the bias of the forget gates starts at 1 (Jozefowicz et al., 2015)."""
         self.d_hidden, self.d_out, self.dtype = d_hidden, d_out or d_hidden, dtype
         self.kernel = nnx.Param(_GLOROT(rngs.params(), (d_in, 4 * d_hidden)))
         self.recurrent = nnx.Param(_GLOROT(rngs.params(), (self.d_out, 4 * d_hidden)))
@@ -177,46 +176,49 @@ class LSTM(nnx.Module):
     def __call__(
         self, x: Float[Array, "B T I"], token_mask: Bool[Array, "B T"], *, is_reversed: bool = False
     ) -> Float[Array, "B T O"]:
-        """Reads from the first word on, or from the last one back; where there is no word, nothing is read."""
-        gates = add_bias(narrow_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
+        """Returns the output at each word, read left to right, or right to left if `is_reversed`.
+
+        Where `token_mask` is False the state does not change, and the output repeats that of the word read before.
+        """
+        input_gates = add_bias(narrow_product(x.astype(self.dtype), self.kernel[...]), self.bias[...])
         projection = None if self.projection is None else self.projection[...].astype(self.dtype)
 
         def step(gates: Array, state: State, recurrent: Array) -> State:
-            wide, c = lstm_cell(gates, state, recurrent)
-            return wide if projection is None else narrow_product(wide, projection), c
+            hidden, c = lstm_cell(gates, state, recurrent)
+            return hidden if projection is None else narrow_product(hidden, projection), c
 
-        rows = x.shape[0]
-        state = jnp.zeros((rows, self.d_out)), jnp.zeros((rows, self.d_hidden))
+        batch_size = x.shape[0]
+        state = jnp.zeros((batch_size, self.d_out)), jnp.zeros((batch_size, self.d_hidden))
         recurrent = self.recurrent[...].astype(self.dtype)
-        outputs, _ = scan_cell(step, gates, state, recurrent, token_mask, is_reversed=is_reversed)
+        outputs, _ = scan_cell(step, input_gates, state, recurrent, token_mask, is_reversed=is_reversed)
         return outputs.astype(x.dtype)
 
 
 class BidirectionalLSTM(nnx.Module):
-    """Two LSTMs that read in opposite directions and do not see each other."""
+    """Two independent LSTMs that read in opposite directions."""
 
     def __init__(self, d_in: int, d_hidden: int, d_out: int | None = None, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.forward = LSTM(d_in, d_hidden, d_out, dtype=dtype, rngs=rngs)
         self.backward = LSTM(d_in, d_hidden, d_out, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Float[Array, "B T 2 I"], token_mask: Bool[Array, "B T"]) -> Float[Array, "B T 2 O"]:
-        """Reads x[:, :, 0] forwards and x[:, :, 1] backwards."""
+        """Runs the forward LSTM on x[:, :, 0] and the backward LSTM on x[:, :, 1]."""
         forward = self.forward(x[:, :, 0], token_mask)
         return jnp.stack([forward, self.backward(x[:, :, 1], token_mask, is_reversed=True)], axis=2)
 
 
 class Elmo(nnx.Module):
-    """A character CNN and L layers of LSTMs in both directions, from the second on with residuals (section 3.2)."""
+    """Character CNN and L bidirectional LSTM layers, with residuals from the second layer on (section 3.2)."""
 
     def __init__(self, config: ElmoConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
+          config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other.
+          ValueError: if sizes contradict each other.
         """
         c, dtype = config, jnp.dtype(config.dtype)
         c.validate()
@@ -233,17 +235,18 @@ class Elmo(nnx.Module):
         token_mask: Bool[Array, "B T"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "J B T 2 D"]:
-        """Reads rows of words.
+        """Computes the representations of words in context.
 
         Args:
-          characters: of each word, see `CharacterEncoder`.
-          token_mask: which words exist; None means all. Padding changes nothing in either direction, wherever it is.
+          characters: ids of the characters of each word, see `CharacterEncoder`.
+          token_mask: True for words, False for padding, which may be anywhere and does not affect words; None means no
+            padding.
           rngs: stream `dropout`; None means evaluation.
 
         Returns:
-          The layers h_j, j = 0 ... L, with J = L + 1: the words themselves, twice, and the outputs of each layer of
-          LSTMs, forward and backward beside each other. That of a word in direction 0 depends on no word behind it, in
-          direction 1 on none before it. What stands where there is no word means nothing.
+          The layers h_j, j = 0 ... L, stacked (J = L + 1): first the word vectors, the same for both directions, then
+          the outputs of each LSTM layer. Axis 3 is the direction: 0 depends on the word and those before it, 1 on the
+          word and those after it. Values at padding are arbitrary.
         """
         if token_mask is None:
             token_mask = jnp.ones(characters.shape[:2], bool)
@@ -257,13 +260,13 @@ class Elmo(nnx.Module):
 
 
 class ElmoLanguageModel(nnx.Module):
-    """An ELMo, as `elmo`, and a softmax over a vocabulary: what pre-training learns (Peters et al., 2018, section 3.1).
+    """An `Elmo` in `self.elmo` with a softmax over words, for pre-training (Peters et al., 2018, section 3.1).
 
-    As there, both directions share the words' vectors and the softmax, and nothing else.
+    As in the paper, the two directions share the word vectors and the softmax, but no LSTM.
     """
 
     def __init__(self, config: ElmoConfig, *, rngs: nnx.Rngs):
-        """Initializes the parameters; see `Elmo`."""
+        """Initializes the parameters; arguments and errors are those of `Elmo`."""
         self.elmo = Elmo(config, rngs=rngs)
         init = nnx.initializers.normal(config.d_model**-0.5)
         self.softmax = Linear(config.d_model, config.vocab_size, kernel_init=init, rngs=rngs)
@@ -276,21 +279,21 @@ class ElmoLanguageModel(nnx.Module):
         token_mask: Bool[Array, "B T"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "B T 2 V"]:
-        """Scores, at each word, what follows it (direction 0) and what precedes it (1): float32 logits."""
+        """Returns float32 logits of the next word (direction 0) and of the previous word (direction 1)."""
         x = self.elmo(characters, token_mask=token_mask, rngs=rngs)[-1]
         return self.softmax(drop(x, self.config.dropout_rate, rngs))
 
 
 class Frozen(nnx.Variable[Array]):
-    """What has been learned before, and is no parameter any more: no gradient, optimizer or weight decay changes it."""
+    """Pre-trained values that are no longer parameters: no gradient, optimizer or weight decay changes them."""
 
 
 def freeze(module: nnx.Module) -> None:
-    """Turns all parameters of a module, and of what it has, into `Frozen`; their paths and values stay."""
-    for _, part in list(nnx.iter_modules(module)):
-        for name, value in list(vars(part).items()):
+    """Turns all parameters of a module and its submodules into `Frozen` variables of the same path and value."""
+    for _, submodule in list(nnx.iter_modules(module)):
+        for name, value in list(vars(submodule).items()):
             if isinstance(value, nnx.Param):
-                setattr(part, name, Frozen(value[...]))
+                setattr(submodule, name, Frozen(value[...]))
 
 
 def scalar_mix(
@@ -306,7 +309,7 @@ def scalar_mix(
 
 
 class ScalarMix(nnx.Module):
-    """Its parameters, s and gamma: at the start, the mean of all layers."""
+    """Learned `scalar_mix`, initialized to the mean of all layers."""
 
     def __init__(self, num_layers: int):
         self.weights, self.scale = nnx.Param(jnp.zeros(num_layers)), nnx.Param(jnp.ones(()))
@@ -316,24 +319,24 @@ class ScalarMix(nnx.Module):
 
 
 class ElmoTagger(nnx.Module):
-    """Gives every word one of `config.labels`, read off by a bidirectional LSTM and a linear layer.
+    """Classifies every word into `config.labels`: character CNN, bidirectional LSTM and a linear layer.
 
-    It reads a vector of the word's characters, which is trained with it, and with `config.tagger.use_elmo` that of
-    `elmo` beside it, whose own parameters are frozen: only how its layers are mixed is learned.
+    With `config.tagger.use_elmo`, the `ScalarMix` of the layers of `self.elmo` is concatenated to each word vector. The
+    parameters of `self.elmo` are frozen; the mixing weights are trained.
     """
 
     def __init__(self, config: ElmoConfig, *, rngs: nnx.Rngs):
-        """Initializes the parameters, those of the frozen part too, which are to be taken from elsewhere.
+        """Initializes all parameters, also those of the frozen ELMo, which the caller replaces by pre-trained ones.
 
         Args:
-          config: the sizes.
+          config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
 
         Raises:
-          ValueError: as an `Elmo`, and if there are no labels.
+          ValueError: as for `Elmo`, and if there are no labels.
         """
         if not config.labels:
-            raise ValueError("a model that tags needs labels, but its configuration has none")
+            raise ValueError("a tagger needs labels, got none: set labels to the names of the classes")
         config.validate()
         c, dtype = config.tagger, jnp.dtype(config.dtype)
         glorot = nnx.initializers.glorot_uniform()
@@ -345,7 +348,7 @@ class ElmoTagger(nnx.Module):
         self.mix = ScalarMix(config.num_layers + 1) if c.use_elmo else None
         if self.elmo is not None:
             freeze(self.elmo)
-        self.config = dataclasses.replace(copy.deepcopy(config), dropout_rate=0.0)  # ELMo is frozen
+        self.config = dataclasses.replace(copy.deepcopy(config), dropout_rate=0.0)  # no dropout in the frozen ELMo
 
     def __call__(
         self,
@@ -354,12 +357,12 @@ class ElmoTagger(nnx.Module):
         token_mask: Bool[Array, "B T"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "B T C"]:
-        """Scores the tags of each word, float32.
+        """Returns float32 logits of the labels of each word.
 
         Args:
-          characters: of each word, see `tfx_jax.models.elmo.CharacterEncoder`.
-          token_mask: which words exist; None means all.
-          rngs: stream `dropout`; None means evaluation. ELMo itself is evaluated in any case.
+          characters: ids of the characters of each word, see `CharacterEncoder`.
+          token_mask: True for words, False for padding; None means no padding.
+          rngs: stream `dropout`; None means evaluation. ELMo itself never uses dropout here.
         """
         if token_mask is None:
             token_mask = jnp.ones(characters.shape[:2], bool)

@@ -1,4 +1,4 @@
-"""`EncoderDecoder`: what the Transformer, T5 and their like share, and how they decode."""
+"""`EncoderDecoder`, the base class of Transformer and T5, its decoder, and functions that encoder-decoders share."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -176,7 +176,7 @@ def run_encoder(
 
 
 class EncoderMemory(NamedTuple):
-    """An encoder's output, and which of it exists."""
+    """An encoder's output and its padding mask (True for tokens)."""
 
     output: Float[Array, "B S D"]
     mask: Bool[Array, "B 1 1 S"]
@@ -264,7 +264,7 @@ class EncoderDecoderDecoder(nnx.Module):
 
 
 class TokenIds(Protocol):
-    """Special tokens of a configuration."""
+    """Configuration with special token ids."""
 
     vocab_size: int
     pad_id: int
@@ -272,10 +272,10 @@ class TokenIds(Protocol):
 
 
 def check_token_ids(config: TokenIds) -> None:
-    """Checks that special tokens have a vector.
+    """Checks that `pad_id` and `start_id` are in the vocabulary.
 
     Raises:
-      ValueError: if one is outside the vocabulary.
+      ValueError: if one of them is not.
     """
     for name in ("pad_id", "start_id"):
         if not 0 <= getattr(config, name) < config.vocab_size:
@@ -283,22 +283,22 @@ def check_token_ids(config: TokenIds) -> None:
 
 
 def with_padding(tokens: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None, pad_id: int) -> Int[Array, "B S"]:
-    """Puts a model's own padding where no token exists."""
+    """Replaces tokens by `pad_id` where `token_mask` is False."""
     return tokens if token_mask is None else jnp.where(token_mask, tokens, pad_id)
 
 
 def source_mask(source: Int[Array, "B S"], pad_id: int) -> Bool[Array, "B 1 1 S"]:
-    """Hides padding tokens from every query."""
+    """Returns the mask that hides padding from every query."""
     return (source != pad_id)[:, None, None, :]
 
 
 def input_mask(inputs: Int[Array, "B T"], pad_id: int) -> Bool[Array, "B T"]:
-    """Which of the tokens that a decoder reads exist; the first does, even where padding starts a target."""
+    """Returns True for tokens of a decoder's input; always for the first, because `start_id` may equal `pad_id`."""
     return (inputs != pad_id).at[:, 0].set(True)
 
 
 def shift_right(target: Int[Array, "B T"], start_id: int) -> Int[Array, "B T"]:
-    """What a decoder reads to predict `target`.
+    """Returns the decoder's input for predicting `target`: shifted right by one, after `start_id`.
 
     >>> shift_right(jnp.array([[5, 6, 2]]), 1).tolist()
     [[1, 5, 6]]
@@ -307,7 +307,7 @@ def shift_right(target: Int[Array, "B T"], start_id: int) -> Int[Array, "B T"]:
 
 
 def named_maps(prefix: str, maps: dict[str, Array] | None) -> dict[str, Array]:
-    """Splits maps stacked over layers into one entry for each layer and kind."""
+    """Splits attention maps stacked over layers into entries such as "encoder/0/self"."""
     return {
         f"{prefix}/{index}/{kind}": weights
         for kind, stacked in (maps or {}).items()

@@ -1,4 +1,4 @@
-"""ESIM: two sentences, read by LSTMs, aligned, compared and read again (Chen et al., 2017), without its trees."""
+"""ESIM, LSTMs and alignment for natural language inference (Chen et al., 2017), without its tree-LSTMs."""
 
 import copy
 import dataclasses
@@ -19,30 +19,29 @@ from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class EsimConfig:
-    """Sizes of an ESIM; the defaults are the paper's (https://arxiv.org/abs/1609.06038, section 4).
+    """Configuration of an ESIM; the defaults are the paper's (https://arxiv.org/abs/1609.06038, section 4).
 
-    Without the vectors of words these are 4,326,303 parameters, the 4.3 M of the paper's table 1. What differs from the
-    paper: its vectors of words begin as GloVe's; here, they are drawn.
+    They give 4,326,303 parameters without word vectors, the 4.3 M of the paper's table 1. One difference: the paper
+    initializes word vectors from GloVe; here, they are random.
     """
 
     vocab_size: int = at_least(0, 30_000)
-    d_embedding: int = at_least(1, 300)  # of the vector of a word
-    d_model: int = at_least(1, 300)  # of either direction of both LSTMs, of a projected comparison, of the tanh layer
-    dropout_rate: float = fraction(0.5)  # of what both LSTMs, the tanh layer and the classifier read
-    labels: tuple[str, ...] = ()  # the classes; a task sets them
-    pad_id: int = at_least(0, 0)  # the token that fills a row
-    dtype: str = one_of(DTYPES, "float32")  # of products; parameters, states, weights and logits stay float32
+    d_embedding: int = at_least(1, 300)  # size of a word vector
+    d_model: int = at_least(1, 300)  # size of each direction of both LSTMs, of the projection and of the tanh layer
+    dropout_rate: float = fraction(0.5)  # dropout of the inputs of both LSTMs, the tanh layer and the classifier
+    labels: tuple[str, ...] = ()  # names of the classes; set by the task
+    pad_id: int = at_least(0, 0)  # id of the padding token
+    dtype: str = one_of(DTYPES, "float32")  # dtype of matrix products; all else is float32
 
     kind: ClassVar[str] = "sentence_pair"
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; any sizes go together."""
+        """Accepts any combination of sizes."""
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; a recurrence has no end."""
-        del max_length
+        del max_length  # a recurrent network has no maximum length
         self.vocab_size, self.d_embedding, self.d_model = 500, 32, 16
 
     def make(self, *, rngs: nnx.Rngs) -> "Esim":
@@ -50,13 +49,13 @@ class EsimConfig:
 
 
 class Esim(nnx.Module):
-    """Input encoding, local inference and inference composition (sections 3.1 to 3.3); logits of the labels."""
+    """Input encoding, local inference, inference composition (sections 3.1 to 3.3) and a classifier."""
 
     def __init__(self, config: EsimConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
+          config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
 
         Raises:
@@ -65,7 +64,7 @@ class Esim(nnx.Module):
         c, d, dtype = config, config.d_model, jnp.dtype(config.dtype)
         c.validate()
         if not c.labels:
-            raise ValueError("a classifier needs labels, of which the configuration has none")
+            raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
         read = functools.partial(BidirectionalLayer, CELLS["lstm"], 2 * d, dtype=dtype, rngs=rngs)
         dense = functools.partial(Linear, kernel_init=nnx.initializers.glorot_uniform(), rngs=rngs)
         self.embedding = Embedding(c.vocab_size, c.d_embedding, scale=math.sqrt(c.d_embedding), dtype=dtype, rngs=rngs)
@@ -88,14 +87,14 @@ class Esim(nnx.Module):
 
         Args:
           premise: tokens, [B, T], padded with `config.pad_id`.
-          hypothesis: likewise, [B, S].
+          hypothesis: tokens, [B, S], padded with `config.pad_id`.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return the alignments.
+          return_attention: whether to also return the alignment weights.
 
         Returns:
-          Logits of the labels, float32 [B, labels]; with `return_attention` a pair of these and the weights by which
-          the words of each sentence are aligned with those of the other, {"decoder/0/cross": [B, 1, S, T],
-          "encoder/0/cross": [B, 1, T, S]}: the premise is read as a source is, and the hypothesis as a target.
+          float32 logits of the labels, [B, number of labels]; with `return_attention` the pair (logits, maps), maps
+          being {"decoder/0/cross": [B, 1, S, T], "encoder/0/cross": [B, 1, T, S]}: from the words of the hypothesis to
+          those of the premise, and the reverse.
         """
         rate = self.config.dropout_rate
         masks = [tokens != self.config.pad_id for tokens in (premise, hypothesis)]
@@ -103,19 +102,20 @@ class Esim(nnx.Module):
             self.encoder(drop(self.embedding(tokens), rate, rngs), mask)[0]
             for tokens, mask in zip((premise, hypothesis), masks, strict=True)
         )
-        of_b, of_a, *weights = attend_both(a, b, *(mask[:, None, None] for mask in masks), attend_fn=lambda x: x)
-        vectors = self._compose(a, of_b, masks[0], rngs), self._compose(b, of_a, masks[1], rngs)
+        aligned_b, aligned_a, premise_weights, hypothesis_weights = attend_both(
+            a, b, *(mask[:, None, None] for mask in masks), attend_fn=lambda x: x
+        )
+        vectors = self._compose(a, aligned_b, masks[0], rngs), self._compose(b, aligned_a, masks[1], rngs)
         hidden = jnp.tanh(self.hidden(drop(jnp.concatenate(vectors, axis=-1), rate, rngs)))
         logits = self.classifier(drop(hidden, rate, rngs).astype(jnp.float32))
         if not return_attention:
             return logits
-        of_premise, of_hypothesis = weights
-        return logits, {"decoder/0/cross": of_hypothesis[:, None], "encoder/0/cross": of_premise[:, None]}
+        return logits, {"decoder/0/cross": hypothesis_weights[:, None], "encoder/0/cross": premise_weights[:, None]}
 
     def _compose(
         self, words: Array, aligned: Array, mask: Bool[Array, "B T"], rngs: nnx.Rngs | None
     ) -> Float[Array, "B 4*D"]:
-        """Compares the words of a sentence with what they are aligned with, and reads and pools the comparisons."""
+        """Compares each word with its aligned vector, runs the composition LSTM, and pools by mean and maximum."""
         compared = jnp.concatenate([words, aligned, words - aligned, words * aligned], axis=-1)
         projected = drop(jax.nn.relu(self.projection(compared)), self.config.dropout_rate, rngs)
         read, _ = self.composition(projected, mask)

@@ -1,4 +1,4 @@
-"""Whether parameters are numbers: of a NaN or an infinity in one of them, everything that a model says is made."""
+"""Checks that parameters are finite: a NaN or an infinity in one of them spoils all outputs of a model."""
 
 from collections.abc import Collection
 from typing import Any
@@ -7,14 +7,15 @@ import numpy as np
 
 from tfx_jax.errors import UserError
 
-_BLOCK = 1 << 16  # elements: what a core's cache holds
+_BLOCK = 1 << 16  # elements per check, which fit into a core's cache
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether no element is NaN or infinite.
+    """Returns whether no element is NaN or infinite.
 
-    Squares are summed, which reads an array faster than looking at each element does: a NaN or an infinity makes the
-    sum one, too. Only where the sum of a block is none, or the dtype has no such product, elements are looked at.
+    A sum of squares is faster than a check of each element, and is finite only if all elements are. Elements are
+    checked one by one if the sum of a block is not finite (it may overflow), and for dtypes other than float32 and
+    float64.
 
     >>> is_finite(np.array([1.0, 3e38], np.float32)), is_finite(np.array([1.0, np.nan], np.float32))
     (True, False)
@@ -32,10 +33,10 @@ def _is_finite(block: np.ndarray) -> bool:
 
 
 def nonfinite(names: Collection[str], place: Any) -> UserError:
-    """The error for parameters of these names, in a file or folder."""
+    """Returns the error for non-finite parameters of these names; `place` is their file or folder."""
     first, others = next(iter(names)), len(names) - 1
     more = f", and {others:,} more have" if others else ""
     return UserError(
         f"{place}: {first} has values that are NaN or infinite{more}: take another copy of the model, "
-        "or go on with --allow-nonfinite (allow_nonfinite=True)"
+        "or load it anyway with --allow-nonfinite (allow_nonfinite=True)"
     )

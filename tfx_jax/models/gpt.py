@@ -22,9 +22,9 @@ from tfx_jax.nn.stack import REMATS, stack_layers
 
 _INIT_STDDEV = 0.02
 
-# Layers, width, heads and head size of each published model. GPT: Radford et al. (2018), section 4.1. GPT-2: Radford et
-# al. (2019), table 2, with the parameters that were released. GPT-3: Brown et al. (2020), table 2.1, of which two rows
-# do not have num_heads * d_k = d_model.
+# num_layers, d_model, num_heads and d_k of each published model. GPT: Radford et al. (2018), section 4.1. GPT-2:
+# Radford et al. (2019), table 2, and the released parameters. GPT-3: Brown et al. (2020), table 2.1; in two of its
+# rows, num_heads * d_k differs from d_model.
 _SIZES = {
     "gpt": (12, 768, 12, 64),
     "gpt2": (12, 768, 12, 64),
@@ -43,21 +43,21 @@ _SIZES = {
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class GPTConfig:
-    """Sizes of a GPT; the defaults are those of the smallest GPT-2."""
+    """Configuration of a GPT; the defaults are the smallest GPT-2."""
 
     vocab_size: int = at_least(0, 50_257)
-    max_length: int = at_least(1, 1024)  # tokens that it can look back on, itself included: the learned positions
+    max_length: int = at_least(1, 1024)  # longest sequence in tokens; positions are learned
     num_layers: int = at_least(1, 12)
     d_model: int = at_least(1, 768)
     num_heads: int = at_least(1, 12)
     d_k: int | None = at_least(1, None)  # size of a head; None: d_model / num_heads
     d_ff: int | None = at_least(1, None)  # None: 4 * d_model
-    dropout_rate: float = fraction(0.1)  # of each sublayer's output and of the sums of embeddings and positions
+    dropout_rate: float = fraction(0.1)  # dropout of each sublayer's output and of embeddings plus positions
     attention_dropout_rate: float = fraction(0.1)  # dropout of attention weights
-    pre_norm: bool = True  # x + f(norm(x)) and a norm at the end, since GPT-2; GPT has norm(x + f(x))
-    use_bias: bool = True  # whether projections, feed-forward layers and norms have offsets
+    pre_norm: bool = True  # true: x + f(norm(x)) and a final norm (GPT-2 and GPT-3); false: norm(x + f(x)) (GPT)
+    use_bias: bool = True  # whether projections, feed-forward layers and norms have a bias
     activation: str = one_of(ACTIVATIONS, "gelu_tanh")
     layer_norm_epsilon: float = at_least(0, 1e-5)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
@@ -72,12 +72,12 @@ class GPTConfig:
 
     @classmethod
     def published(cls, name: str, **overrides: Any) -> "GPTConfig":
-        """The sizes of a published model: "gpt", "gpt2", "gpt2-medium" ... "gpt2-xl", "gpt3-small" ... "gpt3".
+        """Returns the configuration of "gpt", "gpt2", "gpt2-medium" ... "gpt2-xl", "gpt3-small" ... or "gpt3".
 
-        GPT-3's layers alternate between dense and banded attention; these are dense.
+        All layers have dense attention, where GPT-3 alternates between dense and banded attention.
 
         Raises:
-          ValueError: for another name.
+          ValueError: if `name` is unknown; the message lists the names.
         """
         if name not in _SIZES:
             raise ValueError(f"no published GPT is called {name!r}; there are {', '.join(_SIZES)}")
@@ -103,20 +103,19 @@ class GPTConfig:
 
 
 class GPT(LanguageModel):
-    """A language model (Radford et al., 2018 and 2019; Brown et al., 2020) whose output layer is its embedding."""
+    """Causal language model with tied embeddings (Radford et al., 2018 and 2019; Brown et al., 2020)."""
 
     def __init__(self, config: GPTConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
-        """Initializes the parameters as GPT-2 does: normal, 0.02, residual projections 0.02 / sqrt(2 L).
+        """Initializes the parameters like GPT-2: normal with deviation 0.02, residual projections 0.02 / sqrt(2 L).
 
         Args:
-          config: the sizes.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other, the activation has no such name, or the attention does not
-            fit.
+          ValueError: if sizes contradict each other, the activation is unknown, or the attention cannot be causal.
         """
         c = config
         c.experts.validate()
@@ -134,7 +133,7 @@ class GPT(LanguageModel):
             make_norm=make_norm,
         )
 
-        def make_layer(own: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
+        def make_layer(layer_attention: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
             d_k = c.d_model // c.num_heads if c.d_k is None else c.d_k
             attention = MultiHeadAttention(
                 c.d_model,
@@ -142,7 +141,7 @@ class GPT(LanguageModel):
                 d_k=c.d_k,
                 use_bias=c.use_bias,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or own.make(c.num_heads, d_k, rngs=rngs),
+                attention_fn=attention_fn or layer_attention.make(c.num_heads, d_k, rngs=rngs),
                 dtype=dtype,
                 rngs=rngs,
             )
@@ -174,14 +173,14 @@ class GPT(LanguageModel):
     def embed(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], rngs: nnx.Rngs | None = None
     ) -> Float[Array, "B T D"]:
-        """Returns the input of the first layer."""
+        """Returns token vectors plus position vectors, the input of the first layer."""
         x = self.embedding(tokens)
         return drop(add_bias(x, self.positions(positions)), self.config.dropout_rate, rngs)
 
     def output(self) -> Embedding:
-        """Returns the vectors of the output layer."""
+        """Returns the embedding, which is also the output layer."""
         return self.embedding
 
     def last_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Returns the input of the output layer."""
+        """Applies the final norm, if any."""
         return x if self.norm is None else self.norm(x)

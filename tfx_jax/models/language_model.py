@@ -1,4 +1,4 @@
-"""`LanguageModel`: what GPT, Llama and their like share, and how they decode."""
+"""`LanguageModel`, the base class of GPT and Llama, and its decoder."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention.masks import SegmentIds
-from tfx_jax.models.padding import count, hide_padding, left_aligned
+from tfx_jax.models.padding import hide_padding, left_aligned, positions_from_mask
 from tfx_jax.nn.attention import KVCache
 from tfx_jax.nn.basic import Embedding
 from tfx_jax.nn.decoding import Decoder
@@ -20,8 +20,8 @@ from tfx_jax.nn.stack import per_layer, scan_layers
 class LanguageModel(nnx.Module):
     """A stack of causal layers between an embedding and an output layer.
 
-    A subclass has `config` and `decoder_layers`, and defines what surrounds the layers: `embed`, `last_norm`, `output`
-    and, where logits are not plain products, `logits_of`.
+    Subclasses set `config` and `decoder_layers` and define `embed`, `last_norm` and `output`; they override `logits_of`
+    if the logits are not just products with the output vectors.
     """
 
     config: Any
@@ -30,19 +30,19 @@ class LanguageModel(nnx.Module):
     def embed(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], rngs: nnx.Rngs | None = None
     ) -> Float[Array, "B T D"]:
-        """Returns the input of the first layer."""
+        """Returns the input of the first layer: embeddings, with positions where the model adds them."""
         raise NotImplementedError
 
     def last_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Returns the input of the output layer."""
+        """Normalizes the output of the last layer."""
         raise NotImplementedError
 
     def output(self) -> Embedding:
-        """Returns the vectors of the output layer."""
+        """Returns the output layer as an embedding: one vector per token."""
         raise NotImplementedError
 
     def logits_of(self, products: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
-        """Returns the logits, from the products with the vectors of the output layer."""
+        """Computes logits from the products of hidden states and output vectors; the default returns these."""
         return products
 
     def __call__(
@@ -55,21 +55,22 @@ class LanguageModel(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Scores what comes after every token, given it and those before it.
+        """Returns the logits of each next token, given the tokens so far.
 
         Args:
           tokens: ids, [B, T].
-          token_mask: which of them exist, padding may be on either side or in between; None means all.
-          positions: of each token; None counts the tokens that exist.
-          segment_ids: of packed texts, which do not see each other; give `positions` too, or they count on.
+          token_mask: True for tokens, False for padding (anywhere), [B, T]; None means no padding.
+          positions: position of each token, [B, T]; None counts tokens from 0, without padding.
+          segment_ids: number of the packed text that each token belongs to, 0 for padding, [B, T]. Texts do not attend
+            to each other. Pass `positions` too; otherwise they continue from text to text.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
+          return_attention: whether to also return the attention maps.
 
         Returns:
-          float32 logits, [B, T, V]; with `return_attention` a pair of these and {"decoder/0/self": [B, N, T, T], ...}.
+          float32 logits, [B, T, V]; with `return_attention` the pair (logits, {"decoder/0/self": [B, N, T, T], ...}).
 
         Raises:
-          ValueError: if T is more than the model's max_length, or the attention takes no `segment_ids`.
+          ValueError: if T exceeds `config.max_length`, or the attention does not support `segment_ids`.
         """
         if tokens.shape[1] > self.config.max_length:
             raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
@@ -90,9 +91,14 @@ class LanguageModel(nnx.Module):
         return_cache: bool = False,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Returns the output of the last layer and what `EncoderLayer` returns besides, stacked over layers."""
+        """Runs the layers; arguments are those of a call, and of `EncoderLayer`.
+
+        Returns:
+          The output of the last layer and the extra outputs of `EncoderLayer` ("self" weights, "cache"), stacked over
+          layers.
+        """
         if positions is None:
-            positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
+            positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else positions_from_mask(token_mask)
         mask = None if token_mask is None else token_mask[:, None, None, :]
         if segment_ids is not None:
             self.config.attention.check(is_causal=True, is_packed=True)
@@ -110,18 +116,18 @@ class LanguageModel(nnx.Module):
         return scan_layers(layer_fn, self.decoder_layers, x, rngs, remat=c.remat, unroll=c.unroll)
 
     def decoder(self, *, int8: bool = False) -> Decoder:
-        """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
+        """Returns a decoder with fused weights, see `tfx_jax.nn.decoding.DecodingModel`."""
         return LanguageModelDecoder(self, int8=int8)
 
 
 class Prompt(NamedTuple):
-    """What a language model keeps of a prompt before it generates.
+    """A prompt after prefill.
 
     Attributes:
       tokens: the prompt.
-      is_past: which of its tokens were read, all that exist but the last.
-      past: their keys, values and gates in each layer; none where every step reads all tokens.
-      last: the last token of each row, which the first step takes.
+      is_past: True for the tokens in `past`: all tokens but the last of each row, without padding.
+      past: KV cache of each layer; empty if the attention has no KV cache and every step reads all tokens.
+      last: the last token of each row, which the first step reads.
     """
 
     tokens: Int[Array, "B P"]
@@ -131,38 +137,38 @@ class Prompt(NamedTuple):
 
 
 class LanguageModelDecoder(nnx.Module):
-    """A language model that generates, as `tfx_jax.nn.decoding.Decoder` has it.
+    """Decodes a `LanguageModel` one token at a time; implements `tfx_jax.nn.decoding.Decoder`.
 
-    All of a prompt but its last token is read at once; a step then costs one token. Only where the attention needs all
-    tokens at every step, the model itself reads them all.
+    The prompt without its last token is read at once (prefill); each step then processes one token with a KV cache. If
+    the attention has no KV cache, each step runs the model over all tokens so far (`replay_step`).
     """
 
     continues_inputs = True
     pad_id = -1
 
     def __init__(self, model: LanguageModel, *, int8: bool = False):
-        """Arranges the weights of the layers; the model stays as it is, and reads prompts."""
+        """Fuses the layers' weights for decoding; `model` is not changed and reads the prompts."""
         output = model.output()
         self.model = model
         self.fused = fuse_for_decoding(model.decoder_layers, output.table[...], dtype=output.dtype, int8=int8)
 
     @property
     def vocab_size(self) -> int:
-        """As in the configuration."""
+        """V, the number of tokens that `step` scores."""
         return self.model.config.vocab_size
 
     def max_input_length(self, max_new_tokens: int) -> int:
-        """What is left of the positions."""
+        """Returns the number of positions that remain for the prompt."""
         return self.model.config.max_length - max_new_tokens
 
     def encode(self, inputs: Int[Array, "B P"], token_mask: Bool[Array, "B P"] | None = None) -> Prompt:
-        """Reads prompts."""
+        """Reads the prompts without their last tokens (prefill)."""
         token_mask = jnp.ones(inputs.shape, bool) if token_mask is None else token_mask
-        if self.fused is None:  # which writes behind the last token
+        if self.fused is None:  # a replay appends tokens directly after the prompt
             inputs, token_mask = left_aligned(inputs, token_mask)
-        places = jnp.arange(inputs.shape[1])[None]
-        last = jnp.max(jnp.where(token_mask, places, 0), axis=1, keepdims=True)
-        is_past = token_mask & (places != last)
+        indices = jnp.arange(inputs.shape[1])[None]
+        last = jnp.max(jnp.where(token_mask, indices, 0), axis=1, keepdims=True)
+        is_past = token_mask & (indices != last)
         past = []
         if self.fused is not None:
             _, extras = self.model.read(inputs, is_past, return_cache=True)
@@ -172,7 +178,7 @@ class LanguageModelDecoder(nnx.Module):
     def init_cache(
         self, memory: Prompt, *, max_length: int, num_beams: int = 1
     ) -> tuple[dict[str, Any], Int[Array, " B"]]:
-        """Makes room behind the prompts."""
+        """Returns a cache that holds the prompts and has space for `max_length` new tokens, and the first tokens."""
         num_past = memory.tokens.shape[1]
         if num_past + max_length > self.model.config.max_length:
             raise ValueError(
@@ -188,7 +194,7 @@ class LanguageModelDecoder(nnx.Module):
         return cache, memory.last
 
     def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-        """Takes one token of each row."""
+        """Reads one token of each row (beam); returns logits of the next token and the new cache."""
         if self.fused is None:
             return replay_step(self._score_last, tokens, cache)
         model, output = self.model, self.fused.output
@@ -202,6 +208,7 @@ class LanguageModelDecoder(nnx.Module):
         return fused_step(self.fused.steps, embed, score, tokens, cache)
 
     def _score_last(self, tokens: Int[Array, "R C"], lengths: Int[Array, " R"], _: None) -> Float[Array, "R V"]:
+        """Returns the logits after the last of the first `lengths` tokens of each row."""
         exists = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
         model = self.model
         x = at_last(model.read(tokens, exists)[0], lengths)

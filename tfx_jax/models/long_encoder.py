@@ -1,4 +1,4 @@
-"""The encoder of Long Range Arena: labels of long sequences and of pairs of them (Tay et al., 2020)."""
+"""The encoder of Long Range Arena, a classifier of long sequences and of pairs of sequences (Tay et al., 2020)."""
 
 import copy
 import dataclasses
@@ -23,25 +23,25 @@ from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class LongEncoderConfig:
-    """Sizes of an encoder of long sequences; the defaults are those that the authors have for ListOps.
+    """Configuration of an encoder of long sequences; the defaults are the authors' for ListOps.
 
-    https://github.com/google-research/long-range-arena: pre-norm layers over tokens and fixed sinusoids, a hidden layer
-    as wide as those of the feed-forward networks, and for a pair [u, v, u * v, u - v] of both vectors and one hidden
-    layer more. What differs: a sequence is the mean over its tokens, where theirs is the vector of a token in front of
-    it, or a mean in which padding counts; no attention weights are dropped, as linear attentions have none.
+    https://github.com/google-research/long-range-arena: pre-norm layers over tokens and fixed sinusoids, then a hidden
+    layer of d_ff units. A pair of sequences with vectors u and v is classified from [u, v, u * v, u - v], by two hidden
+    layers. Two differences: the vector of a sequence is the mean over its tokens, where the authors take a class token
+    or a mean that includes padding; and attention weights are not dropped, because linear attentions have none.
     """
 
-    vocab_size: int = at_least(1, 257)  # padding, which is 0, included; the task sets it
+    vocab_size: int = at_least(1, 257)  # ids of tokens, padding (0) included; set by the task
     num_layers: int = at_least(1, 6)
     d_model: int = at_least(1, 512)
     num_heads: int = at_least(1, 8)
     d_ff: int = at_least(2, 2_048)
-    dropout_rate: float = fraction(0.1)  # of embeddings, sublayers' outputs and feed-forward layers
+    dropout_rate: float = fraction(0.1)  # dropout of embeddings, sublayers' outputs and hidden feed-forward units
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # attention of every layer
-    num_sequences: int = at_least(1, 1)  # of an example: 2 where pairs are compared; the task sets it
-    labels: tuple[str, ...] = ()  # the classes; the task sets them
+    num_sequences: int = at_least(1, 1)  # sequences of an example: 2 for tasks that compare pairs; set by the task
+    labels: tuple[str, ...] = ()  # names of the classes; set by the task
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
     remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
     unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
@@ -54,11 +54,10 @@ class LongEncoderConfig:
 
     def validate(self) -> None:
         if self.d_model % self.num_heads or self.d_model % 2:
-            raise ValueError(f"d_model={self.d_model} is odd or not divisible by num_heads={self.num_heads}")
+            raise ValueError(f"d_model={self.d_model} must be even and divisible by num_heads={self.num_heads}")
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; sequences may have any length."""
-        del max_length
+        del max_length  # sequences may have any length
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 16, 2, 32
 
     def make(self, *, rngs: nnx.Rngs) -> "LongEncoder":
@@ -66,42 +65,42 @@ class LongEncoderConfig:
 
 
 class LongEncoder(nnx.Module):
-    """Pre-norm encoder layers, the mean over tokens, hidden layers with ReLU, and the logits of labels."""
+    """Pre-norm encoder layers, the mean over tokens, hidden layers with ReLU, and a linear layer to the labels."""
 
     def __init__(self, config: LongEncoderConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other, or there are no labels.
+          ValueError: if sizes contradict each other, or there are no labels.
         """
         c = config
         c.validate()
         c.attention.check()
         if not c.labels:
-            raise ValueError("a classifier needs labels, of which the configuration has none")
+            raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
         dtype = jnp.dtype(c.dtype)
         residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True)
 
-        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
-            core = attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
+        def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+            core = attention_fn or layer_attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
             attention = MultiHeadAttention(c.d_model, c.num_heads, attention_fn=core, dtype=dtype, rngs=rngs)
-            sizes: dict[str, Any] = {"activation_fn": ACTIVATIONS["gelu_tanh"], "dropout_rate": c.dropout_rate}
-            feed_forward = FeedForward(c.d_model, c.d_ff, **sizes, dtype=dtype, rngs=rngs)
+            options: dict[str, Any] = {"activation_fn": ACTIVATIONS["gelu_tanh"], "dropout_rate": c.dropout_rate}
+            feed_forward = FeedForward(c.d_model, c.d_ff, **options, dtype=dtype, rngs=rngs)
             return EncoderLayer(attention, feed_forward, residual)
 
         self.embedding = Embedding(c.vocab_size, c.d_model, init_stddev=1.0, dtype=dtype, rngs=rngs)
         self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
         self.norm = LayerNorm(c.d_model)
-        widths = [c.d_model, c.d_ff] if c.num_sequences == 1 else [4 * c.d_model, c.d_ff, c.d_ff // 2]
+        sizes = [c.d_model, c.d_ff] if c.num_sequences == 1 else [4 * c.d_model, c.d_ff, c.d_ff // 2]
         dense = functools.partial(Linear, kernel_init=nnx.initializers.lecun_normal(), rngs=rngs)
-        self.hidden = nnx.List([dense(width, after) for width, after in itertools.pairwise(widths)])
-        self.classifier = dense(widths[-1], len(c.labels))
+        self.hidden = nnx.List([dense(d_in, d_out) for d_in, d_out in itertools.pairwise(sizes)])
+        self.classifier = dense(sizes[-1], len(c.labels))
         self.config = copy.deepcopy(c)
 
     def __call__(
@@ -112,25 +111,28 @@ class LongEncoder(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Classifies sequences, or pairs of which each is read alone by the same layers.
+        """Classifies sequences, or pairs of sequences that the same layers encode separately.
 
         Args:
-          tokens: ids, [B, T], 0 for padding, wherever it is.
-          other_tokens: of pairs the second ones, [B, T].
+          tokens: ids, [B, T]; padding, 0, may be anywhere.
+          other_tokens: the second sequences of pairs, [B, T]; None if `config.num_sequences` is 1.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
+          return_attention: whether to also return the attention maps.
 
         Returns:
-          Logits of the labels, float32 [B, labels]; with `return_attention` a pair of these and
-          {"encoder/0/self": [B, N, T, T], ...}, of pairs [2 B, N, T, T], both sides of each one after the other, the
-          columns of padding last. A sequence without tokens is a vector of zeros.
+          float32 logits of the labels, [B, number of labels]; with `return_attention` the pair (logits, maps), maps
+          being {"encoder/0/self": [B, N, T, T], ...}. Maps of pairs are [2 B, N, T, T]: index 2 b is the first sequence
+          of pair b and 2 b + 1 the second. In the maps, padding comes after the tokens. A sequence without tokens is
+          encoded as a vector of zeros.
 
         Raises:
-          ValueError: if there are not as many sequences as `config.num_sequences`.
+          ValueError: if the number of sequences is not `config.num_sequences`.
         """
-        given = 1 if other_tokens is None else 2
-        if given != self.config.num_sequences:
-            raise ValueError(f"{given} sequences of each example, but the model reads {self.config.num_sequences}")
+        num_sequences = 1 if other_tokens is None else 2
+        if num_sequences != self.config.num_sequences:
+            raise ValueError(
+                f"the model has num_sequences={self.config.num_sequences}, got {num_sequences} sequences per example"
+            )
         if other_tokens is None:
             vectors, maps = self._encode(tokens, rngs, return_attention)
         else:
@@ -146,8 +148,8 @@ class LongEncoder(nnx.Module):
     def _encode(
         self, tokens: Int[Array, "B T"], rngs: nnx.Rngs | None, return_attention: bool
     ) -> tuple[Float[Array, "B D"], Any]:
-        """Returns the mean over the tokens of each sequence, float32, and attention maps if they are asked for."""
-        c, tokens = self.config, padding_last(tokens, 0)  # columns are positions
+        """Returns the mean over the tokens of each sequence, float32, and its attention maps or None."""
+        c, tokens = self.config, padding_last(tokens, 0)  # so that array indices are positions
         token_mask = tokens != 0
         x = add_bias(self.embedding(tokens), sinusoidal_positions(jnp.arange(tokens.shape[1]), c.d_model))
         x = drop(x, c.dropout_rate, rngs)

@@ -1,4 +1,4 @@
-"""Padding in rows of tokens: positions, order, and ids where no token exists."""
+"""Padding in batches of tokens: token positions, moving padding to the end, and ids at padding."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Int
 def left_aligned(
     tokens: Int[Array, "B T"], token_mask: Bool[Array, "B T"]
 ) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
-    """Moves the tokens that exist to the front of each row, in their order.
+    """Moves the tokens of each row to the front, in their order, and padding to the end.
 
     >>> left_aligned(jnp.array([[0, 7, 0, 8]]), jnp.array([[False, True, False, True]]))[0].tolist()
     [[7, 8, 0, 0]]
@@ -16,10 +16,10 @@ def left_aligned(
     return jnp.take_along_axis(tokens, order, axis=1), jnp.take_along_axis(token_mask, order, axis=1)
 
 
-def count(token_mask: Bool[Array, "B T"]) -> Int[Array, "B T"]:
-    """The position of each token among those of its row that exist; padding has that of the token before it.
+def positions_from_mask(token_mask: Bool[Array, "B T"]) -> Int[Array, "B T"]:
+    """Returns the position of each token, counted without padding; padding gets the position of the token before it.
 
-    >>> count(jnp.array([[False, True, True, False]])).tolist()
+    >>> positions_from_mask(jnp.array([[False, True, True, False]])).tolist()
     [[0, 0, 1, 1]]
     """
     if token_mask.dtype != jnp.bool_:
@@ -28,7 +28,7 @@ def count(token_mask: Bool[Array, "B T"]) -> Int[Array, "B T"]:
 
 
 def padding_last(tokens: Int[Array, "B T"], pad_id: int) -> Int[Array, "B T"]:
-    """Moves padding behind the tokens of each row, so that columns are positions.
+    """Moves padding to the end of each row, so that a token's array index is its position.
 
     >>> padding_last(jnp.array([[0, 7, 0, 8]]), 0).tolist()
     [[7, 8, 0, 0]]
@@ -37,9 +37,9 @@ def padding_last(tokens: Int[Array, "B T"], pad_id: int) -> Int[Array, "B T"]:
 
 
 def hide_padding(ids: Int[Array, "#B T"], token_mask: Bool[Array, "B T"] | None) -> Int[Array, "#B T"]:
-    """Replaces ids by 0 where no token exists, so that the caller may pad with any id.
+    """Replaces ids at padding by 0, so that callers may pad with any id.
 
-    A vector of NaN, which an id outside the table has, would reach the tokens: a weight of 0 times NaN is NaN.
+    An id outside the vocabulary would be looked up as NaN, which reaches other tokens: 0 times NaN is NaN.
 
     >>> hide_padding(jnp.array([[5, -1]]), jnp.array([[True, False]])).tolist()
     [[5, 0]]

@@ -1,4 +1,4 @@
-"""The Reformer: hashed attention, reversible layers and feed-forward networks in pieces, for long texts."""
+"""The Reformer: LSH attention, reversible layers and chunked feed-forward networks, for long texts."""
 
 import copy
 import dataclasses
@@ -16,7 +16,7 @@ from tfx_jax.functional.attention.lsh import lsh_attention, lsh_num_buckets
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.padding import count, hide_padding, left_aligned
+from tfx_jax.models.padding import hide_padding, left_aligned, positions_from_mask
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.decoding import Decoder
 from tfx_jax.nn.distribution import current_distribution
@@ -25,25 +25,27 @@ from tfx_jax.nn.stack import stack_layers, unstack_layers
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class ReformerConfig:
-    """Sizes of a Reformer; the defaults are those of the paper's three layers for enwik8, for texts of 4,096 tokens."""
+    """Configuration of a Reformer; the defaults are the paper's three layers for enwik8, for texts of 4,096 tokens."""
 
     vocab_size: int = at_least(0, 256)
-    max_length: int = at_least(1, 4_096)  # tokens that it can look back on, itself included: the learned positions
+    max_length: int = at_least(1, 4_096)  # longest sequence in tokens; positions are learned
     num_layers: int = at_least(1, 3)
     d_model: int = at_least(1, 1_024)
     num_heads: int = at_least(1, 8)
     d_ff: int = at_least(1, 4_096)
-    dropout_rate: float = fraction(0.1)  # of embeddings and of what each sublayer adds
+    dropout_rate: float = fraction(0.1)  # dropout of embeddings and of each sublayer's output
     attention_dropout_rate: float = fraction(0.0)  # dropout of attention weights
-    full_attention: bool = False  # whether every earlier token is seen, whatever its hash
-    num_hashes: int = at_least(1, 4)  # rounds; parameters do not depend on them: more can be taken to evaluate
-    num_buckets: int | None = at_least(1, None)  # of a round, an even number; None: two per chunk of max_length tokens
+    full_attention: bool = False  # true: attend to all earlier tokens, without hashing
+    num_hashes: int = at_least(1, 4)  # rounds of hashing; no parameter depends on it, so evaluation may use more
+    num_buckets: int | None = at_least(
+        1, None
+    )  # buckets of a round, even or 1; None: about 2 * max_length / chunk_size
     chunk_size: int = at_least(1, 64)  # earlier tokens of its bucket that a token sees
     feed_forward_chunk_size: int | None = at_least(1, None)  # positions computed at once; None: all
     activation: str = one_of(ACTIVATIONS, "relu")
-    dtype: str = one_of(DTYPES, "float32")  # of the sublayers; parameters, both streams and logits stay float32
+    dtype: str = one_of(DTYPES, "float32")  # dtype of the sublayers; parameters, both streams, logits: float32
 
     kind: ClassVar[str] = "decoder"
 
@@ -51,7 +53,9 @@ class ReformerConfig:
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.num_buckets is not None and self.num_buckets > 1 and self.num_buckets % 2:
-            raise ValueError(f"num_buckets={self.num_buckets} must be even, or 1: a rotated axis and its opposite")
+            raise ValueError(
+                f"num_buckets={self.num_buckets} must be even or 1: buckets are the two directions of each rotated axis"
+            )
 
     def tiny(self, *, max_length: int) -> None:
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 2, 32, 2, 64
@@ -62,10 +66,10 @@ class ReformerConfig:
 
 
 class SharedAttention(nnx.Module):
-    """Norm and causal self-attention whose keys are its queries at unit length: the f of a Reformer's layer."""
+    """Norm and causal LSH self-attention whose keys are the normalized queries: F of a reversible layer."""
 
     def __init__(self, config: ReformerConfig, rngs: nnx.Rngs):
-        """Initializes the parameters, as `tfx_jax.nn.MultiHeadAttention` does."""
+        """Initializes the parameters like `tfx_jax.nn.MultiHeadAttention`."""
         c = config
         heads = (c.num_heads, c.d_model // c.num_heads)
         options: dict[str, Any] = {"use_bias": False, "dtype": jnp.dtype(c.dtype), "rngs": rngs}
@@ -85,30 +89,33 @@ class SharedAttention(nnx.Module):
         *,
         return_weights: bool = False,
     ) -> Any:
-        """Attends; `rng` draws rotations and dropout, without it the rotations are those of evaluation."""
+        """Returns the attention output before the residual sum; with `return_weights` the pair (output, weights).
+
+        `rng` samples rotations and dropout; None means evaluation: fixed rotations, no dropout.
+        """
         c = self.config
-        rotations, for_weights, for_output = [None] * 3 if rng is None else jax.random.split(rng, 3)
+        rotation_rng, weights_rng, output_rng = [None] * 3 if rng is None else jax.random.split(rng, 3)
         num_buckets = c.num_buckets or lsh_num_buckets(c.max_length, chunk_size=c.chunk_size)
         hashing: dict[str, Any] = {"num_hashes": c.num_hashes, "num_buckets": num_buckets, "chunk_size": c.chunk_size}
         if c.full_attention:
             hashing = {"num_hashes": 1, "num_buckets": 1, "chunk_size": x.shape[1]}
-        attend = functools.partial(lsh_attention, rng=jax.random.key(0) if rotations is None else rotations, **hashing)
+        rotation_rng = jax.random.key(0) if rotation_rng is None else rotation_rng
+        attend = functools.partial(lsh_attention, rng=rotation_rng, **hashing)
         options: dict[str, Any] = {"is_causal": True, "return_weights": return_weights}
         options |= {"mask": mask, "segment_ids": segment_ids}
-        options |= {"dropout_rate": c.attention_dropout_rate, "dropout_rng": for_weights}
+        options |= {"dropout_rate": c.attention_dropout_rate, "dropout_rng": weights_rng}
         x = self.norm(x)
         query = self.query_key(x)
         result: Any = current_distribution().attend(attend, query, query, self.value(x), **options)
         context, weights = result if return_weights else (result, None)
-        output = _drop(self.out(context), c.dropout_rate, for_output)
+        output = _drop(self.out(context), c.dropout_rate, output_rng)
         return (output, weights) if return_weights else output
 
 
 class ChunkedFeedForward(nnx.Module):
-    """Norm and feed-forward network, piece by piece along the sequence: the g of a Reformer's layer."""
+    """Norm and feed-forward network, computed in chunks of the sequence: G of a reversible layer."""
 
     def __init__(self, config: ReformerConfig, rngs: nnx.Rngs):
-        """Initializes the parameters."""
         c = config
         self.norm = LayerNorm(c.d_model)
         self.feed_forward = FeedForward(
@@ -117,20 +124,20 @@ class ChunkedFeedForward(nnx.Module):
         self.config = c
 
     def __call__(self, x: Float[Array, "B T D"], rng: Array | None) -> Float[Array, "B T D"]:
-        """Transforms every position alone; `rng` draws dropout, None means evaluation."""
+        """Returns the network's output before the residual sum; `rng` samples dropout, None means evaluation."""
         size, length = self.config.feed_forward_chunk_size, x.shape[1]
         if size is None or size >= length:
             y = self._transform(x)
         else:
             graphdef, params = nnx.split(self)
 
-            @jax.checkpoint  # the hidden units of one piece live at a time, in the backward pass as well
-            def transform(params: Any, piece: Array) -> Array:
-                return nnx.merge(graphdef, params)._transform(piece)
+            @jax.checkpoint  # also in the backward pass, keep the hidden units of only one chunk in memory
+            def transform(params: Any, chunk: Array) -> Array:
+                return nnx.merge(graphdef, params)._transform(chunk)
 
             padded = jnp.pad(x, ((0, 0), (0, -length % size), (0, 0)))
-            pieces = padded.reshape(x.shape[0], -1, size, x.shape[2]).swapaxes(0, 1)
-            y = jax.lax.map(functools.partial(transform, params), pieces)
+            chunks = padded.reshape(x.shape[0], -1, size, x.shape[2]).swapaxes(0, 1)
+            y = jax.lax.map(functools.partial(transform, params), chunks)
             y = y.swapaxes(0, 1).reshape(padded.shape)[:, :length]
         return _drop(y, self.config.dropout_rate, rng)
 
@@ -143,28 +150,29 @@ def _drop(x: Float[Array, "B T D"], rate: float, rng: Array | None) -> Float[Arr
 
 
 class Reformer(nnx.Module):
-    r"""A language model whose training memory grows with neither the square of a text nor the number of layers.
+    r"""Language model with training memory linear in the sequence length and independent of the number of layers.
 
-    "Reformer: The Efficient Transformer" (Kitaev et al., 2020, https://arxiv.org/abs/2001.04451). Two streams begin as
-    the embeddings; a layer adds to both in turn,
+    "Reformer: The Efficient Transformer" (Kitaev et al., 2020, https://arxiv.org/abs/2001.04451). Both streams x1, x2
+    start as the embeddings. A layer updates one and then the other,
 
         y1 = x1 + Attention(norm(x2)),   y2 = x2 + FeedForward(norm(y1)),
 
-    so that the backward pass recovers what each layer was given (`tfx_jax.functional.reversible_stack`). The logits are
-    made from a norm of both, [y1; y2], as in the authors' code. Keys are the queries at unit length; random rotations
-    decide which of them a query sees (`tfx_jax.functional.lsh_attention`): other ones at every step of training, always
-    the same in evaluation. Positions are learned one by one, where the paper makes each of two factors.
+    so that the backward pass can recompute the inputs of a layer from its outputs
+    (`tfx_jax.functional.reversible_stack`). Logits come from the normalized concatenation [y1; y2], as in the authors'
+    code. Keys are the queries at unit length. Random rotations assign queries to buckets
+    (`tfx_jax.functional.lsh_attention`): new ones at each training step, fixed ones in evaluation. Positions have one
+    learned vector each, where the paper factorizes them (axial positions).
     """
 
     def __init__(self, config: ReformerConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
+          config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other.
+          ValueError: if sizes contradict each other.
         """
         c = copy.deepcopy(config)
         c.validate()
@@ -187,26 +195,27 @@ class Reformer(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Scores what comes after every token, given it and those before it.
+        """Returns the logits of each next token, given the tokens so far.
 
         Args:
           tokens: ids, [B, T].
-          token_mask: which of them exist, padding may be on either side or in between; None means all.
-          positions: of each token; None counts the tokens that exist.
-          segment_ids: of packed texts, [B, T], which do not see each other; give `positions` too, or they count on.
-          rngs: stream `dropout`, which draws the rotations as well; None means evaluation.
-          return_attention: also return every attention map.
+          token_mask: True for tokens, False for padding (anywhere), [B, T]; None means no padding.
+          positions: position of each token, [B, T]; None counts tokens from 0, without padding.
+          segment_ids: number of the packed text that each token belongs to, 0 for padding, [B, T]. Texts do not attend
+            to each other. Pass `positions` too; otherwise they continue from text to text.
+          rngs: stream `dropout`, which also samples the rotations; None means evaluation.
+          return_attention: whether to also return the attention maps.
 
         Returns:
-          float32 logits, [B, T, V]; with `return_attention` a pair of these and {"decoder/0/self": [B, N, T, T], ...}.
+          float32 logits, [B, T, V]; with `return_attention` the pair (logits, {"decoder/0/self": [B, N, T, T], ...}).
 
         Raises:
-          ValueError: if T is more than the model's max_length.
+          ValueError: if T exceeds `config.max_length`.
         """
         if tokens.shape[1] > self.config.max_length:
             raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
         if positions is None:
-            positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else count(token_mask)
+            positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else positions_from_mask(token_mask)
         mask = None if token_mask is None else token_mask[:, None, None, :]
         if segment_ids is not None:
             token_mask = segment_ids != 0 if token_mask is None else token_mask & (segment_ids != 0)
@@ -222,6 +231,7 @@ class Reformer(nnx.Module):
         return drop(add_bias(self.embedding(tokens), self.positions(positions)), self.config.dropout_rate, rngs)
 
     def _run(self, x: Array, mask: Array | None, segment_ids: Any, rngs: nnx.Rngs | None) -> Float[Array, "B T 2*D"]:
+        """Runs the reversible layers on both streams; returns their concatenation."""
         attention, attention_params = nnx.split(self.attention_layers)
         feed_forward, feed_forward_params = nnx.split(self.feed_forward_layers)
 
@@ -238,7 +248,10 @@ class Reformer(nnx.Module):
     def _with_maps(
         self, x: Array, mask: Array | None, segment_ids: Any, rngs: nnx.Rngs | None
     ) -> tuple[Float[Array, "B T 2*D"], dict[str, Array]]:
-        """What `_run` computes, layer by layer, and the maps; to look at, not to train."""
+        """Runs the layers one by one and also returns each layer's attention map.
+
+        For inspection: unlike `_run`, it stores all activations, and with `rngs` its random numbers differ.
+        """
         maps, x1, x2 = {}, x, x
         layers = zip(unstack_layers(self.attention_layers), unstack_layers(self.feed_forward_layers), strict=True)
         for index, (attend, transform) in enumerate(layers):
@@ -252,16 +265,16 @@ class Reformer(nnx.Module):
         return self.output(self.norm(streams))
 
     def decoder(self, *, int8: bool = False) -> Decoder:
-        """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`; there are no weights of 8 bits."""
+        """Returns a decoder, see `tfx_jax.nn.decoding.DecodingModel`; int8 is not supported."""
         if int8:
-            raise UserError("a Reformer has no products of integers: leave int8 out")
+            raise UserError("a Reformer does not support int8: leave int8 out")
         return ReformerDecoder(self)
 
 
 class ReformerDecoder(nnx.Module):
-    """A Reformer that writes, as `tfx_jax.nn.decoding.Decoder` has it: every step reads all tokens.
+    """Decodes a `Reformer`; implements `tfx_jax.nn.decoding.Decoder`. Each step runs the model over all tokens so far.
 
-    Which keys a query sees depends on the hashes of all, so that there is nothing to keep.
+    Which keys a query sees depends on the hashes of all tokens, so a KV cache is of no use.
     """
 
     continues_inputs = True
@@ -272,17 +285,17 @@ class ReformerDecoder(nnx.Module):
 
     @property
     def vocab_size(self) -> int:
-        """As in the configuration."""
+        """V, the number of tokens that `step` scores."""
         return self.model.config.vocab_size
 
     def max_input_length(self, max_new_tokens: int) -> int:
-        """What is left of the positions."""
+        """Returns the number of positions that remain for the prompt."""
         return self.model.config.max_length - max_new_tokens
 
     def encode(
         self, inputs: Int[Array, "B P"], token_mask: Bool[Array, "B P"] | None = None
     ) -> tuple[Int[Array, "B P"], Int[Array, " B"]]:
-        """Moves the prompts to the front, and counts their tokens."""
+        """Returns the prompts with padding moved to the end, and the number of tokens of each."""
         token_mask = jnp.ones(inputs.shape, bool) if token_mask is None else token_mask
         inputs, token_mask = left_aligned(inputs, token_mask)
         return inputs, token_mask.sum(axis=1)
@@ -290,7 +303,7 @@ class ReformerDecoder(nnx.Module):
     def init_cache(
         self, memory: tuple[Array, Array], *, max_length: int, num_beams: int = 1
     ) -> tuple[dict[str, Any], Int[Array, " B"]]:
-        """Makes room behind the prompts; the first step takes the last token of each."""
+        """Pads the prompts by `max_length` for the new tokens; the first step reads the last token of each prompt."""
         del num_beams
         tokens, lengths = memory
         limit = self.model.config.max_length
@@ -303,12 +316,16 @@ class ReformerDecoder(nnx.Module):
         return init_replay(jnp.pad(tokens, ((0, 0), (0, max_length))), last), first
 
     def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-        """Takes one token of each row."""
+        """Reads one token of each row (beam); returns logits of the next token and the new cache."""
         return replay_step(self._score_last, tokens, cache)
 
     def _score_last(self, tokens: Int[Array, "R C"], lengths: Int[Array, " R"], _: None) -> Float[Array, "R V"]:
+        """Returns the logits after the last of the first `lengths` tokens of each row."""
         model, exists = self.model, jnp.arange(tokens.shape[1])[None] < lengths[:, None]
         streams = model._run(
-            model._embed(hide_padding(tokens, exists), count(exists), None), exists[:, None, None], None, None
+            model._embed(hide_padding(tokens, exists), positions_from_mask(exists), None),
+            exists[:, None, None],
+            None,
+            None,
         )
         return model._score(at_last(streams, lengths))[:, 0]

@@ -1,4 +1,4 @@
-"""SAN-CTC: self-attention over frames, which says a label or nothing at each step (Salazar et al., 2019)."""
+"""SAN-CTC, a speech recognizer of self-attention layers trained with CTC (Salazar et al., 2019)."""
 
 import copy
 import dataclasses
@@ -20,21 +20,21 @@ from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class SanCTCConfig:
-    """Sizes of a SAN-CTC; the defaults are those of the paper's model (https://arxiv.org/abs/1901.10055, section 4).
+    """Configuration of a SAN-CTC; the defaults are the paper's model (https://arxiv.org/abs/1901.10055, section 4).
 
-    What differs from the paper: layers are pre-norm, so that small models train without a long warm-up.
+    One difference from the paper: layers are pre-norm, so that small models train without a long warmup.
     """
 
-    vocab_size: int = at_least(0, 29)  # labels, among them the blank, which is 0; a task sets how many it has
-    num_features: int = at_least(1, 80)  # of a frame
-    subsampling: int = at_least(1, 3)  # frames that are stacked into one step
+    vocab_size: int = at_least(0, 29)  # labels including the blank, which is 0; set by the task
+    num_features: int = at_least(1, 80)  # features of a frame
+    subsampling: int = at_least(1, 3)  # number of frames stacked into one step
     num_layers: int = at_least(1, 10)
     d_model: int = at_least(1, 512)
     num_heads: int = at_least(1, 8)
     d_ff: int | None = at_least(1, None)  # None: 4 * d_model
-    dropout_rate: float = fraction(0.1)  # of each sublayer's output and of the sums of steps and positions
+    dropout_rate: float = fraction(0.1)  # dropout of each sublayer's output and of steps plus positions
     attention_dropout_rate: float = fraction(0.1)  # dropout of attention weights
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # attention of every layer
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
@@ -52,8 +52,7 @@ class SanCTCConfig:
             raise ValueError(f"d_model={self.d_model} must be even for sinusoidal positions")
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; positions are not learned, so that any length will do."""
-        del max_length
+        del max_length  # positions are not learned, so any length is possible
         self.num_features, self.subsampling = 8, 2
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 32, 2, 64
 
@@ -61,24 +60,24 @@ class SanCTCConfig:
         return SanCTC(self, rngs=rngs)
 
     def num_steps(self, num_frames: Any) -> Any:
-        """Returns how many steps that many frames become, of a number or of an array of integers."""
+        """Returns the number of steps for a number of frames (an integer or an array), rounded up."""
         return -(-num_frames // self.subsampling)
 
 
 class SanCTC(nnx.Module):
-    """Stacked frames, projected, with sinusoidal positions; pre-norm encoder layers; logits of labels at each step."""
+    """Projects stacked frames, adds sinusoids, runs pre-norm encoder layers, and returns logits of labels per step."""
 
     def __init__(self, config: SanCTCConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: attention of every layer, with the signature of `dot_product_attention`; None uses
+            `config.attention`.
           rngs: stream `params`.
 
         Raises:
-          ValueError: if the sizes contradict each other.
+          ValueError: if sizes contradict each other.
         """
         c = config
         c.validate()
@@ -86,12 +85,12 @@ class SanCTC(nnx.Module):
         dtype = jnp.dtype(c.dtype)
         residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True)
 
-        def make_layer(own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+        def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or own.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
+                attention_fn=attention_fn or layer_attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs),
                 dtype=dtype,
                 rngs=rngs,
             )
@@ -112,21 +111,20 @@ class SanCTC(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Reads frames; every step sees all others of its row.
+        """Computes logits of labels with bidirectional self-attention between steps.
 
         Args:
-          frames: [B, T, F], T of any size; what stands behind the frames of a row means nothing.
-          num_frames: how many there are in each row, [B]; 0 for a row that is none.
+          frames: features, [B, T, F], any T; values after the first `num_frames` are ignored.
+          num_frames: number of frames of each example, [B]; 0 for a padding example.
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return every attention map.
+          return_attention: whether to also return the attention maps.
 
         Returns:
-          Logits of the labels, float32 [B, S, V] with S = ceil(T / subsampling), of which the first
-          ceil(num_frames / subsampling) of each row count; with `return_attention` a pair of these and
-          {"encoder/0/self": [B, N, S, S], ...}.
+          float32 logits, [B, S, V] with S = ceil(T / subsampling), of which the first ceil(num_frames / subsampling)
+          are valid; with `return_attention` the pair (logits, {"encoder/0/self": [B, N, S, S], ...}).
 
         Raises:
-          ValueError: if the frames have another number of features than the configuration says.
+          ValueError: if the number of features is not `config.num_features`.
         """
         c = self.config
         if frames.shape[2] != c.num_features:
@@ -150,12 +148,12 @@ class SanCTC(nnx.Module):
 def stack_frames(
     frames: Float[Array, "B T F"], num_frames: Int[Array, " B"], size: int
 ) -> Float[Array, "B steps size*F"]:
-    """Puts every `size` frames beside each other, as one step (Salazar et al., 2019, section 3.2: "reshape").
+    """Concatenates every `size` frames into one step (Salazar et al., 2019, section 3.2: "reshape").
 
     Args:
-      frames: [B, T, F].
-      num_frames: how many of them each row has, [B]; the others become zeros.
-      size: frames of a step; a last step that is not full has zeros for the rest.
+      frames: features, [B, T, F].
+      num_frames: number of frames of each example, [B]; frames after them become zeros.
+      size: number of frames per step; the last step is filled up with zeros.
 
     >>> frames = jnp.array([[[1.0], [2.0], [3.0], [9.0]]])
     >>> stack_frames(frames, jnp.array([3]), 2).tolist()

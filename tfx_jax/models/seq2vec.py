@@ -1,4 +1,4 @@
-"""Sequence to vector with attention: events of a record, pooled by learned queries, and what became of it."""
+"""Sequence to vector with attention: classifies health records by pooling their events with learned queries."""
 
 import copy
 import dataclasses
@@ -26,38 +26,36 @@ POOLINGS = ("additive", "dot", "mean", "structured")
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class Seq2VecConfig:
-    """Sizes of a model in the spirit of Rajkomar et al. (2018, https://doi.org/10.1038/s41746-018-0029-1).
+    """Configuration of a model in the spirit of Rajkomar et al. (2018, https://doi.org/10.1038/s41746-018-0029-1).
 
-    The paper's "attention-based, time-aware" network pools embedded events of a health record in one weighted mean, and
-    classifies that; its features, its functions of time and its sizes are those of records that are not public, and are
-    not copied here. `pooling` says where the weights come from: "additive" and "dot" are scores against one learned
-    query, "mean" gives all events the same weight, which is the model without attention. "structured" has
-    `num_hops` rows of weights, each with a mean of its own, all of which are classified together, and `penalty` has
-    training keep the rows apart: Lin et al. (2017, https://arxiv.org/abs/1703.03130).
+    The paper's "attention-based, time-aware" network classifies a weighted mean of the embedded events of a health
+    record. Its features, functions of time and sizes depend on records that are not public; they are not reproduced
+    here. `pooling` chooses the weights: "additive" and "dot" score events against one learned query. "mean" weights all
+    events equally: the model without attention. "structured" computes `num_hops` weighted means and classifies their
+    concatenation; `penalty` makes their weights differ (Lin et al., 2017, https://arxiv.org/abs/1703.03130).
     """
 
-    vocab_size: int = at_least(0, 0)  # variables; the task sets how many there are
-    d_model: int = at_least(1, 32)  # of an event, and of what is pooled
-    d_ff: int = at_least(1, 32)  # of the hidden layers of a score, additive or structured, and of the classifier
-    num_knots: int = at_least(2, 9)  # of values and of times, equally far apart in [0, 1]
+    vocab_size: int = at_least(0, 0)  # number of variables; set by the task
+    d_model: int = at_least(1, 32)  # size of the vector of an event and of a pooled vector
+    d_ff: int = at_least(1, 32)  # hidden units of the additive or structured score and of the classifier
+    num_knots: int = at_least(2, 9)  # knots of the encodings of values and times, equally spaced in [0, 1]
     num_classes: int = at_least(2, 2)
     pooling: str = one_of(POOLINGS, "additive")
-    num_hops: int = at_least(1, 4)  # of "structured": rows of attention, the paper's r
-    penalty: float = at_least(0, 1.0)  # of "structured": weight of ||A A^T - I||_F^2 in the loss of training; 0: none
-    dropout_rate: float = fraction(0.3)  # of what is pooled and of the classifier's hidden layer
-    event_dropout_rate: float = fraction(0.0)  # of whole events, as if they had not been measured
+    num_hops: int = at_least(1, 4)  # for "structured": number of weighted means, the paper's r
+    penalty: float = at_least(0, 1.0)  # for "structured": weight of ||A A^T - I||_F^2 in the training loss; 0: none
+    dropout_rate: float = fraction(0.3)  # dropout of the pooled vectors and of the classifier's hidden layer
+    event_dropout_rate: float = fraction(0.0)  # probability of hiding a whole event in training
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, weights, logits: float32
 
     kind: ClassVar[str] = "events"
 
     def validate(self) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; any sizes go together."""
+        """Accepts any combination of sizes."""
 
     def tiny(self, *, max_length: int) -> None:
-        """See `tfx_jax.models.config.ModelConfig`; there may be any number of events."""
-        del max_length
+        del max_length  # there may be any number of events
         self.d_model, self.d_ff, self.num_knots = 16, 8, 5
 
     def make(self, *, rngs: nnx.Rngs) -> "Seq2Vec":
@@ -65,7 +63,7 @@ class Seq2VecConfig:
 
     @property
     def rows_pooled(self) -> int:
-        """How many means of the events are classified."""
+        """The number of weighted means of the events that are classified together."""
         return self.num_hops if self.pooling == "structured" else 1
 
     @property
@@ -75,24 +73,24 @@ class Seq2VecConfig:
 
 
 class Seq2Vec(nnx.Module):
-    """Events embedded by variable, value and time; their weighted means; a hidden layer and the logits of classes."""
+    """Embeds events by variable, value and time, pools them by weighted means, and classifies with a hidden layer."""
 
     def __init__(self, config: Seq2VecConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
+          config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
         """
         c = config
         c.validate()
         dtype = jnp.dtype(c.dtype)
-        # Nearly nothing: what a hundred events say at random is noise, which a small table of records never unlearns.
+        # Nearly zero: random vectors of a hundred events would be noise that training on few records does not remove.
         normal = nnx.initializers.normal(0.02 * c.d_model**-0.5)
         self.values = nnx.Param(normal(rngs.params(), (c.vocab_size, c.num_knots, c.d_model), jnp.float32))
         self.times = nnx.Param(normal(rngs.params(), (c.num_knots, c.d_model), jnp.float32))
         init = nnx.initializers.lecun_normal()
-        # A score of zero for each event: all begin as the mean.
+        # Initial scores are zero, so that each pooling starts as the mean.
         if c.pooling == "additive":
             self.query = nnx.Param(jnp.zeros(c.d_ff))
             self.key = nnx.Param(init(rngs.params(), (c.d_model, c.d_ff), jnp.float32))
@@ -118,22 +116,22 @@ class Seq2Vec(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Any:
-        """Classifies records; the order of their events means nothing.
+        """Classifies records; the order of events does not matter.
 
-        In training, the penalty is left in `auxiliary_loss`, weighted, for the train step to add.
+        In training, the weighted penalty is stored in `auxiliary_loss`, which the train step adds to the loss.
 
         Args:
-          variable: what was measured, [B, T] in 0 .. vocab_size - 1.
-          value: what was found, scaled to [0, 1], [B, T]; what is outside counts as the nearer end.
-          time: when, scaled to [0, 1], [B, T]; likewise.
+          variable: id of the measured variable, 0 .. vocab_size - 1, [B, T].
+          value: measured value scaled to [0, 1], [B, T]; clipped to that range.
+          time: time of the measurement scaled to [0, 1], [B, T]; clipped to that range.
           event_mask: True for events, False for padding, [B, T].
           rngs: stream `dropout`; None means evaluation.
-          return_attention: also return the attention map.
+          return_attention: whether to also return the attention weights.
 
         Returns:
-          Logits of the classes, float32 [B, num_classes]; with `return_attention` a pair of these and
-          {"pool/0/cross": [B, N, 1, T]}, the share of each event in each of N means, of which only "structured" has
-          several. A row without events pools zeros.
+          float32 logits, [B, num_classes]; with `return_attention` the pair (logits, {"pool/0/cross": [B, N, 1, T]}),
+          the weights of events in each of N means (N = `num_hops` for "structured", otherwise 1). A record without
+          events is pooled to zeros.
         """
         c = self.config
         rate = 0.0 if rngs is None else c.event_dropout_rate
@@ -141,19 +139,19 @@ class Seq2Vec(nnx.Module):
             event_mask = event_mask & jax.random.bernoulli(rngs.dropout(), 1.0 - rate, event_mask.shape)
         variable = jnp.where(event_mask, variable, 0)
         events = _between_knots(self.values[...], variable, value) + _between_knots(self.times[...][None], None, time)
-        events = (math.sqrt(c.d_model) * events).astype(c.dtype)  # as words are, see `tfx_jax.nn.Embedding`
+        events = (math.sqrt(c.d_model) * events).astype(c.dtype)  # scaled like word vectors in a Transformer
         pooled, weights = self._pool(events[:, :, None], event_mask[:, None, None])
         if rngs is not None:
-            self._learn_penalty(weights, event_mask)
+            self._record_penalty(weights, event_mask)
         hidden = jax.nn.relu(self.hidden(drop(pooled.reshape(len(pooled), -1), self.config.dropout_rate, rngs)))
         logits = self.classifier(drop(hidden, self.config.dropout_rate, rngs).astype(jnp.float32))
         return (logits, {"pool/0/cross": weights}) if return_attention else logits
 
     def _pool(self, events: Float[Array, "B T 1 D"], mask: Mask) -> tuple[Float[Array, "B 1 N D"], Array]:
-        """Attends to events from the one query, or from each of several, which are those of every row."""
-        c, rows = self.config, len(events)
+        """Returns the weighted means of events, [B, 1, N, D], and their weights, [B, N, 1, T]."""
+        c, batch_size = self.config, len(events)
         if c.pooling == "mean":
-            scores = jnp.zeros((rows, 1, 1, events.shape[1]), jnp.float32)
+            scores = jnp.zeros((batch_size, 1, 1, events.shape[1]), jnp.float32)
             pooled, weights = attention_from_logits(scores, events, None, mask)
             return pooled.astype(events.dtype), weights
         if c.pooling == "structured":
@@ -162,11 +160,11 @@ class Seq2Vec(nnx.Module):
         attend: Any = dot_product_attention
         if c.pooling == "additive":
             attend = functools.partial(additive_attention, w_query=None, w_key=self.key[...], v=self.score[...])
-        query = jnp.broadcast_to(self.query[...].astype(events.dtype), (rows, 1, 1, len(self.query)))
+        query = jnp.broadcast_to(self.query[...].astype(events.dtype), (batch_size, 1, 1, len(self.query)))
         return attend(query, events, events, mask=mask, return_weights=True)
 
-    def _learn_penalty(self, weights: Float[Array, "B N 1 T"], event_mask: Bool[Array, "B T"]) -> None:
-        """Leaves the penalty, a mean over the records that have events, where the train step finds it."""
+    def _record_penalty(self, weights: Float[Array, "B N 1 T"], event_mask: Bool[Array, "B T"]) -> None:
+        """Records the penalty, a mean over the records that have events, for the train step."""
         if self.auxiliary_loss is not None and self.redundancy is not None:
             exists = event_mask.any(axis=1).astype(jnp.float32)
             penalties = redundancy_penalty(weights[:, :, 0])
@@ -174,17 +172,17 @@ class Seq2Vec(nnx.Module):
 
 
 def _between_knots(
-    tables: Float[Array, "V K D"], index: Int[Array, "B T"] | None, place: Float[Array, "B T"]
+    tables: Float[Array, "V K D"], index: Int[Array, "B T"] | None, x: Float[Array, "B T"]
 ) -> Float[Array, "B T D"]:
-    """Interpolates linearly between the two knots of a table around each place in [0, 1]; None means the only table.
+    """Interpolates linearly between the two knots around x, clipped to [0, 1], in table `index` (None: the only one).
 
-    A number is thus neither one input, with which every effect would be linear, nor a bin, whose edges would be cliffs:
-    the piecewise linear encoding of Gorishniy et al. (2022, https://arxiv.org/abs/2203.05556), then a linear layer.
+    This is the piecewise linear encoding of Gorishniy et al. (2022, https://arxiv.org/abs/2203.05556) with a linear
+    layer: effects need not be linear in x, and there are no jumps as at the edges of bins.
     """
     num_tables, num_knots, size = tables.shape
-    place = jnp.clip(place, 0.0, 1.0) * (num_knots - 1)
-    below = jnp.minimum(place.astype(jnp.int32), num_knots - 2)
-    share = (place - below.astype(place.dtype))[..., None]
-    rows = tables.reshape(num_tables * num_knots, size)
+    x = jnp.clip(x, 0.0, 1.0) * (num_knots - 1)
+    below = jnp.minimum(x.astype(jnp.int32), num_knots - 2)
+    weight = (x - below.astype(x.dtype))[..., None]
+    knots = tables.reshape(num_tables * num_knots, size)
     first = below if index is None else below + index * num_knots
-    return (1.0 - share) * lookup(rows, first) + share * lookup(rows, first + 1)
+    return (1.0 - weight) * lookup(knots, first) + weight * lookup(knots, first + 1)

@@ -30,7 +30,7 @@ EOS_ID = 2
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class TransformerConfig:
     """Configuration of a Transformer; the defaults are the paper's base model (Table 3)."""
 

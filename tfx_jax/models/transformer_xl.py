@@ -1,4 +1,4 @@
-"""Transformer-XL (Dai et al., 2019, https://arxiv.org/abs/1901.02860): a language model that remembers segments."""
+"""Transformer-XL (Dai et al., 2019, arXiv:1901.02860), a language model with a memory of previous segments."""
 
 import copy
 import dataclasses
@@ -23,20 +23,20 @@ from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class TransformerXLConfig:
-    """Sizes of a Transformer-XL; the defaults are the 12 layers of 41 M parameters on enwik8 (table 2)."""
+    """Configuration of a Transformer-XL; the defaults are the 12-layer, 41 M parameter model for enwik8 (table 2)."""
 
     vocab_size: int = at_least(0, 204)
     memory_length: int = at_least(1, 512)  # M, positions of each layer that training carries to the next segment
-    eval_memory_length: int | None = at_least(0, None)  # that evaluation and generation do; None: as in training
+    eval_memory_length: int | None = at_least(0, None)  # M in evaluation and generation; None: memory_length
     num_layers: int = at_least(1, 12)
     d_model: int = at_least(1, 512)
     num_heads: int = at_least(1, 8)
     d_ff: int | None = at_least(1, 2048)  # None: 4 * d_model
-    dropout_rate: float = fraction(0.1)  # of the embeddings, of each sublayer's output and of the last layer's
+    dropout_rate: float = fraction(0.1)  # dropout of embeddings, of each sublayer's output and of the last layer's
     attention_dropout_rate: float = fraction(0.0)  # dropout of attention weights
-    attention: AttentionConfig = dataclasses.field(default_factory=lambda: AttentionConfig("relative"))  # no other
+    attention: AttentionConfig = dataclasses.field(default_factory=lambda: AttentionConfig("relative"))  # fixed
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
     remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
     unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
@@ -47,16 +47,16 @@ class TransformerXLConfig:
 
     @property
     def memory_length_of_evaluation(self) -> int:
-        """How many positions of each layer evaluation and generation remember."""
+        """M in evaluation and generation: the number of positions of each layer in memory."""
         return self.memory_length if self.eval_memory_length is None else self.eval_memory_length
 
     def validate(self) -> None:
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.d_model % 2:
-            raise ValueError(f"d_model={self.d_model} is odd, but distances are encoded by pairs of sinusoids")
+            raise ValueError(f"d_model={self.d_model} must be even: distances are encoded by pairs of sinusoids")
         if self.attention.name != "relative":
-            raise ValueError(f'attention.name="{self.attention.name}": a Transformer-XL has "relative" attention alone')
+            raise ValueError(f'attention.name must be "relative" in a Transformer-XL, got "{self.attention.name}"')
 
     def tiny(self, *, max_length: int) -> None:
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 2, 32, 2, 64
@@ -66,11 +66,11 @@ class TransformerXLConfig:
         return TransformerXL(self, rngs=rngs)
 
     def init_memories(self, rows: int, memory_length: int | None = None) -> "Memories":
-        """Makes the memories of texts that begin, of which nothing exists.
+        """Returns empty memories, for the beginning of texts.
 
         Args:
-          rows: B.
-          memory_length: M; None means that of training.
+          rows: B, the batch size.
+          memory_length: M; None means `self.memory_length`.
         """
         length = self.memory_length if memory_length is None else memory_length
         shape = rows, self.num_layers, length, self.d_model
@@ -78,23 +78,23 @@ class TransformerXLConfig:
 
 
 class Memories(NamedTuple):
-    """What a Transformer-XL remembers of the texts of B rows; each row's belong to the text that it continues.
+    """Memory of the previous segments of B texts.
 
     Attributes:
-      inputs: the inputs of each layer at the last M positions, [B, L, M, D]; what does not exist is in front.
-      lengths: how many of the M exist, [B] int32.
+      inputs: the inputs of each layer at the last M positions, [B, L, M, D]; missing positions come first.
+      lengths: number of valid positions, 0 .. M, [B] int32.
     """
 
     inputs: Float[Array, "B L M D"]
     lengths: Int[Array, " B"]
 
     def forget(self, rows: Bool[Array, " B"]) -> "Memories":
-        """Empties the memory of some rows: their text begins."""
+        """Empties the memory of the rows where `rows` is True, because a new text begins there."""
         return self._replace(lengths=jnp.where(rows, 0, self.lengths))
 
 
 class TransformerXLLayer(nnx.Module):
-    """Attention from a segment to the memory and itself, then feed-forward; post-norm, as the paper has it."""
+    """Attention from a segment to the memory and itself, then a feed-forward network; post-norm as in the paper."""
 
     def __init__(
         self, self_attention: MultiHeadAttention, feed_forward: FeedForward, make_residual: Callable[[], Residual]
@@ -115,15 +115,16 @@ class TransformerXLLayer(nnx.Module):
         """Transforms a segment.
 
         Args:
-          x: the inputs at the segment's positions, [B, T, D].
-          memory: those before them, [B, M, D].
-          mask: which of all S = M + T a position may see, besides being causal, [B, 1, T, S] or [B, 1, 1, S].
+          x: inputs at the segment's positions, [B, T, D].
+          memory: inputs at the M positions before the segment, [B, M, D].
+          mask: True where a position may attend to one of the S = M + T inputs, in addition to the causal mask,
+            [B, 1, T, S] or [B, 1, 1, S].
           rngs: stream `dropout`; None means evaluation.
         """
 
         def attend(x: Array) -> tuple[Array, None]:
-            seen = jnp.concatenate([memory, x], axis=1)
-            return self.self_attention(x, seen, mask=mask, is_causal=True, rngs=rngs), None
+            context = jnp.concatenate([memory, x], axis=1)
+            return self.self_attention(x, context, mask=mask, is_causal=True, rngs=rngs), None
 
         x, _ = self.self_attention_residual(attend, x, rngs)
         x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x, rngs=rngs), None), x, rngs)
@@ -131,16 +132,16 @@ class TransformerXLLayer(nnx.Module):
 
 
 class TransformerXL(nnx.Module):
-    """A language model that reads segment after segment, its output layer being its embedding.
+    """Language model that reads a text segment by segment; its output layer is the embedding.
 
-    The biases u and v are each layer's own, as in the authors' TensorFlow code (`untie_r`).
+    Each layer has its own biases u and v, as in the authors' TensorFlow code (`untie_r`).
     """
 
     def __init__(self, config: TransformerXLConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters.
 
         Args:
-          config: the sizes.
+          config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
         """
         c = config
@@ -165,7 +166,7 @@ class TransformerXL(nnx.Module):
         self.config = copy.deepcopy(c)
 
     def init_memories(self, rows: int, memory_length: int | None = None) -> Memories:
-        """Makes the memories of texts that begin; None is the length of training."""
+        """Returns empty memories of `rows` texts; `memory_length=None` means `config.memory_length`."""
         return self.config.init_memories(rows, memory_length)
 
     def __call__(
@@ -176,16 +177,17 @@ class TransformerXL(nnx.Module):
         memory_length: int | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> tuple[Float[Array, "B T V"], Memories]:
-        """Scores what comes after every token of a segment, given it, those before it and the memories.
+        """Returns the logits of each next token of a segment, given the tokens so far and the memories.
 
         Args:
           tokens: ids, [B, T].
-          memories: of the segments before; None means that the texts begin. No gradient goes into them.
-          memory_length: of those that are returned; None means as long as those given, or as in training.
+          memories: memories of the previous segments, without gradients; None means that the texts begin.
+          memory_length: length of the returned memories; None means the length of `memories`, or
+            `config.memory_length` without them.
           rngs: stream `dropout`; None means evaluation.
 
         Returns:
-          float32 logits, [B, T, V], and the memories for the segment that follows.
+          float32 logits, [B, T, V], and the memories for the next segment.
         """
         if memories is None:
             length = self.config.memory_length if memory_length is None else memory_length
@@ -205,17 +207,18 @@ class TransformerXL(nnx.Module):
         token_mask: Bool[Array, "B T"] | None = None,
         window: int | None = None,
     ) -> tuple[Float[Array, "B T D"], Memories]:
-        """The output of the last layer, and the next memories.
+        """Returns the output of the last layer and the next memories.
 
-        `token_mask` is of texts that begin, what does not exist in front; `window` is how far back a position sees.
+        `token_mask` is False for padding, which must be at the start of texts and only with empty memories. `window` is
+        the maximum distance to which a position attends; None means no limit.
         """
         t, m = tokens.shape[1], memories.inputs.shape[2]
         exists = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
         in_memory = jnp.arange(m)[None] >= m - memories.lengths[:, None]
         mask = jnp.concatenate([in_memory, exists], axis=1)[:, None, None, :]
         if window is not None:
-            back = m + jnp.arange(t)[:, None] - jnp.arange(m + t)[None]
-            mask = mask & (back <= window)[None, None]
+            distance = m + jnp.arange(t)[:, None] - jnp.arange(m + t)[None]
+            mask = mask & (distance <= window)[None, None]
         x = drop(self.embedding(hide_padding(tokens, token_mask)), self.config.dropout_rate, rngs)
 
         def layer_fn(layer: TransformerXLLayer, x: Array, rngs: nnx.Rngs | None, memory: Array) -> tuple[Array, Array]:
@@ -227,42 +230,41 @@ class TransformerXL(nnx.Module):
         return drop(x, self.config.dropout_rate, rngs), Memories(inputs.swapaxes(0, 1), lengths)
 
     def decoder(self, *, int8: bool = False) -> "TransformerXLDecoder":
-        """Returns the model as it decodes, see `tfx_jax.nn.decoding.DecodingModel`."""
+        """Returns a decoder, see `tfx_jax.nn.decoding.DecodingModel`; int8 is not supported."""
         if int8:
-            raise UserError("a Transformer-XL has no products of integers: leave int8 out")
+            raise UserError("a Transformer-XL does not support int8: leave int8 out")
         return TransformerXLDecoder(self)
 
 
 class TransformerXLDecoder(nnx.Module):
-    """A Transformer-XL that writes, as `tfx_jax.nn.decoding.Decoder` has it, without end: it sees what it remembers.
+    """Decodes a `TransformerXL`, for any number of tokens; implements `tfx_jax.nn.decoding.Decoder`.
 
-    Each token sees as many positions before it as the memory of evaluation is long, those of the prompt too. A step
-    projects the memory again.
+    Each token, also of the prompt, attends to the `eval_memory_length` positions before it. Each step projects the
+    memory to keys and values again.
     """
 
     continues_inputs = True
     pad_id = -1
 
     def __init__(self, model: TransformerXL):
-        """Takes the model as it is."""
         self.model = model
 
     @property
     def vocab_size(self) -> int:
-        """As in the configuration."""
+        """V, the number of tokens that `step` scores."""
         return self.model.config.vocab_size
 
     def max_input_length(self, max_new_tokens: int) -> None:
-        """There is no limit."""
+        """Returns None: inputs may have any length."""
 
     def encode(
         self, inputs: Int[Array, "B P"], token_mask: Bool[Array, "B P"] | None = None
     ) -> tuple[Memories, Int[Array, " B"]]:
-        """Reads prompts, all but their last tokens."""
+        """Reads all tokens of the prompts but the last; returns the memories and the last tokens."""
         token_mask = jnp.ones(inputs.shape, bool) if token_mask is None else token_mask
-        order = jnp.argsort(token_mask, axis=1, stable=True)  # tokens to the end, where a memory has them
+        order = jnp.argsort(token_mask, axis=1, stable=True)  # padding first, as in `Memories`
         tokens, exists = (jnp.take_along_axis(x, order, axis=1) for x in (inputs, token_mask))
-        past, is_past = (jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in (tokens, exists))  # never of no token
+        past, is_past = (jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in (tokens, exists))  # so that T is at least 1
         length = self.model.config.memory_length_of_evaluation
         empty = self.model.init_memories(inputs.shape[0], 0)
         _, memories = self.model._read(past, empty, length, None, token_mask=is_past, window=length)
@@ -271,16 +273,16 @@ class TransformerXLDecoder(nnx.Module):
     def init_cache(
         self, memory: tuple[Memories, Int[Array, " B"]], *, max_length: int, num_beams: int = 1
     ) -> tuple[Memories, Int[Array, " B"]]:
-        """The cache is what the model remembers, however much is written."""
+        """Returns the memories as the cache, whose size does not depend on `max_length`, and the first tokens."""
         return memory
 
     def step(self, tokens: Int[Array, " R"], cache: Memories) -> tuple[Float[Array, "R V"], Memories]:
-        """Takes one token of each row as a segment."""
+        """Reads one token of each row (beam) as a segment; returns logits of the next token and the new memories."""
         logits, memories = self.model(tokens[:, None], cache)
         return logits[:, 0], memories
 
 
 def _last(x: Float[Array, "B S D"], length: int) -> Float[Array, "B M D"]:
-    """The last positions of a sequence, or all of them behind zeros."""
+    """Returns the last `length` positions of a sequence, with zeros in front of a shorter one."""
     missing = length - x.shape[1]
     return x[:, -missing:] if missing < 0 else jnp.pad(x, ((0, 0), (missing, 0), (0, 0)))

@@ -1,4 +1,7 @@
-"""The Vision Transformer: an encoder whose tokens are the patches of an image (Dosovitskiy et al., 2021)."""
+"""The Vision Transformer: an encoder whose tokens are the patches of an image (Dosovitskiy et al., 2021).
+
+With `distillation_token` it is DeiT (Touvron et al., 2021).
+"""
 
 import copy
 import dataclasses
@@ -31,7 +34,7 @@ _SIZES = {
 
 
 @documented
-@dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
+@dataclasses.dataclass(unsafe_hash=True)  # hashable: a model keeps a copy as static metadata
 class ViTConfig:
     """Configuration of a Vision Transformer; the defaults are ViT-B/16 with the 1,000 classes of ImageNet."""
 
@@ -47,6 +50,8 @@ class ViTConfig:
     activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is exact; "gelu_tanh" approximates it
     layer_norm_epsilon: float = at_least(0, 1e-6)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # of every layer
+    distillation_token: bool = False  # whether a second token stands behind that of the class, as in DeiT
+    distillation_head: bool = False  # whether that token is classified too, and the mean of both logits given
     # Whether a body without a head has a linear layer with tanh over the class token's vector: the hidden layer that
     # the paper's classifier has in pre-training and loses afterwards.
     has_pooler: bool = True
@@ -68,6 +73,8 @@ class ViTConfig:
     def validate(self) -> None:
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
+        if self.distillation_head and not self.distillation_token:
+            raise ValueError("distillation_head=True needs distillation_token=True")
         if self.image_size % self.patch_size:
             raise ValueError(f"image_size={self.image_size} is not divisible by patch_size={self.patch_size}")
 
@@ -179,7 +186,9 @@ class ViT(nnx.Module):
 
         self.patches = PatchEmbedding(c.num_channels, c.patch_size, c.d_model, dtype=dtype, rngs=rngs)
         self.class_token = nnx.Param(jnp.zeros(c.d_model))
-        self.positions = LearnedPositions(1 + num_rows * num_columns, c.d_model, init_stddev=0.02, rngs=rngs)
+        self.distillation_token = nnx.Param(jnp.zeros(c.d_model)) if c.distillation_token else None
+        num_positions = 1 + c.distillation_token + num_rows * num_columns
+        self.positions = LearnedPositions(num_positions, c.d_model, init_stddev=0.02, rngs=rngs)
         self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), c.num_layers, rngs)
         self.norm = LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon)
         self.pooler = nnx.Linear(c.d_model, c.d_model, dtype=dtype, rngs=rngs) if c.has_pooler else None
@@ -220,10 +229,15 @@ class ViT(nnx.Module):
             )
         positions = self.positions.table[...]
         if size != model_size:
-            positions = interpolate_positions(positions, _grid(model_size, c.patch_size), _grid(size, c.patch_size))
+            old, new = _grid(model_size, c.patch_size), _grid(size, c.patch_size)
+            # Tokens of class and distillation stand in front and keep their vectors.
+            num_kept = int(self.distillation_token is not None)
+            patches = interpolate_positions(positions[num_kept:], old, new)
+            positions = jnp.concatenate([positions[:num_kept], patches])
         x = self.patches(images)
-        class_token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
-        x = add_bias(jnp.concatenate([class_token, x], axis=1), positions)
+        tokens = [token for token in (self.class_token, self.distillation_token) if token is not None]
+        front = [jnp.broadcast_to(token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2])) for token in tokens]
+        x = add_bias(jnp.concatenate([*front, x], axis=1), positions)
         x = drop(x, c.dropout_rate, rngs)
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
@@ -252,6 +266,8 @@ class ViTClassifier(nnx.Module):
         self.classifier = nnx.Linear(
             config.d_model, len(config.labels), kernel_init=zeros, dtype=jnp.float32, rngs=rngs
         )
+        again = functools.partial(nnx.Linear, config.d_model, len(config.labels), kernel_init=zeros, dtype=jnp.float32)
+        self.distillation_classifier = again(rngs=rngs) if config.distillation_head else None
         self.config = copy.deepcopy(config)
 
     def __call__(
@@ -269,6 +285,8 @@ class ViTClassifier(nnx.Module):
         result = self.vit(images, interpolate=interpolate, rngs=rngs, return_attention=return_attention)
         output, maps = result if return_attention else (result, None)
         logits = self.classifier(output.sequence[:, 0])
+        if self.distillation_classifier is not None:
+            logits = (logits + self.distillation_classifier(output.sequence[:, 1])) / 2
         return (logits, maps) if return_attention else logits
 
 

@@ -69,10 +69,8 @@ class Linear(nnx.Module):
 
 
 def matrix_of(module: nnx.Module, name: str) -> Any:
-    """Returns a matrix of a module, with the adapter that `tfx_jax.nn.lora` may have put beside it, or None."""
+    """Returns a matrix of a module, with the adapter that `tfx_jax.nn.lora` may have put beside it."""
     param, adapter = getattr(module, name), getattr(module, f"{name}_adapter", None)
-    if param is None:
-        return None
     return param[...] if adapter is None else adapter.beside(param[...])
 
 
@@ -242,7 +240,7 @@ class FeedForward(nnx.Module):
             matrix_of(self, "down"),
             up_bias,
             down_bias,
-            gate=matrix_of(self, "gate"),
+            gate=None if self.gate is None else matrix_of(self, "gate"),
             gate_bias=gate_bias,
             gate_offset=self.gate_offset,
             limit=self.limit,

@@ -1,9 +1,9 @@
 """ListOps: nested lists of digits under operators, whose value is a digit (Nangia and Bowman, 2018).
 
-Drawn as Long Range Arena draws them (Tay et al., 2020, https://arxiv.org/abs/2011.04006): an expression is nested with
-probability 0.25 and else a digit, a nested one has 2 to `max_args` arguments under one of four operators, each alike,
-and what is shorter or longer than asked for is drawn again. Every expression follows from a seed, the name of its split
-and its number; its checksum decides which split it may be in, so that no split has an expression of another.
+Sampled as in Long Range Arena (Tay et al., 2020, https://arxiv.org/abs/2011.04006): an expression is nested with
+probability 0.25 and otherwise a digit. A nested one has one of four operators and 2 to `max_args` arguments, both
+uniform. Expressions that are too short or too long are rejected. An expression is a function of seed, split and index.
+Its checksum determines its split, so that splits are disjoint.
 """
 
 import functools
@@ -20,14 +20,14 @@ from tfx_jax.errors import UserError
 VOCABULARY = ("[PAD]", *map(str, range(10)), "[MIN", "[MAX", "[MED", "[SM", "]")
 """The tokens by their ids; a digit d has the id d + 1."""
 
-_NESTED = 0.25  # the probability that an expression is no digit
+_NESTED = 0.25  # probability that an expression is nested, not a digit
 _CLOSE = VOCABULARY.index("]")
 _DIGITS = range(1, 11)
-_MOST_DRAWS = 100_000  # for one expression
+_MAX_DRAWS = 100_000  # attempts to sample one expression
 
 
 def _median(values: list[int]) -> int:
-    """The lower half of the sum of the two in the middle: published as `int(np.median(values))`."""
+    """Returns the median rounded down, like the original's `int(np.median(values))`."""
     values, count = sorted(values), len(values)
     return (values[(count - 1) // 2] + values[count // 2]) // 2
 
@@ -45,7 +45,7 @@ def tokenize(text: str) -> UInt8[np.ndarray, " T"]:
     """Returns the ids of an expression whose tokens have spaces between them.
 
     Raises:
-      ValueError: for a token that is none of `VOCABULARY`.
+      ValueError: if a token is not in `VOCABULARY`.
 
     >>> tokenize("[MAX 2 9 ]").tolist()
     [12, 3, 10, 15]
@@ -56,19 +56,19 @@ def tokenize(text: str) -> UInt8[np.ndarray, " T"]:
 def evaluate(tokens: Sequence[int] | np.ndarray) -> int:
     """Returns the value of an expression, a digit.
 
-    [MIN, [MAX and [MED are the least, the greatest and the median of the arguments, rounded down where there are two
-    in the middle; [SM is their sum modulo 10.
+    [MIN, [MAX and [MED are the minimum, the maximum and the median (rounded down) of the arguments; [SM is their sum
+    modulo 10.
 
     Args:
       tokens: ids, [T].
 
     Raises:
-      ValueError: if they are not exactly one expression.
+      ValueError: if the tokens are not exactly one expression.
 
     >>> evaluate(tokenize("[MAX 2 9 [MIN 4 7 ] 0 ]")), evaluate(tokenize("[SM 8 [MED 1 4 6 9 ] ]"))
     (9, 3)
     """
-    open_lists: list[list[int]] = [[]]  # of an operator and its arguments so far; the outermost has no operator
+    open_lists: list[list[int]] = [[]]  # [operator, arguments so far] of open lists; the outermost has no operator
     for token in map(int, tokens):
         if token in _OPERATORS:
             open_lists.append([token])
@@ -78,7 +78,7 @@ def evaluate(tokens: Sequence[int] | np.ndarray) -> int:
         elif token in _DIGITS:
             open_lists[-1].append(token - 1)
         else:
-            raise ValueError(f"{VOCABULARY[token]!r} stands where no expression can go on")
+            raise ValueError(f"{VOCABULARY[token]!r} must be a digit, an operator or the end of a list with arguments")
     if len(open_lists) != 1 or len(open_lists[0]) != 1:
         raise ValueError(f"{len(tokens)} tokens are not exactly one expression")
     return open_lists[0][0]
@@ -87,31 +87,31 @@ def evaluate(tokens: Sequence[int] | np.ndarray) -> int:
 def draw_expression(
     seed: int, split: Split, index: int, *, max_depth: int, max_args: int, min_length: int, max_length: int
 ) -> UInt8[np.ndarray, " T"]:
-    """Draws an expression of a split.
+    """Samples an expression of a split.
 
     Args:
-      seed: other seeds have other expressions.
-      split: where the expression belongs.
-      index: its number there.
-      max_depth: how many levels there may be, the digits of the innermost lists included.
-      max_args: arguments that an operator has at most; at least 2.
-      min_length: tokens that it has at least, brackets included.
-      max_length: tokens that it has at most.
+      seed: seed of the data set.
+      split: split of the expression.
+      index: number of the expression in its split.
+      max_depth: maximum number of levels, the digits of the innermost lists included.
+      max_args: maximum number of arguments of an operator, at least 2.
+      min_length: minimum number of tokens, brackets included.
+      max_length: maximum number of tokens.
 
     Returns:
-      Its tokens, uint8 [T].
+      The tokens, uint8 [T].
 
     Raises:
-      UserError: if 100,000 draws bring none.
+      UserError: if 100,000 attempts give no such expression.
     """
     rng = random.Random(f"{seed} {split} {index}")
     grow = functools.partial(_grow, rng.random, max_depth=max_depth, max_args=max_args, max_length=max_length)
-    for _ in range(_MOST_DRAWS):
+    for _ in range(_MAX_DRAWS):
         tokens: list[int] = []
         if grow(tokens, 1) and len(tokens) >= min_length and _split_of(tokens) == split:
             return np.array(tokens, np.uint8)
     raise UserError(
-        f"{_MOST_DRAWS:,} draws brought no expression of {min_length} to {max_length} tokens: allow shorter ones, or "
+        f"{_MAX_DRAWS:,} draws brought no expression of {min_length} to {max_length} tokens: allow shorter ones, or "
         f"more than max_depth={max_depth} and max_args={max_args}"
     )
 
@@ -119,7 +119,7 @@ def draw_expression(
 def _grow(
     draw: Callable[[], float], tokens: list[int], depth: int, *, max_depth: int, max_args: int, max_length: int
 ) -> bool:
-    """Appends an expression to `tokens`; False as soon as they are too many, which leaves it unfinished."""
+    """Appends a random expression to `tokens`; returns False, leaving it incomplete, once `max_length` is exceeded."""
     if depth == max_depth or draw() > _NESTED:
         tokens.append(1 + int(10 * draw()))
         return len(tokens) <= max_length
@@ -132,6 +132,6 @@ def _grow(
 
 
 def _split_of(tokens: list[int]) -> Split:
-    """An eighth of all expressions is for the validation split, another one for the test split."""
-    place = zlib.crc32(bytes(tokens)) % 8
-    return "validation" if place == 0 else "test" if place == 1 else "train"
+    """Returns the split of an expression: validation and test have an eighth of all expressions each."""
+    bucket = zlib.crc32(bytes(tokens)) % 8
+    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"

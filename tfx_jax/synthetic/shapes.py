@@ -1,15 +1,14 @@
-"""Images of colored shapes, drawn as they are needed, with captions that they determine.
+"""Synthetic images of colored shapes, generated on access, each with the one caption that describes it.
 
     a red circle at the top left
     a small blue square above a green cross
     a yellow triangle left of a small red square and a white circle
 
-Of two shapes the upper or the left one is told first; of three, it is the one above, or left of, both others. A shape
-that is called small is, and no other is. Every combination of a color, a shape and a role (its place, or whether it is
-the first, second or third of "above" or of "left of") is either of the training or held out: no training image has one
-that is held out, and every other image has at least one. So a model that describes a test image correctly has seen
-all words
-and all relations before, but not this shape in this color there.
+Of two shapes the upper or left one comes first in the caption; of three, the one above, or left of, both others. All
+small shapes are called small. A role is a shape's place, or whether it is the first, second or third of "above" or
+"left of". Some combinations of color, shape and role are held out: no training image has one, and every validation or
+test image has at least one. So a model that describes a test image correctly knows all words and relations from
+training, but has not seen that shape in that color and role.
 """
 
 import itertools
@@ -18,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 IMAGE_SIZE = 48
-"""Pixels of a side."""
+"""Height and width in pixels."""
 MAX_WORDS = 15
-"""Of a caption: "a small red circle left of a small blue square and a small white cross" has as many."""
+"""Longest caption: "a small red circle left of a small blue square and a small white cross"."""
 
 COLORS = {
     "red": (215, 45, 40),
@@ -35,11 +34,11 @@ PLACES = ("top left", "top right", "bottom left", "bottom right")
 RELATIONS = ("above", "left of")
 
 _ROLES = (*PLACES, *itertools.product(RELATIONS, range(3)))
-_LOW, _HIGH = (9, 14), (34, 39)  # where the center of a shape may be, in pixels: at either end of an axis
-_MIDDLE = (19, 29)  # between both ends, as the first of three is
-_LEAN = 10  # how far two shapes that are above each other may be beside each other
-_SMALL, _LARGE = (4.0, 5.0), (7.5, 8.5)  # half of a side
-_SHARES = (0.2, 0.6)  # of the images with one shape, and with one or two; the others have three
+_LOW, _HIGH = (9, 14), (34, 39)  # ranges of a shape's center at the ends of an axis, in pixels
+_MIDDLE = (19, 29)  # range of the center between them, for the first of three shapes
+_LEAN = 10  # maximum offset of two related shapes across the axis of their relation
+_SMALL, _LARGE = (4.0, 5.0), (7.5, 8.5)  # ranges of half the side of a shape
+_SHARES = (0.2, 0.6)  # cumulative fractions of images with one shape and with at most two; the others have three
 
 
 class Drawn(NamedTuple):
@@ -48,9 +47,9 @@ class Drawn(NamedTuple):
     Attributes:
       color: one of `COLORS`.
       shape: one of `SHAPES`.
-      is_small: whether it is.
-      role: one of `PLACES`, or a relation and which of it this is, from 0.
-      box: rows and columns that it takes, (top, left, bottom, right), the last two exclusive.
+      is_small: whether it is small.
+      role: one of `PLACES`, or (relation, index of the shape in the caption).
+      box: bounding box (top, left, bottom, right), the last two exclusive.
     """
 
     color: str
@@ -64,10 +63,10 @@ class Scene(NamedTuple):
     """An image with its caption.
 
     Attributes:
-      image: red, green and blue, [IMAGE_SIZE, IMAGE_SIZE, 3] uint8.
-      words: of the caption.
-      named: for each word the number of the shape whose color or shape it says, -1 for every other word.
-      shapes: in the order of the caption.
+      image: RGB, [IMAGE_SIZE, IMAGE_SIZE, 3] uint8.
+      words: words of the caption.
+      named: for each word, the index of the shape whose color or shape it names; -1 for other words.
+      shapes: shapes in the order of the caption.
     """
 
     image: np.ndarray
@@ -77,22 +76,22 @@ class Scene(NamedTuple):
 
 
 def is_held_out(color: str, shape: str, role: object) -> bool:
-    """Tells whether no training image shows this; of the colors of a shape in a role, one of six is held out."""
+    """Returns whether a combination is held out of training: one of six colors for each shape and role."""
     return (list(COLORS).index(color) + SHAPES.index(shape) + _ROLES.index(role)) % len(COLORS) == 0
 
 
 def draw_scene(key: tuple[int, ...], *, held_out: bool) -> Scene:
-    """Draws an image with its caption, always the same for the same key.
+    """Generates an image with its caption, as a function of the key.
 
     Args:
-      key: numbers, none negative.
-      held_out: whether at least one of its combinations of color, shape and role is held out; otherwise none is.
+      key: seed, non-negative integers.
+      held_out: True for at least one held-out combination of color, shape and role; False for none.
     """
     rng = np.random.default_rng(key)
     count = 1 + int(np.searchsorted(_SHARES, rng.random(), side="right"))
     roles, centers = _single(rng) if count == 1 else _related(rng, count)
     colors = list(COLORS)
-    while True:  # six draws on average, at most
+    while True:  # at most six attempts on average
         looks = [(colors[c], SHAPES[s]) for c, s in rng.integers((len(COLORS), len(SHAPES)), size=(count, 2))]
         if any(is_held_out(*look, role) for look, role in zip(looks, roles, strict=True)) == held_out:
             break
@@ -114,7 +113,7 @@ def _single(rng: np.random.Generator) -> tuple[list[object], list[np.ndarray]]:
 
 
 def _related(rng: np.random.Generator, count: int) -> tuple[list[object], list[np.ndarray]]:
-    """Roles and centers (row, column) of two or three shapes: along the axis of the relation, then across it."""
+    """Returns the roles and centers (row, column) of two or three related shapes."""
     relation = RELATIONS[rng.integers(len(RELATIONS))]
     along = [rng.uniform(*_LOW), *rng.uniform(*_HIGH, count - 1)]
     if count == 2:
@@ -131,7 +130,7 @@ def _background(rng: np.random.Generator) -> np.ndarray:
 
 
 def _mask(shape: str, center: np.ndarray, half: float) -> np.ndarray:
-    """Which pixels a shape takes, [IMAGE_SIZE, IMAGE_SIZE] bool."""
+    """Returns True for the pixels of a shape, [IMAGE_SIZE, IMAGE_SIZE] bool."""
     row, column = ((np.arange(IMAGE_SIZE) + 0.5 - middle) / half for middle in center)
     y, x = row[:, None], column[None]
     inside = np.maximum(np.abs(y), np.abs(x)) <= 1
@@ -150,14 +149,14 @@ def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
 
 
 def _caption(shapes: list[Drawn]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The words of a caption, and which shape each names."""
-    told: list[tuple[str, int]] = []
+    """Returns the words of a caption, and for each word the index of the shape it names, or -1."""
+    tagged_words: list[tuple[str, int]] = []
     relation = shapes[0].role[0] if isinstance(shapes[0].role, tuple) else ""
     for number, drawn in enumerate(shapes):
-        told += [(word, -1) for word in ("", relation, "and")[number].split()]
-        told += [("a", -1), *([("small", -1)] if drawn.is_small else [])]
-        told += [(drawn.color, number), (drawn.shape, number)]
+        tagged_words += [(word, -1) for word in ("", relation, "and")[number].split()]
+        tagged_words += [("a", -1), *([("small", -1)] if drawn.is_small else [])]
+        tagged_words += [(drawn.color, number), (drawn.shape, number)]
     if not relation:
-        told += [(word, -1) for word in f"at the {shapes[0].role}".split()]
-    words, named = zip(*told, strict=True)
+        tagged_words += [(word, -1) for word in f"at the {shapes[0].role}".split()]
+    words, named = zip(*tagged_words, strict=True)
     return words, named

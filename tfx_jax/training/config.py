@@ -27,17 +27,17 @@ from tfx_jax.training.workdir import find_workdir
 class OptimizerConfig:
     """Optimizer and learning-rate schedule; the defaults are Adam as in section 5.3 of "Attention Is All You Need"."""
 
-    name: str = one_of(("adam", "adamw", "adafactor"), "adam")
+    name: str = one_of(("adam", "adamw", "adafactor", "lion", "sgd"), "adam")
     # Shape of the learning rate after warm-up; "cosine" and "linear" decrease until num_steps.
     schedule: str = one_of(("inverse_sqrt", "cosine", "linear"), "inverse_sqrt")
     final_fraction: float = fraction(0.0)  # of the peak: learning rate at the end of "cosine" and "linear"
     warmup_steps: int = at_least(1, 4_000)  # steps of linear warm-up
     # Learning rate after warm-up; None: (d_model * warmup_steps)^-0.5, for Adafactor warmup_steps^-0.5.
     peak_learning_rate: float | None = at_least(0, None)
-    b1: float = fraction(0.9)  # Adam and AdamW: decay of the first moment
-    b2: float = fraction(0.98)  # Adam and AdamW: decay of the second moment
+    b1: float = fraction(0.9)  # Adam, AdamW: decay of the first moment; Lion: its share in the update; SGD: momentum
+    b2: float = fraction(0.98)  # Adam, AdamW: decay of the second moment; Lion: decay of the first moment
     epsilon: float = at_least(0, 1e-9)  # Adam and AdamW: added to the denominator of the update
-    # AdamW and Adafactor: decoupled weight decay, multiplied by the learning rate; biases and scales are exempt.
+    # AdamW, Adafactor and Lion: decoupled weight decay, multiplied by the learning rate; biases and scales are exempt.
     weight_decay: float = at_least(0, 0.0)
     clip_norm: float = at_least(0, 0.0)  # gradients with a larger global norm are scaled down to it; 0: no clipping
 
@@ -272,9 +272,10 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
     for folder in (config.init_from, getattr(getattr(config.task, "data", None), "data_dir", "")):
         check_store(folder)
     optimizer, every = config.optimizer, config.keep_every
-    if optimizer.name == "adam" and optimizer.weight_decay:
+    if optimizer.name in ("adam", "sgd") and optimizer.weight_decay:
         raise UserError(
-            'config.optimizer.weight_decay must be 0 for "adam": use config.optimizer.name="adamw" for weight decay'
+            f'config.optimizer.weight_decay must be 0 for "{optimizer.name}": use config.optimizer.name="adamw" for '
+            "weight decay"
         )
     if optimizer.schedule != "inverse_sqrt" and optimizer.peak_learning_rate is None:
         raise UserError(f'config.optimizer.schedule="{optimizer.schedule}" needs config.optimizer.peak_learning_rate')

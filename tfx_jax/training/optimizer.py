@@ -59,8 +59,10 @@ def make_optimizer(config: OptimizerConfig, d_model: int, num_steps: int | None 
 
     "adam" with b1 = 0.9, b2 = 0.98, epsilon = 1e-9 is that of section 5.3 of Vaswani et al. (2017); "adamw" decays
     weights besides (Loshchilov and Hutter, 2019); "adafactor" keeps, of a matrix's second moments, only the means of
-    rows and columns, and no first moments (Shazeer and Stern, 2018, https://arxiv.org/abs/1804.04235). Weight decay is
-    a part weight_decay * learning rate of each weight a step, and spares biases and the gains of normalization.
+    rows and columns, and no first moments (Shazeer and Stern, 2018, https://arxiv.org/abs/1804.04235); "lion" takes
+    steps of one size, the sign of b1 * moment + (1 - b1) * gradient, with a moment that decays by b2 (Chen et al.,
+    2023, https://arxiv.org/abs/2302.06675); "sgd" has the momentum b1. Weight decay is a part weight_decay * learning
+    rate of each weight a step, and spares biases and the gains of normalization.
 
     Raises:
       ValueError: if there is no such optimizer or schedule, or a schedule has no end.
@@ -76,8 +78,12 @@ def make_optimizer(config: OptimizerConfig, d_model: int, num_steps: int | None 
         # optax adds the decay behind the learning rate.
         decay = optax.add_decayed_weights(lambda count: -config.weight_decay * rate(count), mask=is_decayed)
         optimizer = optax.chain(_by_layer(optax.adafactor(rate, min_dim_size_to_factor=32)), decay)
+    elif config.name == "lion":
+        optimizer = optax.lion(rate, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay, mask=is_decayed)
+    elif config.name == "sgd":
+        optimizer = optax.sgd(rate, momentum=config.b1)
     else:
-        raise ValueError(f'optimizer must be "adam", "adamw" or "adafactor", got {config.name!r}')
+        raise ValueError(f'optimizer must be "adam", "adamw", "adafactor", "lion" or "sgd", got {config.name!r}')
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer) if config.clip_norm else optimizer
 
 

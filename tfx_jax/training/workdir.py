@@ -6,6 +6,7 @@ from etils import epath
 
 from tfx_jax.errors import UserError, one_line
 from tfx_jax.files import check_no_links, is_local, parse_json, reach, read_small_file
+from tfx_jax.models import hf
 
 # Folders in which a run writes and deletes files. Files of the workdir itself are replaced, even if they are links.
 _WRITTEN_THROUGH = ("checkpoints", "tensorboard", "tokenizer", "profile")
@@ -46,9 +47,13 @@ def find_workdir(workdir: epath.PathLike) -> epath.Path:
 def is_workdir(folder: epath.Path) -> bool:
     """Returns whether a folder is the workdir of a run; a Hugging Face folder has a `config.json` too.
 
+    An adapter of PEFT, which names the folder of its model, has an `adapter_config.json` instead.
+
     Raises:
-      UserError: if it is neither.
+      UserError: if it is none of these.
     """
+    if hf.is_adapter(folder):
+        return False
     try:
         values = parse_json(read_small_file(folder / "config.json"))
     except UserError:

@@ -26,8 +26,8 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(lines, "_BLOCK_BYTES", 70)
     monkeypatch.setattr(documents, "_PIECE", 50)
     monkeypatch.setattr(documents, "_MAX_UNCUT", 500)
-    monkeypatch.setattr(documents, "_AT_ONCE", 300)
-    monkeypatch.setattr(documents, "_MANY", 5)
+    monkeypatch.setattr(documents, "_BATCH_CHARACTERS", 300)
+    monkeypatch.setattr(documents, "_BATCH_PIECES", 5)
 
 
 def _pieces(path, begin=0, end=1 << 40):

@@ -246,7 +246,7 @@ def test_pairs_that_are_too_long_or_empty_are_skipped_and_counted():
             {"pairs": [{"source": "x " * 30, "target": "y"}] * 3},
             "of 3 training pairs in a row, none has 1 to 23 tokens",
         ),
-        ({"pairs": [{"source": "x", "target": ""}]}, "look at the text, or raise max_length"),
+        ({"pairs": [{"source": "x", "target": ""}]}, "check the text, or raise max_length"),
         ({"tokens_per_batch": 47}, "tokens_per_batch=47 cannot hold 2 rows of 24 tokens: raise it or lower max_length"),
         (
             {"options": OPTIONS._replace(shard=ProcessShard(0, 4))},

@@ -102,7 +102,7 @@ def test_rate_zero_chooses_nothing():
 
 def test_wrong_arguments():
     rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match=r"rate=1\.5"):
+    with pytest.raises(ValueError, match=r"rate must be in \[0, 1\], got 1\.5"):
         mask_tokens(np.ones((1, 4)), rng, **OPTIONS, rate=1.5)
     with pytest.raises(ValueError, match="all 3 ids are special"):
         mask_tokens(np.ones((1, 4)), rng, mask_id=2, vocab_size=3, special_ids={0, 1, 2})

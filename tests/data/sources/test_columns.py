@@ -51,18 +51,30 @@ def test_a_line_break_in_quotes_is_text(tmp_path):
         ("a.csv", "a,b\n1,2\n", r"a\.csv, line 1: 0 columns named 'text'; there are a, b"),
         ("a.csv", "text,label,text\n1,2,3\n", r"line 1: 2 columns named 'text'"),
         ("a.csv", "text,label\na,b\nc\n", r"a\.csv, line 3: 1 columns, but line 1 names 2"),
-        ("a.csv", "text,label\na, \n", r"a\.csv, line 2: nothing in the column 'label'"),
+        ("a.csv", "text,label\na, \n", r"a\.csv, line 2: the column 'label' is blank"),
         ("a.csv", 'text,label\na,b\n"c,d\ne,f\n', r"a\.csv, line 3: unexpected end of data"),
         ("a.csv", 'text,label\n"a"b,c\n', r"a\.csv, line 2: "),
         ("a.csv", "text,label\n", r"a\.csv has no texts, only a line of column names"),
-        ("a.jsonl", '{"text": "a", "label": "b"}\n{"text": "a"\n', r"a\.jsonl, line 2: no JSON \("),
-        ("a.jsonl", '{"text": "a", "label": "b"}\n[1]\n', r"a\.jsonl, line 2: a list, not an object"),
-        ("a.jsonl", '{"text": "\\ud83d", "label": "b"}\n', r"a\.jsonl, line 1: no JSON \(a string has half of a surro"),
+        ("a.jsonl", '{"text": "a", "label": "b"}\n{"text": "a"\n', r"a\.jsonl, line 2: not JSON \("),
+        ("a.jsonl", '{"text": "a", "label": "b"}\n[1]\n', r"a\.jsonl, line 2: must be a JSON object, got a list"),
+        (
+            "a.jsonl",
+            '{"text": "\\ud83d", "label": "b"}\n',
+            r"a\.jsonl, line 1: not JSON \(a string has half of a surro",
+        ),
         ("a.jsonl", '{"text": "a"}\n', r"a\.jsonl, line 1: no field 'label'; there are text"),
-        ("a.jsonl", '{"text": "a", "label": null}\n', r"line 1: the field 'label' is no text but null"),
-        ("a.jsonl", '{"text": "a", "label": ["b"]}\n', r"line 1: the field 'label' is no text but \[\"b\"\]"),
-        ("a.jsonl", '{"text": "", "label": "b"}\n', r"line 1: nothing in the column 'text'"),
-        ("a.jsonl", "[" * 100_000, r"line 1: no JSON \("),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": null}\n',
+            r"line 1: the field 'label' must be text, a number, true or false, got null",
+        ),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": ["b"]}\n',
+            r"line 1: the field 'label' must be text, a number, true or false, got \[\"b\"\]",
+        ),
+        ("a.jsonl", '{"text": "", "label": "b"}\n', r"line 1: the column 'text' is blank"),
+        ("a.jsonl", "[" * 100_000, r"line 1: not JSON \("),
     ],
 )
 def test_mistakes_are_named_with_their_lines(tmp_path, name, text, message):
@@ -74,7 +86,7 @@ def test_mistakes_are_named_with_their_lines(tmp_path, name, text, message):
 
 def test_a_label_that_is_not_known_is_named_with_its_line(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\na,yes\nb,ja\n")
-    with pytest.raises(UserError, match=r"a\.csv, line 3: the label 'ja' is none of the 2 known ones"):
+    with pytest.raises(UserError, match=r"a\.csv, line 3: the label 'ja' is not one of the 2 known ones"):
         read_labeled_columns(tmp_path / "a.csv", {"yes", "no"}, text_column="text", label_column="label")
 
 

@@ -32,10 +32,10 @@ def test_lines_that_are_not_a_label_and_a_text(tmp_path, line):
 
 def test_unknown_label(tmp_path):
     path = _write(tmp_path / "a.tsv", "greeting\thello", "greting\thi")
-    with pytest.raises(UserError, match=r"a\.tsv, line 2: the label 'greting' is none of the 2 known ones"):
+    with pytest.raises(UserError, match=r"a\.tsv, line 2: the label 'greting' is not one of the 2 known ones"):
         read_labeled(path, labels={"greeting", "farewell"})
     pairs = _write(tmp_path / "b.tsv", HEADER, "1\ta\tb\t3\tYES")
-    with pytest.raises(UserError, match=r"b\.tsv, line 2: the label 'YES' is none of the 2 known ones"):
+    with pytest.raises(UserError, match=r"b\.tsv, line 2: the label 'YES' is not one of the 2 known ones"):
         read_labeled_pairs(pairs, labels={"NEUTRAL", "ENTAILMENT"})
 
 
@@ -56,8 +56,8 @@ def test_pairs_by_the_names_of_their_columns(tmp_path):
         ([HEADER, "1\ta\tb\t3\tNEUTRAL", "2\ta\tb\tNEUTRAL"], "line 3: 4 columns, but line 1 names 5"),
         ([HEADER, ""], None),
         ([HEADER, "", "1\ta\tb\t3\tNEUTRAL"], "line 2: 1 columns, but line 1 names 5"),
-        ([HEADER, "1\ta\t \t3\tNEUTRAL"], "line 2: nothing in the column 'sentence_B'"),
-        ([HEADER, "1\ta\tb\t3\t"], "line 2: nothing in the column 'entailment_judgment'"),
+        ([HEADER, "1\ta\t \t3\tNEUTRAL"], "line 2: the column 'sentence_B' is blank"),
+        ([HEADER, "1\ta\tb\t3\t"], "line 2: the column 'entailment_judgment' is blank"),
     ],
 )
 def test_files_that_are_not_pairs(tmp_path, lines, message):

@@ -156,5 +156,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 def test_a_text_that_is_read_whole_has_a_bound(tmp_path):
     path = _write(tmp_path / "text.gz", "abc\n" * 250)
     assert lines.read_text(path, 1_000) == "abc\n" * 250
-    with pytest.raises(UserError, match=r"text\.gz has more than 999 bytes, too much to be read as a whole: divide"):
+    with pytest.raises(
+        UserError, match=r"text\.gz has more than 999 bytes, the limit for files that are read as a whole: split"
+    ):
         lines.read_text(path, 999)

@@ -46,15 +46,19 @@ def _first_question(contents):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("answers", [], "question 'q1' has no answer; leave such questions of SQuAD v2 out"),
+        ("answers", [], "question 'q1' has no answer; remove questions without answers"),
         (
             "answers",
             [{"text": "上野", "answer_start": 8}],
             "the answer is '上野', but at character 8 the context has '、上'",
         ),
         ("answers", [{"text": "。x", "answer_start": 14}], "at character 14 the context has '。'"),
-        ("answers", [{"text": "。", "answer_start": -1}], "at character -1 is no answer"),
-        ("answers", [{"text": "", "answer_start": 0}], "'' at character 0 is no answer"),
+        ("answers", [{"text": "。", "answer_start": -1}], "a start of at least 0, got '。' at character -1"),
+        (
+            "answers",
+            [{"text": "", "answer_start": 0}],
+            "an answer needs text and a start of at least 0, got '' at character 0",
+        ),
         ("answers", [{"text": "上野"}], "no 'answer_start' of type int"),
         ("answers", [{"text": "上野", "answer_start": "9"}], "no 'answer_start' of type int"),
         ("answers", ["上野"], "no 'text' of type str"),
@@ -95,7 +99,7 @@ def test_names_used_twice(tmp_path):
         ("[" * 100_000, r"a\.json is not in SQuAD's format .the JSON is nested too deeply.$"),
         (
             '{"data": [' + "[]," * 400_000 + "[]]}",
-            r"a\.json has more than 1,000,000 bytes, too much to",
+            r"a\.json has more than 1,000,000 bytes, the limit for files",
         ),
     ],
     ids=["deep", "large"],

@@ -41,18 +41,18 @@ def test_cells_are_numbers_or_nothing(write, name):
         ("id,HR,pH\n1,2,3\n", "{path}, line 1: 0 columns named 'died'; there are id, HR, pH"),
         ("HR,died,pH\n2,0,3\n", "{path}, line 1: 0 columns named 'id'; there are HR, died, pH"),
         ("id,HR,died,HR\n1,2,0,3\n", "{path}, line 1: 2 columns named 'HR'; there are id, HR, died, HR"),
-        ("id,died\n1,0\n", "{path}, line 1: no column is left beside the label and those that are excluded"),
+        ("id,died\n1,0\n", "{path}, line 1: no column is left besides the label and the excluded columns"),
         (HEADER + "1,60,0,7.4\n2,60,1\n", "{path}, line 3: 3 cells, but line 1 names 4 columns"),
         (
             HEADER + '"1\n",60,0,7.4\n2,fast,1,7.4\n',
-            "{path}, line 4, column 'HR': 'fast' is no number; exclude the column, or code it",
+            "{path}, line 4, column 'HR': 'fast' is not a number; exclude the column or encode it as numbers",
         ),
         (HEADER + "1,60,0,inf\n", "{path}, line 2, column 'pH': 'inf' is not finite"),
-        (HEADER + "1,60,2,7.4\n", "{path}, line 2, column 'died': the label '2' is neither 0 nor 1"),
-        (HEADER + "1,60,,7.4\n", "{path}, line 2, column 'died': the label '' is neither 0 nor 1"),
+        (HEADER + "1,60,2,7.4\n", "{path}, line 2, column 'died': the label must be 0 or 1, got '2'"),
+        (HEADER + "1,60,,7.4\n", "{path}, line 2, column 'died': the label must be 0 or 1, got ''"),
         (
             HEADER + "1,60,yes,7.4\n",
-            "{path}, line 2, column 'died': 'yes' is no number; exclude the column, or code it",
+            "{path}, line 2, column 'died': 'yes' is not a number; exclude the column or encode it as numbers",
         ),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_line_of_100_000_tokens_is_a_line(tmp_path):
 def test_pairs_are_the_same_in_blocks_of_any_size(tmp_path, monkeypatch, suffix, is_tsv):
     """With a byte order mark, empty sides, line ends of both kinds and a last line without one."""
     monkeypatch.setattr(lines, "_BLOCK_BYTES", 7)
-    monkeypatch.setattr(text, "_MANY_LINES", 2)
+    monkeypatch.setattr(text, "_LINES_PER_CHECK", 2)
     if is_tsv:
         content = "\ufeffa b\t猫\r\n\tx\ncc\t犬 犬\nd\t"
         read = functools.partial(text.read_tsv, _write(tmp_path / f"a.tsv{suffix}", content))
@@ -115,7 +115,9 @@ def test_a_file_that_changes_while_it_is_in_use_is_an_error(tmp_path):
     assert pairs[1]["target"] == "d"
     (tmp_path / "a.ja").write_text("d\nc\n")
     os.utime(tmp_path / "a.ja", ns=(1, 1))  # as a clock of coarse ticks might not tell
-    with pytest.raises(UserError, match=r"a\.ja was changed while it was in use: start again, and leave it as it is$"):
+    with pytest.raises(
+        UserError, match=r"a\.ja was changed while it was in use: start again, and do not edit it meanwhile$"
+    ):
         pairs[1]
 
 
@@ -130,7 +132,7 @@ def test_a_folder_for_temporary_files_that_is_gone(tmp_path, monkeypatch):
     """As some systems clear it below a process that lives long."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     with pytest.raises(
-        UserError, match=r"^cannot keep data on disk: .*No such file.*: set TMPDIR to a folder that can"
+        UserError, match=r"^cannot keep data on disk: .*No such file.*: set TMPDIR to a writable folder"
     ):
         disk_array.UnnamedFile()
 

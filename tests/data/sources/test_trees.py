@@ -162,15 +162,15 @@ def test_a_file_has_a_tree_on_a_line(tmp_path, name):
     [
         ("(S (NN x)", "1 bracket is not closed"),
         ("(S (NP (NN x)", "2 brackets are not closed"),
-        ("(S (NN x)) )", r"'\)' stands behind the end of the tree"),
-        ("(S (NN x)) (S (NN y))", r"'\( S \( NN y \) \)' stands behind the end of the tree"),
-        (")S", r"at '\) S' there is neither a constituent nor a word with its tag, \(NN dog\)"),
-        ("(NN x)", r"at '\( NN x \)' there is neither"),
-        ("(S x y z)", r"at '\( S x y' there is neither"),
-        ("(S (NN x) y)", r"at 'y \)' there is neither"),
-        ("(S (NN))", r"at '\( NN \) \)' there is neither"),
-        ("(S ())", r"at '\( \) \)' there is neither"),
-        ("dogs bark", "at 'dogs bark' there is neither"),
+        ("(S (NN x)) )", r"'\)' follows the end of the tree"),
+        ("(S (NN x)) (S (NN y))", r"'\( S \( NN y \) \)' follows the end of the tree"),
+        (")S", r"at '\) S' a constituent or a word with its tag, such as \(NN dog\), is required"),
+        ("(NN x)", r"at '\( NN x \)' a constituent or a word"),
+        ("(S x y z)", r"at '\( S x y' a constituent or a word"),
+        ("(S (NN x) y)", r"at 'y \)' a constituent or a word"),
+        ("(S (NN))", r"at '\( NN \) \)' a constituent or a word"),
+        ("(S ())", r"at '\( \) \)' a constituent or a word"),
+        ("dogs bark", "at 'dogs bark' a constituent or a word"),
     ],
 )
 def test_a_line_that_is_no_tree_is_named(tmp_path, line, complaint):
@@ -208,7 +208,7 @@ def test_a_tree_may_go_on_in_lines_that_begin_with_a_space(tmp_path):
     ]
     for text, line in (("(S (NN x)\n(S (NN y))\n", 1), ("(S (NN x))\n(S\n (NN y)\n", 2)):
         (tmp_path / "trees").write_text(text)
-        with pytest.raises(UserError, match=rf"trees, line {line}: 1 bracket is not closed; a tree that goes on in"):
+        with pytest.raises(UserError, match=rf"trees, line {line}: 1 bracket is not closed; if a tree continues on"):
             read_trees(tmp_path / "trees")
 
 

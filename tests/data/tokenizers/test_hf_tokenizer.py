@@ -522,7 +522,7 @@ def test_added_tokens(folder_of, tmp_path, name, file):
     assert tokenizer.pieces([size, size + 1]) == ["<Ein>", "<Zwei>"]
     write_json(tmp_path / "tokenizer_config.json", {})
     write_json(tmp_path / "added_tokens.json", {"<Ein>": size + 7} if name in ("gpt2", "bert") else {"<Ein>": 5})
-    refused(tmp_path, "adds a token '<Ein>' as|has another token too")
+    refused(tmp_path, "adds a token '<Ein>' as|belongs to another token too")
 
 
 def test_spaces_before_punctuation_go_where_the_folder_says_so(folder_of, tmp_path):
@@ -578,7 +578,7 @@ def test_the_space_of_the_first_word(folder_of, tmp_path):
         ("t5", "tokenizer_config.json", '{"extra_ids": "many"}', "extra_ids is 'many', not a int$"),
         ("marian", "target.spm", "nonsense", r"target\.spm is damaged"),
         ("marian", "vocab.json", '{"▁fox": 0}', "the vocabulary lacks the end of sentence or the unknown token$"),
-        ("marian", "vocab.json", '{"</s>": 0, "<unk>": 0}', "the id 0 of '</s>' has another token too$"),
+        ("marian", "vocab.json", '{"</s>": 0, "<unk>": 0}', "the id 0 of '</s>' belongs to another token too$"),
         ("marian", "tokenizer_config.json", '{"separate_vocabs": true}', "separate_vocabs is true, but only"),
         ("gpt2", "tokenizer.json", "{}", r"tokenizer\.json is damaged \("),
         ("gpt2", "tokenizer.json", '{"version": "1.0", "model": null}', r"tokenizer\.json is damaged \("),

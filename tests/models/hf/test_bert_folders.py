@@ -23,6 +23,7 @@ from tests.models.hf.folders import (
 from tests.nn.programs import draw
 from tfx_jax.errors import UserError
 from tfx_jax.models import Bert, BertConfig, hf
+from tfx_jax.models.hf import modernbert
 from tfx_jax.models.hf.bert import HEADS
 from tfx_jax.models.hf.encoders import ENCODERS
 from tfx_jax.models.hf.folder import Fields
@@ -92,6 +93,31 @@ def test_relatives_that_differ_are_refused(tmp_path, model_type, fields, message
     architecture = next(name for name in encoder.HEADS if "ForMaskedLM" in name)
     with pytest.raises(UserError, match=message):
         encoder.read_config(architecture, Fields(fields, tmp_path))
+
+
+@pytest.mark.parametrize("num_layers", [4, 5])
+def test_modernbert_comes_back(tmp_path, num_layers):
+    """Layers but the first repeat in threes, or all differ."""
+    fields = Fields({**SIZES, "num_hidden_layers": num_layers, "local_attention": 4}, tmp_path)
+    for architecture, (cls, _) in modernbert.HEADS.items():
+        config = modernbert.read_config(architecture, fields)
+        assert config.attention.name == ("window,window,dense" if num_layers == 4 else "window,window,dense,window")
+        assert_comes_back(draw(lambda cls=cls, config=config: cls(config, rngs=nnx.Rngs(0))), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"norm_bias": True}, "norm_bias is True, but only False is supported"),
+        ({"attention_dropout": 0.1}, "attention_dropout is 0.1, but only 0.0 is supported"),
+        ({"num_hidden_layers": 1}, "num_hidden_layers is 1 and global_attn_every_n_layers 3: too few"),
+        ({"layer_types": ["sliding_attention"] * 22}, "the first of 22 layers must see all"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "only the default rope_type is supported"),
+    ],
+)
+def test_a_modernbert_that_differs_is_refused(tmp_path, fields, message):
+    with pytest.raises(UserError, match=message):
+        modernbert.read_config("ModernBertForMaskedLM", Fields(fields, tmp_path))
 
 
 def test_names_are_those_of_transformers(tmp_path):

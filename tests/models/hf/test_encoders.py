@@ -30,6 +30,7 @@ SIZES = {
 }
 OF_DISTILBERT = {"dim": 24, "n_layers": 3, "n_heads": 4, "hidden_dim": 50}
 CONFIGS = {"XLMRoberta": {"pad_token_id": 1}, "Electra": {"embedding_size": 10}, "Albert": {"embedding_size": 10}}
+CONFIGS["ModernBert"] = {"num_hidden_layers": 4, "local_attention": 4, "pad_token_id": 0}
 # What differs from SIZES and CONFIGS; beside these, every architecture of every family is compared once.
 VARIANTS = {
     "BertForMaskedLM untied": {"tie_word_embeddings": False},
@@ -46,6 +47,15 @@ VARIANTS = {
     "DistilBertForMaskedLM untied": {"tie_word_embeddings": False},
     "DistilBertModel relu": {"activation": "relu"},
 }
+# Windows of 2 tokens on either side; with 5 layers, the last is of a kind of its own.
+_MODERN = {
+    "ModernBertModel": {},
+    "ModernBertForMaskedLM": {},
+    "ModernBertForMaskedLM untied": {"tie_word_embeddings": False},
+}
+_MODERN |= {"ModernBertModel of five layers": {"num_hidden_layers": 5}}
+_MODERN |= {"ModernBertModel without windows": {"layer_types": ["full_attention"] * 4}}
+VARIANTS |= _MODERN
 NAMES = [name for encoder in ENCODERS for name in encoder.HEADS]
 
 

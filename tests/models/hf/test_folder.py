@@ -196,7 +196,8 @@ def test_values_that_are_no_numbers_are_refused_by_the_name_of_their_tensor(fold
         last = (-1,) * tensor.ndim
         change_tensors(place, lambda tensors, name=name, last=last: tensors[name].__setitem__(last, value))
         assert_refused(
-            place, rf"place: {name} has values that are NaN or infinite: take another copy of the model, or go on"
+            place,
+            rf"place: {name} has values that are NaN or infinite: take another copy of the model, or load it anyway",
         )
     loaded = hf.load(place, allow_nonfinite=True)
     with pytest.raises(UserError, match=rf"not written to .*other: {name} has values that are NaN or infinite"):

@@ -70,13 +70,13 @@ MAKERS = {
     "marian": make_marian,
     "marian with two vocabularies": functools.partial(make_bart, "Marian", **_TWO),
     "bart": functools.partial(make_bart, "Bart"),
-    "mbart": functools.partial(make_bart, "MBart"),
+    "mbart": functools.partial(make_bart, "MBart", scale_embedding=True),
     "pegasus": functools.partial(make_bart, "Pegasus"),
     "m2m_100": functools.partial(make_bart, "M2M100", pad_id=1, start_id=2, encoder_layerdrop=0, decoder_layerdrop=0),
 }
 
 
-def train_a_little(net, source, pad_id, start_id, eos_id):
+def train_a_little(net, source, pad_id, start_id, eos_id, num_steps):
     """Until some sentences end early and some late: untrained, a net says one thing for ever."""
     rng = np.random.default_rng(1)
     target = rng.integers(2, V - 1, (B, 12))
@@ -85,7 +85,7 @@ def train_a_little(net, source, pad_id, start_id, eos_id):
     inputs = np.concatenate([np.full((B, 1), start_id), target[:, :-1]], axis=1)
     source, target, inputs = (torch.tensor(array) for array in (source, target, inputs))
     optimizer = torch.optim.Adam(net.parameters(), 1e-2)
-    for _ in range(60):
+    for _ in range(num_steps):
         mask = (source != pad_id).long()
         logits = net(input_ids=source, attention_mask=mask, decoder_input_ids=inputs).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=pad_id)
@@ -103,7 +103,7 @@ def net_model_source(request, tmp_path_factory):
     ids = [getattr(net.config, f"{name}_token_id") for name in ("pad", "decoder_start", "eos")]
     source = rng.integers(2, V - 1, (B, S))
     source[np.arange(S) >= rng.integers(3, S + 1, (B, 1))] = ids[0]
-    train_a_little(net, source, *ids)
+    train_a_little(net, source, *ids, num_steps=60)
     folder = tmp_path_factory.mktemp(request.param)
     net.save_pretrained(folder)
     return net, hf.load(folder), source

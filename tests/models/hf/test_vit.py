@@ -31,13 +31,16 @@ SIZES = {
     "num_labels": 7,
     "attn_implementation": "eager",
 }
-OUTPUTS = {"ViTModel": ("last_hidden_state", "pooler_output"), "ViTForImageClassification": ("logits",)}
+DEIT = {"DeiTModel": ("last_hidden_state", "pooler_output"), "DeiTForImageClassification": ("logits",)}
+DEIT |= {"DeiTForImageClassificationWithTeacher": ("logits",)}
+OUTPUTS = DEIT | {"ViTModel": ("last_hidden_state", "pooler_output"), "ViTForImageClassification": ("logits",)}
 
 
 @pytest.fixture(scope="module", params=OUTPUTS)
 def theirs(request):
     torch.manual_seed(0)
-    return redrawn(getattr(transformers, request.param)(transformers.ViTConfig(**SIZES)))
+    config = getattr(transformers, f"{request.param.partition('T')[0]}TConfig")
+    return redrawn(getattr(transformers, request.param)(config(**SIZES)))
 
 
 def images_of(height, width):
@@ -113,5 +116,5 @@ def test_what_we_save_they_load(theirs, ours, tmp_path):
 
 
 def test_their_config_comes_back(theirs, ours, tmp_path):
-    has_classes = type(theirs).__name__ != "ViTModel"
+    has_classes = not type(theirs).__name__.endswith("Model")
     assert_their_config_comes_back(theirs, ours, tmp_path, has_classes=has_classes)

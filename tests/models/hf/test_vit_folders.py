@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -30,16 +31,35 @@ CONFIG = ViTConfig(
 
 
 @functools.cache
-def make_vit(cls):
-    config = CONFIG
+def make_vit(cls, **overrides):
+    config = dataclasses.replace(CONFIG, **overrides)
     if cls is ViT:  # whose folder says nothing of classes
-        config = dataclasses.replace(CONFIG, labels=ViTConfig().labels, problem_type=None)
+        config = dataclasses.replace(config, labels=ViTConfig().labels, problem_type=None)
     return draw(lambda: cls(config, rngs=nnx.Rngs(0)))
 
 
 @pytest.mark.parametrize("cls", [ViT, ViTClassifier])
 def test_what_was_saved_is_loaded_bit_for_bit(tmp_path, cls):
     assert_comes_back(make_vit(cls), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cls", "has_head", "architecture"),
+    [
+        (ViT, False, "DeiTModel"),
+        (ViTClassifier, False, "DeiTForImageClassification"),
+        (ViTClassifier, True, "DeiTForImageClassificationWithTeacher"),
+    ],
+)
+def test_with_a_distillation_token_it_is_a_deit(tmp_path, cls, has_head, architecture):
+    model = make_vit(cls, distillation_token=True, distillation_head=has_head)
+    assert_comes_back(model, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [architecture]
+
+
+def test_a_distillation_head_without_a_token_is_refused():
+    with pytest.raises(ValueError, match="distillation_head=True needs distillation_token=True"):
+        dataclasses.replace(CONFIG, distillation_head=True).validate()
 
 
 def test_tensors_are_those_of_a_convolution(tmp_path):

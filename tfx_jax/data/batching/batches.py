@@ -1,9 +1,10 @@
-"""Batches of static shapes: padding, length buckets, prefetching, and the share of each process.
+"""Batches of static shapes: padding, length buckets, prefetching, and sharding over processes.
 
 `train_batches` reads numbered portions: epochs, whose examples may differ (masking, cropping, pairing), or sort
 buffers, of which an epoch has several. A portion is a function of its number, so the state of the iterator is a few
-integers. Its examples are sorted into buckets of similar length and cut into batches, and the batches are shuffled.
-Every process makes the same plan and takes its own examples. `eval_batches` gives each example once.
+integers. The examples of a portion are sorted into buckets of similar length and split into batches, and the batches
+are shuffled. Every process makes the same plan and loads only its own examples. `eval_batches` yields each example
+once.
 """
 
 import atexit
@@ -23,29 +24,29 @@ from tfx_jax.errors import UserError
 
 
 class ProcessShard(NamedTuple):
-    """Shard `index` of `count` equal ones. Processes whose devices hold the same examples have the same shard."""
+    """Shard `index` of `count` equal shards. Processes whose devices hold the same examples have the same shard."""
 
     index: int
     count: int
 
     def block(self, rows: int) -> slice:
-        """Returns which of the rows of a batch belong to this shard: one block, as every other shard has."""
+        """Returns the rows of a batch of `rows` rows that belong to this shard, a contiguous block."""
         size = rows // self.count
         return slice(self.index * size, (self.index + 1) * size)
 
 
 WHOLE = ProcessShard(0, 1)
-"""All examples: what a process reads that shares them with no other."""
+"""The only shard: all examples."""
 
 
 T = TypeVar("T")
 
 
 class PrefetchedIterator(grain.experimental.ThreadPrefetchDatasetIterator[T]):
-    """Runs another iterator in a thread, some elements ahead; its state is that of the last element taken.
+    """Runs another iterator in a thread, some elements ahead; its state is that after the last element consumed.
 
-    The thread ends before the interpreter does: a daemon thread that is still inside SentencePiece when Python shuts
-    down aborts the process.
+    The thread is stopped before the interpreter exits: a daemon thread that is inside SentencePiece when Python shuts
+    down would abort the process.
     """
 
     def __init__(self, parent: grain.DatasetIterator[T], num_elements: int):
@@ -53,7 +54,7 @@ class PrefetchedIterator(grain.experimental.ThreadPrefetchDatasetIterator[T]):
         _open_iterators.add(self)
 
     def close(self) -> None:
-        """Ends the thread; the second time, there is nothing to do, nor are the modules to do it with at shut-down."""
+        """Stops the thread; a second call, possibly during shutdown, does nothing."""
         if not self._closed:
             super().close()
 
@@ -76,9 +77,9 @@ class Bucket:
 
 
 def length_boundaries(max_length: int, multiple: int = 1) -> tuple[int, ...]:
-    """Few lengths that waste little: four for each doubling, multiples of 4, and `max_length` at the end.
+    """Returns bucket lengths: four per doubling, multiples of 4, and finally `max_length`.
 
-    All of them rounded up to multiples of `multiple`.
+    Few shapes save compilations, and closely spaced ones save padding. All are rounded up to multiples of `multiple`.
 
     >>> length_boundaries(100)
     (8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 100)
@@ -94,7 +95,7 @@ def length_boundaries(max_length: int, multiple: int = 1) -> tuple[int, ...]:
 
 
 def bucket_shapes(boundaries: Sequence[int], tokens_per_batch: int, batch_multiple: int = 1) -> tuple[Bucket, ...]:
-    """As many rows as the budget of tokens allows for each length, but at least `batch_multiple`.
+    """Returns the shape for each length: as many rows as `tokens_per_batch` allows, but at least `batch_multiple`.
 
     >>> bucket_shapes((8, 24), tokens_per_batch=100, batch_multiple=2)
     (Bucket(length=8, rows=12), Bucket(length=24, rows=4))
@@ -108,11 +109,11 @@ def bucket_shapes(boundaries: Sequence[int], tokens_per_batch: int, batch_multip
 def training_buckets(
     boundaries: Sequence[int], tokens_per_batch: int, batch_multiple: int, shard: ProcessShard
 ) -> tuple[Bucket, ...]:
-    """The `bucket_shapes` of batches that keep to the budget and that processes share equally.
+    """Returns the `bucket_shapes` after checking that they respect `tokens_per_batch` and divide among processes.
 
     Raises:
-      UserError: if boundaries do not increase, or if `batch_multiple` rows of the longest length exceed the budget or
-        cannot be shared equally.
+      UserError: if boundaries do not increase, if `batch_multiple` rows of the longest length exceed
+        `tokens_per_batch`, or if `batch_multiple` is not divisible by the number of shards.
     """
     if list(boundaries) != sorted(set(boundaries)):
         raise UserError(f"boundaries={tuple(boundaries)} must increase")
@@ -127,18 +128,17 @@ def training_buckets(
 
 
 def plan_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> list[tuple[Bucket, np.ndarray]]:
-    """Assigns examples to batches, each in the shortest bucket that holds it, in the order given.
+    """Assigns examples, in the given order, to batches of the shortest bucket that holds them.
 
-    Those that do not fill a batch of their bucket move up to the next one, but not to shapes that no example needs. So
-    at most one of all batches is not full.
+    Examples that do not fill a batch of their bucket move to the next longer bucket, up to the longest one in use. So
+    at most one batch is not full.
 
     Args:
       lengths: length of each example, [number of examples] int.
       buckets: shapes in order of length.
 
     Returns:
-      For each batch its shape and the indices of its examples, at most `rows`; none of an example that is longer than
-      the last bucket.
+      (shape, indices of at most `rows` examples) of each batch; examples longer than the last bucket are left out.
     """
     bucket_of = np.searchsorted([bucket.length for bucket in buckets], lengths)
     plan: list[tuple[Bucket, np.ndarray]] = []
@@ -154,20 +154,19 @@ def plan_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> list[tuple[B
 
 
 Example = dict[str, Any]
-"""A tree: nested dictionaries of arrays [T, ...] of a length of their own, such as tokens or frames of sound, and of
-scalars []."""
+"""Nested dictionaries of arrays: [T, ...] of variable length, such as tokens or audio frames, and scalars []."""
 Batch = dict[str, Any]
-"""The same of several examples, [rows, length, ...] and [rows]."""
+"""The same dictionaries with the arrays of several examples, [rows, length, ...] and [rows]."""
 
 
 class LoaderOptions(NamedTuple):
-    """How a trainer wants its batches.
+    """Options of batching that the trainer sets.
 
     Attributes:
-      seed: decides the order.
-      batch_multiple: the rows of a batch are a multiple of it: the number of shards that devices divide them into.
-      length_multiple: the lengths are, for devices that divide the positions.
-      shard: which block of the rows of each batch this process gets. The plan does not depend on it.
+      seed: seed of the order of examples and batches.
+      batch_multiple: the number of rows is a multiple of it; the number of shards of the batch axis over devices.
+      length_multiple: lengths are a multiple of it, for sequence parallelism.
+      shard: block of the rows of each batch that this process loads. The plan does not depend on it.
     """
 
     seed: int
@@ -181,23 +180,23 @@ class ExampleSource(Protocol):
 
     @property
     def lengths(self) -> np.ndarray:
-        """What examples are sorted by, [number of examples] int; -1 for one that a training is to skip."""
+        """Lengths for bucketing, [number of examples] int; -1 for examples that training skips."""
         ...
 
     def __len__(self) -> int:
-        """The number of examples."""
+        """Returns the number of examples."""
         ...
 
     def __getitem__(self, index: int) -> Example:
-        """The example with this index."""
+        """Returns the example with this index."""
         ...
 
 
 class ExampleList:
-    """Examples that are all there, such as a small data set for fine-tuning."""
+    """Examples in memory, such as a small data set for fine-tuning."""
 
     def __init__(self, examples: Sequence[Example], *, by: str = "tokens"):
-        """Takes the examples; the length of one is that of its array `by`, a path such as "inputs/tokens"."""
+        """Wraps examples; the length of an example is that of its array at the path `by`, such as "inputs/tokens"."""
         self._examples = examples
         arrays = [functools.reduce(operator.getitem, by.split("/"), example) for example in examples]
         self.lengths = np.array([len(array) for array in arrays], np.int64)
@@ -210,10 +209,9 @@ class ExampleList:
 
 
 class LazyExamples:
-    """Examples that are made of the items of a data set, each when it is read."""
+    """Examples computed on access as `make(items[index])`."""
 
     def __init__(self, items: Any, make: Callable[[Any], Example], lengths: np.ndarray):
-        """Takes the items, the function that makes an example of one, and the lengths of the examples."""
         self._items, self._make, self.lengths = items, make, lengths
 
     def __len__(self) -> int:
@@ -224,13 +222,13 @@ class LazyExamples:
 
 
 class BatchSpec(NamedTuple):
-    """How examples become arrays of one shape.
+    """Shapes and padding of batches.
 
     Attributes:
       boundaries: lengths that batches may have, increasing.
-      tokens_per_batch: rows * length <= tokens_per_batch, padding counted, over all processes.
-      pad_values: what padding is, by the path of the array, such as "inputs/frames"; 0 where it is not said.
-      fixed_lengths: of arrays whose length has nothing to do with that of the example, by their paths.
+      tokens_per_batch: upper limit of rows * length, padding included, over all processes.
+      pad_values: padding by the path of the array, such as "inputs/frames"; default 0.
+      fixed_lengths: lengths, by path, of arrays whose length is independent of the bucket.
     """
 
     boundaries: Sequence[int]
@@ -239,13 +237,13 @@ class BatchSpec(NamedTuple):
     fixed_lengths: Mapping[str, int] = {}
 
     def collate(self, examples: ExampleSource, members: Sequence[int] | np.ndarray, bucket: Bucket) -> Batch:
-        """The examples `members`, padding behind and below, as arrays [bucket.rows, length, ...] and [bucket.rows]."""
-        chosen = [examples[index] for index in np.asarray(members, int).tolist()]
-        # A shard of a batch that has no example of its own still has the arrays that examples have.
-        return self._collate("", chosen[0] if chosen else examples[0], chosen, bucket)
+        """Returns the examples `members` as arrays [bucket.rows, length, ...] and [bucket.rows], padded at the end."""
+        batch = [examples[index] for index in np.asarray(members, int).tolist()]
+        # A shard without examples needs the structure of an example to return padding.
+        return self._collate("", batch[0] if batch else examples[0], batch, bucket)
 
     def _collate(self, path: str, like: Any, parts: list[Any], bucket: Bucket) -> Any:
-        """Joins what examples have at a path, all of it as `like` is."""
+        """Stacks the values of examples at a path; `like` is one of them, or of another example if there are none."""
         if isinstance(like, dict):
             within = f"{path}/" if path else ""
             return {
@@ -256,7 +254,7 @@ class BatchSpec(NamedTuple):
         padded = np.full((bucket.rows, *length, *like.shape[1:]), self.pad_values.get(path, 0), like.dtype)
         if not like.ndim:
             padded[: len(parts)] = parts
-        elif parts:  # all at once: assigning row by row takes three times as long
+        elif parts:  # one assignment for all rows, because a loop takes three times as long
             sizes = np.fromiter(map(len, parts), np.int64, len(parts))
             padded[: len(parts)][np.arange(*length) < sizes[:, np.newaxis]] = np.concatenate(parts)
         return padded
@@ -271,26 +269,26 @@ def train_batches(
     is_shuffled: bool = False,
     prefetch: int = 8,
 ) -> grain.IterDataset[Batch]:
-    """Endless training batches: every example of a portion once, then those of the next one.
+    """Returns endless training batches: every example of a portion once, then those of the next portion.
 
-    In one batch of a portion the last rows may be all padding.
+    At most one batch of a portion ends with rows of padding.
 
     Args:
-      make_portion: the examples of the portion with this number, such as an epoch; the same number, the same examples.
-      spec: the shapes.
-      options: the order, and how devices and processes share; `length_multiple` is for who makes `spec`.
-      num_examples: of all the data, if it is known before a portion is made: a checkpoint of other data is then refused
-        at once. It is otherwise when it is of the middle of a portion that had another number of examples.
-      is_shuffled: whether the examples of a portion come in random order already. Its batches are shuffled anyway.
-      prefetch: how many batches a thread prepares ahead, 0 for none.
+      make_portion: returns the examples of the portion with a given number, such as an epoch; must be deterministic.
+      spec: shapes and padding.
+      options: seed, row multiple and shard; `length_multiple` must already be part of `spec`.
+      num_examples: number of all examples, if known in advance. A checkpoint of other data is then rejected when it is
+        restored; otherwise only when its portion is made, and only if it is in the middle of a portion.
+      is_shuffled: whether the examples of a portion are already in random order. Batches are always shuffled.
+      prefetch: number of batches that a thread prepares ahead, 0 for none.
 
     Returns:
-      A data set whose iterators have a small JSON state, that of the last batch taken, whatever was prefetched. It
-      counts the examples that were skipped in the portions before, as "skipped".
+      A data set whose iterators have a small JSON state, that after the last batch consumed, whatever is prefetched.
+      Its "skipped" is the number of examples skipped in previous portions.
 
     Raises:
-      UserError: if boundaries do not increase, if a batch cannot hold `batch_multiple` rows, or they cannot be shared
-        equally; while iterating, if a portion has no examples or examples longer than the last boundary.
+      UserError: as for `training_buckets`; while iterating, if a portion has no examples or one longer than the last
+        boundary.
     """
     buckets = training_buckets(spec.boundaries, spec.tokens_per_batch, options.batch_multiple, options.shard)
     return _TrainDataset(
@@ -306,24 +304,25 @@ def train_batches(
 
 
 def eval_batches(examples: ExampleSource, spec: BatchSpec, *, shard: ProcessShard = WHOLE) -> Iterator[Batch]:
-    """Every example once, short ones first, for evaluation.
+    """Yields batches with every example once, short examples first, for evaluation.
 
     Args:
-      examples: those to evaluate on.
-      spec: the shapes; an example that alone exceeds the budget of tokens makes a batch.
-      shard: of processes that do not wait for each other: this one gets batches of its own, made of every `count`-th
-        example from the one at `index` on.
+      examples: examples to evaluate on.
+      spec: shapes and padding; an example that alone exceeds `tokens_per_batch` is a batch of one row.
+      shard: shard of this process, which makes its own batches of every `count`-th example from `index` on, without
+        waiting for other processes.
 
     Yields:
-      What `BatchSpec.collate` gives, and besides "index" [rows] int32: which example it is, or -1 for padding.
+      Batches of `BatchSpec.collate`, with an additional array "index", [rows] int32: the index of the example, or -1
+      for padding.
 
     Raises:
       UserError: if an example is longer than the last boundary.
     """
     lengths = examples.lengths
     _check_lengths(lengths, spec.boundaries[-1])
-    mine = np.arange(shard.index, len(examples), shard.count)
-    order = mine[np.argsort(lengths[mine], kind="stable")]
+    own = np.arange(shard.index, len(examples), shard.count)
+    order = own[np.argsort(lengths[own], kind="stable")]
     for bucket, members in plan_batches(lengths[order], bucket_shapes(spec.boundaries, spec.tokens_per_batch)):
         index = np.full(bucket.rows, -1, np.int32)
         index[: len(members)] = order[members]
@@ -332,11 +331,11 @@ def eval_batches(examples: ExampleSource, spec: BatchSpec, *, shard: ProcessShar
 
 def _check_lengths(lengths: np.ndarray, max_length: int) -> None:
     if (longest := lengths.max(initial=0)) > max_length:
-        raise UserError(f"an example of {longest} tokens is longer than {max_length}")
+        raise UserError(f"an example has {longest} tokens, but the longest batch has {max_length}")
 
 
 class _TrainDataset(grain.IterDataset[Batch]):
-    """The batches of all portions, one after the other, without end."""
+    """Endless batches of consecutive portions."""
 
     def __init__(
         self,
@@ -359,7 +358,7 @@ class _TrainDataset(grain.IterDataset[Batch]):
         return PrefetchedIterator(_TrainIterator(self), self._prefetch)
 
     def load(self, number: int) -> "_Portion":
-        """Makes and plans a portion."""
+        """Makes the portion with this number and plans its batches."""
         examples = self._make_portion(number)
         lengths = examples.lengths
         _check_lengths(lengths, self._buckets[-1].length)
@@ -369,13 +368,13 @@ class _TrainDataset(grain.IterDataset[Batch]):
         if not order.size:
             raise UserError("there are no examples to train on")
         plan = [(bucket, order[members]) for bucket, members in plan_batches(lengths[order], self._buckets)]
-        return _Portion(examples, [plan[place] for place in rng.permutation(len(plan))], len(lengths) - len(order))
+        return _Portion(examples, [plan[index] for index in rng.permutation(len(plan))], len(lengths) - len(order))
 
     def collate(self, portion: "_Portion", number: int) -> Batch:
-        """The examples of one batch of a portion that belong to this process."""
+        """Returns the rows of one batch of a portion that belong to this process."""
         bucket, members = portion.plan[number]
-        mine = self._shard.block(bucket.rows)
-        return self._spec.collate(portion.examples, members[mine], Bucket(bucket.length, mine.stop - mine.start))
+        rows = self._shard.block(bucket.rows)
+        return self._spec.collate(portion.examples, members[rows], Bucket(bucket.length, rows.stop - rows.start))
 
 
 class _Portion(NamedTuple):
@@ -385,7 +384,7 @@ class _Portion(NamedTuple):
 
 
 class _TrainIterator(grain.DatasetIterator[Batch]):
-    """Remembers the next batch as (portion, batch); a portion is made again when the iteration is resumed inside it."""
+    """Iterator whose state is (portion, batch) of the next batch; resuming inside a portion makes it again."""
 
     def __init__(self, dataset: _TrainDataset):
         super().__init__()
@@ -408,10 +407,9 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """Where the next batch is, how many examples were skipped in the portions before, and how many there are.
+        """Returns portion and number of the next batch, skipped examples of previous portions, and `num_examples`.
 
-        That last number is of all the data or, where it is not known, of the portion that the batch is in the middle
-        of; between two such portions it is None.
+        `num_examples` counts all data or, if that is unknown, the current portion; it is then None between portions.
         """
         return {
             "portion": self._portion,
@@ -421,10 +419,11 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues with the batch that would have come next when `get_state` gave `state`.
+        """Continues with the batch that followed when `get_state` returned `state`.
 
         Raises:
-          UserError: if the state is known to belong to another number of examples; the next batch may tell as well.
+          UserError: if the state belongs to another number of examples; without a `num_examples` of all data, the next
+            batch raises it.
         """
         self._portion, self._batch, self._skipped = state["portion"], state["batch"], state["skipped"]
         self._num_examples, self._loaded = state["num_examples"], None
@@ -432,6 +431,7 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
             self._expect(self._dataset.num_examples)
 
     def _expect(self, num_examples: int) -> None:
+        """Raises UserError if the state belongs to another number of examples."""
         if self._num_examples not in (None, num_examples):
             raise UserError(
                 f"the checkpoint belongs to {self._num_examples:,} training examples, but there are {num_examples:,}: "

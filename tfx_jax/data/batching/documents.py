@@ -1,4 +1,4 @@
-"""Plain text as documents that are read again each time, and their tokens on disk: neither has to fit into memory."""
+"""Plain text as documents that are streamed from files, and their tokens on disk: neither must fit into memory."""
 
 import itertools
 import re
@@ -12,17 +12,17 @@ from tfx_jax.data.sources.disk_array import DiskArray
 from tfx_jax.data.sources.lines import read_blocks
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 
-# Characters of a piece of a long text; of what is tokenized at once, which takes some 200 times as much; and of what is
-# looked at around an end of a piece.
-_PIECE, _AT_ONCE, _AROUND = 1 << 16, 1 << 21, 256
-_MANY = 1 << 16  # documents that are tokenized at once, should they be tiny
+_PIECE = 1 << 16  # characters of a piece of a long text
+_BATCH_CHARACTERS = 1 << 21  # characters tokenized in one call, which takes some 200 times as much memory
+_BATCH_PIECES = 1 << 16  # pieces tokenized in one call, if they are tiny
+_CONTEXT = 256  # characters on each side of a cut that are tokenized to check it
 # Where nearly all tokenizers begin a new token: before the space before a word, and before a word that begins a line.
 _CUT = re.compile(r"(?<=\S)(?= \w)|(?<=\S\n)(?=\w)")
-_MAX_UNCUT = 64 * _PIECE  # what has no such place is cut anywhere
+_MAX_UNCUT = 64 * _PIECE  # text without such a position for so many characters is cut anywhere
 
 
 class TextDocuments:
-    """Documents of a corpus, in their order.
+    """Documents of a corpus in their order, read again at each iteration.
 
     >>> texts = TextDocuments(lambda: iter([["a long ", "text"], ["a short one"]]))
     >>> list(texts)
@@ -32,51 +32,51 @@ class TextDocuments:
     """
 
     def __init__(self, read: Callable[[], Iterator[Iterable[str]]]):
-        """Takes what begins to read: documents, each in pieces, of which a short one has one."""
+        """Stores `read`, which starts a new pass over the documents, each of them an iterable of pieces."""
         self._read = read
 
     def __iter__(self) -> Iterator[str]:
         return itertools.chain.from_iterable(self._read())
 
     def to_train(self, kind: str) -> Iterator[str]:
-        """The parts to train a tokenizer of a kind on.
+        """Yields the texts for training a tokenizer: pieces, but whole documents for "unigram".
 
-        They are whole documents for "unigram", to which it matters what a word stands beside; it takes memory anyway.
+        "unigram" depends on the context of words, and keeps all text in memory anyway.
         """
         return map("".join, self._read()) if kind == "unigram" else iter(self)
 
     def by_document(self) -> Iterator[Iterable[str]]:
-        """Each document in pieces, which have to be taken before the next document."""
+        """Yields each document as an iterable of pieces, to be consumed before the next document."""
         return self._read()
 
 
 def count_characters(path: epath.PathLike) -> int:
-    """Counts the characters of a file, of which a line end is one, CRLF too.
+    """Returns the number of characters of a file; each line end, CRLF too, counts as one.
 
     Raises:
-      UserError: as `read_pieces`.
+      UserError: as for `read_pieces`.
     """
     return sum(map(len, _texts(path)))
 
 
 def read_pieces(path: epath.PathLike, begin: int, end: int) -> Iterator[str]:
-    """Reads a UTF-8 file, plain or `.gz`, in pieces that nearly every tokenizer reads as the whole.
+    r"""Yields characters begin .. end - 1 of a UTF-8 file, plain or `.gz`, in pieces cut where tokens begin.
 
-    Line ends are included, each as one newline.
+    Nearly all tokenizers give the same tokens for the pieces as for the whole. Line ends are included, as "\n".
 
     Args:
-      path: of the file.
-      begin: the first character.
-      end: the one behind the last.
+      path: path of the file.
+      begin: index of the first character.
+      end: index after the last character.
 
     Raises:
-      UserError: while iterating, as `tfx_jax.data.sources.lines.read_blocks`.
+      UserError: while iterating, as for `tfx_jax.data.sources.lines.read_blocks`.
     """
     return _cut(_characters(path, begin, end))
 
 
 def document_lines(texts: TextDocuments) -> Iterator[str]:
-    """The lines of all documents, without line ends."""
+    """Yields the lines of all documents, without line ends."""
     for document in texts.by_document():
         rest = ""
         for piece in document:
@@ -86,16 +86,16 @@ def document_lines(texts: TextDocuments) -> Iterator[str]:
 
 
 def _characters(path: epath.PathLike, begin: int, end: int) -> Iterator[str]:
-    place = 0
+    offset = 0
     for part in _texts(path):
-        yield part[max(0, begin - place) : max(0, end - place)]
-        place += len(part)
-        if place >= end:
+        yield part[max(0, begin - offset) : max(0, end - offset)]
+        offset += len(part)
+        if offset >= end:
             return
 
 
 def _texts(path: epath.PathLike) -> Iterator[str]:
-    """The parts of a file, with the line ends of all systems as one."""
+    r"""Yields the text of a file in parts, with "\n" for every kind of line end."""
     rest = ""
     for block in read_blocks(path, cut_lines=True):
         text = rest + block.data.decode()
@@ -105,12 +105,13 @@ def _texts(path: epath.PathLike) -> Iterator[str]:
 
 
 def _cut(parts: Iterable[str]) -> Iterator[str]:
+    """Yields the text of `parts` in pieces of at least `_PIECE` characters, cut at `_CUT`."""
     rest = ""
     for part in parts:
         text, begin = rest + part, 0
-        while len(text) - begin >= 2 * _PIECE and (place := _CUT.search(text, begin + _PIECE)):
-            yield text[begin : place.start()]
-            begin = place.start()
+        while len(text) - begin >= 2 * _PIECE and (match := _CUT.search(text, begin + _PIECE)):
+            yield text[begin : match.start()]
+            begin = match.start()
         rest = text[begin:]
         if len(rest) > _MAX_UNCUT:
             yield rest
@@ -120,11 +121,11 @@ def _cut(parts: Iterable[str]) -> Iterator[str]:
 
 
 class TokenDocuments(NamedTuple):
-    """The tokens of documents, one behind the other, on disk.
+    """The concatenated tokens of documents, on disk.
 
     Attributes:
-      tokens: [number of tokens] int32.
-      ends: how many tokens there are up to the end of each document, [number of documents] int64.
+      tokens: tokens of all documents, [number of tokens] int32.
+      ends: index after the last token of each document, [number of documents] int64.
     """
 
     tokens: np.ndarray
@@ -132,18 +133,18 @@ class TokenDocuments(NamedTuple):
 
 
 def encode_documents(tokenizer: HFTokenizer, texts: TextDocuments, *, eos_id: int | None = None) -> TokenDocuments:
-    """Tokenizes documents, each exactly as if it were tokenized as a whole.
+    """Tokenizes documents onto disk, with the same tokens as if each were tokenized as a whole.
 
     Args:
-      tokenizer: any; one that takes no piece of a text for itself gets documents as wholes, which takes memory.
+      tokenizer: any tokenizer; one whose tokens change at every cut gets whole documents, which takes memory.
       texts: the documents.
-      eos_id: stands behind each document, if there is such a token.
+      eos_id: token appended to each document; None for none.
 
     Raises:
       UserError: if a text cannot be read, or the disk is full.
     """
     tokens, ends, size = DiskArray(np.int32), DiskArray(np.int64), 0
-    for pieces in _at_once(_pieces(tokenizer, texts)):
+    for pieces in _batched(_pieces(tokenizer, texts)):
         encoded = tokenizer.encode_batch([text for text, _ in pieces])
         is_last = np.array([last for _, last in pieces])
         if eos_id is not None:
@@ -158,11 +159,11 @@ def encode_documents(tokenizer: HFTokenizer, texts: TextDocuments, *, eos_id: in
 
 
 def _pieces(tokenizer: HFTokenizer, texts: TextDocuments) -> Iterator[tuple[str, bool]]:
-    """Pieces that are tokenized as in the whole, and whether each is the last of its document."""
+    """Yields (piece, whether it is the document's last), joining pieces whose cut would change tokens."""
     for document in texts.by_document():
         pending = ""
         for piece in document:
-            if pending and _is_cut(tokenizer, pending[-_AROUND:], piece[:_AROUND]):
+            if pending and _is_clean_cut(tokenizer, pending[-_CONTEXT:], piece[:_CONTEXT]):
                 yield pending, False
                 pending = piece
             else:
@@ -170,18 +171,19 @@ def _pieces(tokenizer: HFTokenizer, texts: TextDocuments) -> Iterator[tuple[str,
         yield pending, True
 
 
-def _is_cut(tokenizer: HFTokenizer, before: str, behind: str) -> bool:
-    """Whether two texts have the same tokens apart and together, so that none spans them or depends on both."""
-    return tokenizer.encode(before + behind) == [*tokenizer.encode(before), *tokenizer.encode(behind)]
+def _is_clean_cut(tokenizer: HFTokenizer, before: str, after: str) -> bool:
+    """Returns whether two texts have the same tokens separately and together, so that no token depends on both."""
+    return tokenizer.encode(before + after) == [*tokenizer.encode(before), *tokenizer.encode(after)]
 
 
-def _at_once(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    some, size = [], 0
-    for piece in pieces:
-        some.append(piece)
-        size += len(piece[0])
-        if size >= _AT_ONCE or len(some) == _MANY:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+def _batched(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Groups pieces for one call of the tokenizer each."""
+    batch, size = [], 0
+    for text, is_last in pieces:
+        batch.append((text, is_last))
+        size += len(text)
+        if size >= _BATCH_CHARACTERS or len(batch) == _BATCH_PIECES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,9 +1,9 @@
-"""Examples of one length for language models: blocks of a stream of tokens, or short documents side by side.
+"""Examples of fixed length for language models: blocks of a stream of tokens, or rows of packed documents.
 
-Each is an `ExampleSource` for `tfx_jax.data.batching.batches`.
-Grain packs too (`grain.experimental.FirstFitPackIterDataset`), but while it iterates: it has a few rows open at a time,
-refuses a document that is longer than a row, and takes half a millisecond for each. Of 5,000 documents of 1 to 59
-tokens in rows of 64, its 16 open rows were 86 % full; with all rows open they are 98 % full, 60 times as fast.
+Both classes are an `ExampleSource` for `tfx_jax.data.batching.batches`. Grain packs too
+(`grain.experimental.FirstFitPackIterDataset`), but during iteration: it keeps only a few rows open, rejects documents
+longer than a row, and takes half a millisecond per document. For 5,000 documents of 1 to 59 tokens in rows of 64, its
+16 open rows were 86 % full; here, with all rows open, they are 98 % full, and packing is 60 times as fast.
 """
 
 import heapq
@@ -16,10 +16,11 @@ from tfx_jax.errors import UserError
 
 
 class TokenBlocks:
-    """Blocks of a stream, one behind the other: how GPT reads (Radford et al., 2018, section 4.1).
+    """Consecutive blocks of a stream of tokens, as in GPT (Radford et al., 2018, section 4.1).
 
-    An example is {"inputs", "targets", "weights"}, each [length]: tokens and those that follow them, int32, and 1,
-    float32. Every token but the first of the stream is a target once.
+    An example is {"inputs", "targets", "weights"}, each [length]: tokens and next tokens, int32, and weights, float32,
+    1 except at padding.
+    Every token but the first of the stream is a target once.
     """
 
     def __init__(self, stream: np.ndarray, length: int, *, pad_id: int | None = None):
@@ -27,11 +28,11 @@ class TokenBlocks:
 
         Args:
           stream: tokens, [number of tokens] int.
-          length: of an example.
-          pad_id: fills the last example up, with weight 0; None leaves out tokens that fill none, as a training may.
+          length: tokens of an example.
+          pad_id: padding of the last example, with weight 0; None drops an incomplete last example, as in training.
 
         Raises:
-          UserError: if there is not one example.
+          UserError: if the stream is too short for one example.
         """
         stream = np.asarray(stream, np.int32)
         self._num_targets, self._length = len(stream) - 1, length
@@ -40,11 +41,11 @@ class TokenBlocks:
         self._stream, self._count = stream, (len(stream) - 1) // length
         if self._num_targets < 1 or not self._count:
             tokens = self._num_targets + 1
-            raise UserError(f"a text of {tokens:,} tokens does not fill one row of {length:,}: take shorter rows")
+            raise UserError(f"a text of {tokens:,} tokens does not fill one row of {length:,}: use shorter rows")
 
     @property
     def lengths(self) -> np.ndarray:
-        """All examples are equally long, [number of examples] int."""
+        """Lengths of the examples, all equal, [number of examples] int."""
         return np.full(self._count, self._length)
 
     def __len__(self) -> int:
@@ -59,15 +60,16 @@ class TokenBlocks:
 
 
 class PackedDocuments:
-    """Documents side by side in rows, each piece in the first row with room for it (first fit).
+    """Documents packed into rows, each piece into the first row with enough space (first fit).
 
-    Documents longer than a row are cut into pieces of its length and a rest. Nothing is lost: every token is an input
-    once, and every one but the first of its document a target once, across cuts too.
+    Documents longer than a row are cut into pieces of the row's length and a rest. No token is lost: each is an input
+    once, and each but the first of its document is a target once, also across cuts.
 
-    An example is a row, all of [length]: "inputs" int32 and "targets", the token that follows in its document, int32;
-    "weights" float32, 0 where none follows and on padding, else 1; "segment_ids" int32, 1, 2, ... for the documents of
-    a row and 0 for padding: what attention must not mix; "positions" int32, of each token from the beginning of its
-    segment.
+    An example is a row, with arrays of [length]:
+    - "inputs" and "targets", the next token of the document, int32.
+    - "weights", float32: 0 at padding and at the last token of a document, otherwise 1.
+    - "segment_ids", int32: 1, 2, ... for the documents of a row, between which attention is masked; 0 for padding.
+    - "positions", int32: position of each token in its segment, from 0.
 
     >>> rows = PackedDocuments(np.array([5, 6, 7, 8, 9, 10]), np.array([3, 5, 6]), length=4, pad_id=0)
     >>> [row["inputs"].tolist() for row in rows], [row["segment_ids"].tolist() for row in rows]
@@ -75,14 +77,14 @@ class PackedDocuments:
     """
 
     def __init__(self, tokens: np.ndarray, ends: np.ndarray, length: int, *, pad_id: int, min_tokens: int = 1):
-        """Packs documents, of which only the places are kept.
+        """Packs documents; only offsets are stored.
 
         Args:
-          tokens: of all documents, with whatever begin and end they should have, [number of tokens] int32.
-          ends: how many tokens there are up to the end of each document, [number of documents] int64.
-          length: of a row.
-          pad_id: fills rows up.
-          min_tokens: shorter documents are left out.
+          tokens: tokens of all documents, with their special tokens, [number of tokens] int32.
+          ends: index after the last token of each document, [number of documents] int64.
+          length: tokens of a row.
+          pad_id: id of padding.
+          min_tokens: shorter documents are dropped.
         """
         sizes = np.diff(ends, prepend=0)
         ends, sizes = ends[sizes >= min_tokens], sizes[sizes >= min_tokens]
@@ -100,7 +102,7 @@ class PackedDocuments:
 
     @property
     def lengths(self) -> np.ndarray:
-        """All rows are equally long, [number of rows] int."""
+        """Lengths of the rows, all equal, [number of rows] int."""
         return np.full(len(self), self._length)
 
     def __len__(self) -> int:
@@ -115,51 +117,51 @@ class PackedDocuments:
         column = 0
         for segment, piece in enumerate(range(self._edges[index], self._edges[index + 1]), start=1):
             start, size = int(self._starts[piece]), int(self._sizes[piece])
-            place = slice(column, column + size)
+            columns = slice(column, column + size)
             following = self._tokens[start + 1 : start + size + (not self._is_end[piece])]
-            row["inputs"][place] = self._tokens[start : start + size]
+            row["inputs"][columns] = self._tokens[start : start + size]
             row["targets"][column : column + len(following)] = following
             row["weights"][column : column + len(following)] = 1
-            row["segment_ids"][place] = segment
-            row["positions"][place] = np.arange(size)
+            row["segment_ids"][columns] = segment
+            row["positions"][columns] = np.arange(size)
             column += size
         return row
 
 
 def first_fit(sizes: Sequence[int], capacity: int) -> np.ndarray:
-    """Puts each item, in the order given, into the first bin that has room for it.
+    """Assigns each item, in the given order, to the first bin with enough space.
 
     Args:
-      sizes: of the items, 1 to `capacity`.
-      capacity: of a bin.
+      sizes: sizes of the items, 1 to `capacity`.
+      capacity: capacity of each bin.
 
     Returns:
-      The bin of each item, [number of items] int64.
+      The bin number of each item, [number of items] int64.
 
     >>> first_fit([3, 2, 1], capacity=4)
     array([0, 1, 0])
 
     Raises:
-      ValueError: if an item is larger than a bin, or has no size.
+      ValueError: if a size is not in 1 .. capacity.
     """
     if any(not 0 < size <= capacity for size in sizes):
-        raise ValueError(f"items of {min(sizes)} to {max(sizes)} do not fit into bins of {capacity}")
+        raise ValueError(f"sizes must be in 1 .. capacity={capacity}, got {min(sizes)} to {max(sizes)}")
     bins, num_bins = np.zeros(len(sizes), np.int64), 0
-    # The bins with so much room left, as heaps; and the first of each, to be searched at once.
-    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]
+    # For each amount of free space, a heap of the bins that have it, and the first bin of each heap for a fast search.
+    bins_by_space: list[list[int]] = [[] for _ in range(capacity + 1)]
     none = len(sizes)
-    first_with_room = np.full(capacity + 1, none)
+    first_by_space = np.full(capacity + 1, none)
     for item, size in enumerate(sizes):
-        room = size + int(first_with_room[size:].argmin())
-        number = int(first_with_room[room])
+        space = size + int(first_by_space[size:].argmin())
+        number = int(first_by_space[space])
         if number == none:
-            number, room = num_bins, capacity
+            number, space = num_bins, capacity
             num_bins += 1
         else:
-            heapq.heappop(with_room[room])
-            first_with_room[room] = with_room[room][0] if with_room[room] else none
+            heapq.heappop(bins_by_space[space])
+            first_by_space[space] = bins_by_space[space][0] if bins_by_space[space] else none
         bins[item] = number
-        if room > size:
-            heapq.heappush(with_room[room - size], number)
-            first_with_room[room - size] = with_room[room - size][0]
+        if space > size:
+            heapq.heappush(bins_by_space[space - size], number)
+            first_by_space[space - size] = bins_by_space[space - size][0]
     return bins

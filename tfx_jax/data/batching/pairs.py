@@ -1,7 +1,7 @@
-"""Sentence pairs as examples: a training reads them a sort buffer at a time, an evaluation all at once.
+"""Sentence pairs as examples: training reads them one sort buffer at a time, evaluation all at once.
 
-The pairs of an epoch, shuffled, are tokenized a buffer at a time, and each buffer is a portion for
-`tfx_jax.data.batching.batches`. A buffer depends on nothing but the seed and its number.
+The shuffled pairs of an epoch are split into buffers. Each buffer is tokenized when it is needed and is a portion for
+`tfx_jax.data.batching.batches`. A buffer depends only on the seed and its number.
 """
 
 import itertools
@@ -31,25 +31,25 @@ def pair_batches(
     sort_buffer: int = 65_536,
     prefetch: int = 32,
 ) -> grain.IterDataset[Batch]:
-    """Endless training batches: every pair once an epoch, in an order that differs from epoch to epoch.
+    """Returns endless training batches: every pair once per epoch, in an order that differs between epochs.
 
-    Each batch is {"source": [rows, length], "target": [rows, length]}, int32; both sides end with the end of sentence,
-    the rest is padding, both the tokenizer's. The model shifts the target behind its start token.
+    Each batch is {"source": [rows, length], "target": [rows, length]}, int32. Both sides end with the tokenizer's EOS,
+    followed by its padding. The model shifts the target right, after its start token.
 
     Args:
       pairs: random access to the text.
       tokenizer: one tokenizer for both sides.
-      options: the order, and how devices and processes share.
-      tokens_per_batch: rows * length <= tokens_per_batch, padding counted, over all processes.
-      max_length: see `PairBuffers`.
-      sort_buffer: likewise.
-      prefetch: how many batches a thread prepares ahead, 0 for none; a few dozen cover the loading of the next buffer.
+      options: seed, shapes and shard of this process.
+      tokens_per_batch: upper limit of rows * length, padding included, over all processes.
+      max_length: longest side, see `PairBuffers`.
+      sort_buffer: number of pairs sorted together, see `PairBuffers`.
+      prefetch: number of batches a thread prepares ahead, 0 for none; some dozens hide the loading of the next buffer.
 
     Returns:
-      What `train_batches` gives.
+      A data set as of `train_batches`.
 
     Raises:
-      UserError: as `PairBuffers` and `train_batches` do.
+      UserError: as for `PairBuffers` and `train_batches`.
     """
     buffers = PairBuffers(pairs, tokenizer, max_length=max_length, seed=options.seed, sort_buffer=sort_buffer)
     boundaries = length_boundaries(max_length, options.length_multiple)
@@ -58,20 +58,20 @@ def pair_batches(
 
 
 class EncodedPairs:
-    """Tokens of pairs, an `ExampleSource`: {"source" [S], "target" [T]}, int32, each with its end.
+    """Tokenized pairs, an `ExampleSource` of {"source" [S], "target" [T]}, int32, each with EOS.
 
-    They are in one array: a buffer of Python lists would take ten times the memory.
+    All tokens are in one array: a buffer of Python lists would take ten times the memory.
 
     Attributes:
-      lengths: of the longer side of each, [number of pairs] int; -1 for one that a training is to skip.
+      lengths: length of the longer side of each pair, [number of pairs] int; -1 for pairs that training skips.
     """
 
     def __init__(self, ids: np.ndarray, sizes: np.ndarray, lengths: np.ndarray):
         """Wraps the output of `encode_pairs` or `PairBuffers`.
 
         Args:
-          ids: of all sources and then of all targets, [number of tokens] int32.
-          sizes: how many tokens each side has, [number of pairs, 2] int.
+          ids: tokens of all sources and then of all targets, [number of tokens] int32.
+          sizes: number of tokens of each source and target, [number of pairs, 2] int.
           lengths: see the attribute.
         """
         ends = np.cumsum(sizes.T).reshape(2, -1).T
@@ -86,32 +86,33 @@ class EncodedPairs:
 
 
 def encode_pairs(pairs: PairSource, tokenizer: HFTokenizer, *, max_length: int | None = None) -> EncodedPairs:
-    """Tokenizes pairs to evaluate on, a list of {"source": str, "target": str} or any source; an empty side is fine.
+    """Tokenizes pairs for evaluation; sides may be empty.
 
     Args:
-      pairs: the text.
+      pairs: a list of {"source": str, "target": str} or any other source of pairs.
       tokenizer: one tokenizer for both sides.
-      max_length: longer sides are cut to so many tokens, the end included, as no line may be lost; None cuts none.
+      max_length: longer sides are cut to this number of tokens, EOS included, because evaluation may not drop lines;
+        None for no limit.
     """
     ids, sizes = _encode(pairs, range(len(pairs)), tokenizer, max_length)
     return EncodedPairs(ids, sizes, sizes.max(axis=1))
 
 
 class PairBuffers:
-    """The sort buffers of all epochs by number, as `train_batches` takes them."""
+    """The sort buffers of all epochs by number: the function `make_portion` of `train_batches`."""
 
     def __init__(
         self, pairs: PairSource, tokenizer: HFTokenizer, *, max_length: int, seed: int, sort_buffer: int = 65_536
     ):
-        """Reads nothing yet.
+        """Stores the arguments; nothing is read.
 
         Args:
           pairs: random access to the text.
           tokenizer: one tokenizer for both sides.
-          max_length: longest side, the end included. Longer pairs, and those with a side of no token, are skipped.
-          seed: decides which pairs are in which buffer.
-          sort_buffer: how many pairs, at most, are sorted together. More means less padding, above all with large
-            batches.
+          max_length: longest side in tokens, EOS included. Longer pairs, and pairs with an empty side, are skipped.
+          seed: seed of the assignment of pairs to buffers.
+          sort_buffer: maximum number of pairs that are sorted together. More pairs mean less padding, above all with
+            large batches.
 
         Raises:
           UserError: if there are no pairs.
@@ -119,25 +120,25 @@ class PairBuffers:
         if not len(pairs):
             raise UserError("there are no training pairs")
         self._pairs, self._tokenizer, self._max_length, self._seed = pairs, tokenizer, max_length, seed
-        # Buffers end with the epoch, or a sentence could meet itself in a batch; equal ones, or the last could be tiny.
+        # A buffer belongs to one epoch, so that no batch has a pair twice. Equal sizes avoid a tiny last buffer.
         self._buffers_per_epoch = math.ceil(len(pairs) / sort_buffer)
 
     def __call__(self, number: int) -> EncodedPairs:
-        """Reads and tokenizes the buffer with this number, counted from the start of training; its order is random.
+        """Reads and tokenizes the buffer with this number, counted over all epochs; its pairs are in random order.
 
         Raises:
           UserError: if all pairs are too long or have an empty side.
         """
-        epoch, part = divmod(number, self._buffers_per_epoch)
-        begin, end = (len(self._pairs) * edge // self._buffers_per_epoch for edge in (part, part + 1))
+        epoch, buffer = divmod(number, self._buffers_per_epoch)
+        begin, end = (len(self._pairs) * edge // self._buffers_per_epoch for edge in (buffer, buffer + 1))
         indices = _shuffled_indices(len(self._pairs), self._seed, epoch, range(begin, end))
         ids, sizes = _encode(self._pairs, indices, self._tokenizer)
         longer, shorter = sizes.max(axis=1), sizes.min(axis=1)
-        is_kept = (longer <= self._max_length) & (shorter > 1)  # 1: nothing but the end
+        is_kept = (longer <= self._max_length) & (shorter > 1)  # a side of size 1 is only EOS
         if not is_kept.any():
             raise UserError(
                 f"of {len(indices)} training pairs in a row, none has 1 to {self._max_length - 1} tokens on both "
-                "sides: look at the text, or raise max_length"
+                "sides: check the text, or raise max_length"
             )
         return EncodedPairs(ids, sizes, np.where(is_kept, longer, -1))
 
@@ -145,13 +146,13 @@ class PairBuffers:
 def _encode(
     pairs: PairSource, indices: Sequence[int], tokenizer: HFTokenizer, max_length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ids and sizes that `EncodedPairs` takes, each side with its end; longer ones are cut to `max_length`."""
-    ends: Any = tokenizer.eos_id, max_length
-    chunks = {side: [_pack([], *ends)] for side in ("source", "target")}  # there may be no pairs
+    """Returns `ids` and `sizes` of `EncodedPairs`: each side with EOS, cut to `max_length`."""
+    eos_and_limit: Any = tokenizer.eos_id, max_length
+    chunks = {side: [_pack([], *eos_and_limit)] for side in ("source", "target")}  # not empty without pairs
     for start in range(0, len(indices), _CHUNK):
-        found = get_pairs(pairs, indices[start : start + _CHUNK])
-        for side, packed in chunks.items():  # one after the other: twice the lists are garbage to collect
-            packed.append(_pack(tokenizer.encode_batch([pair[side] for pair in found]), *ends))
+        chunk = get_pairs(pairs, indices[start : start + _CHUNK])
+        for side, packed in chunks.items():  # one side at a time, to have fewer Python lists alive
+            packed.append(_pack(tokenizer.encode_batch([pair[side] for pair in chunk]), *eos_and_limit))
     (sources, source_sizes), (targets, target_sizes) = (
         map(np.concatenate, zip(*packed, strict=True)) for packed in chunks.values()
     )
@@ -159,7 +160,7 @@ def _encode(
 
 
 def _pack(sequences: list[list[int]], eos_id: int, max_length: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """All ids one behind the other, int32, and how many each sequence has, int64."""
+    """Returns the concatenated ids of all sequences, int32, and their sizes, int64; adds EOS and cuts to the limit."""
     for ids in sequences:
         if max_length is not None:
             del ids[max_length - 1 :]
@@ -168,8 +169,8 @@ def _pack(sequences: list[list[int]], eos_id: int, max_length: int | None) -> tu
     return np.fromiter(itertools.chain.from_iterable(sequences), np.int32, count=sizes.sum()), sizes
 
 
-def _shuffled_indices(size: int, seed: int, epoch: int, places: range) -> list[int]:
-    """A part of the permutation of an epoch, computed without the rest of it: sources may be endless in practice."""
+def _shuffled_indices(size: int, seed: int, epoch: int, positions: range) -> list[int]:
+    """Returns a part of an epoch's permutation without computing the rest, because a source may be huge."""
     epoch_seed = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
     shuffle = grain.experimental.index_shuffle
-    return [shuffle(place, max_index=size - 1, seed=epoch_seed, rounds=4) for place in places]
+    return [shuffle(position, max_index=size - 1, seed=epoch_seed, rounds=4) for position in positions]

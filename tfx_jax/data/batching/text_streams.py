@@ -1,4 +1,4 @@
-"""A text read in parallel streams that go on from batch to batch, for models with a memory."""
+"""A text read in parallel streams that continue from batch to batch, for models with a memory of previous segments."""
 
 import grain
 import numpy as np
@@ -10,13 +10,14 @@ _PREFETCH = 8  # batches that a thread prepares ahead
 
 
 class TextStreams:
-    """A text cut into as many equal parts as a batch has rows, one behind the other.
+    """A text split into consecutive parts of equal size, one for each row of a batch.
 
-    Row b reads part b, and in the next epoch part b + 1, which goes on where part b ended: only behind the last part a
-    row comes to the begin of the text. What does not fill a segment of every part is left out, at the end.
+    In the first epoch row b reads part b, segment by segment, and in the next epoch part b + 1, which continues where
+    part b ended. After the last part, a row continues with the beginning of the text. Tokens at the end that do not
+    fill one more segment of every part are left out.
 
-    A batch is {"inputs", "targets", "weights"}, each [rows, length]: tokens and those that follow them, int32, and 1,
-    float32; and "begins" [rows] bool: whether a row begins the text, so that nothing is before its first token.
+    A batch is {"inputs", "targets", "weights"}, each [rows, length]: tokens, next tokens, both int32, and ones,
+    float32; and "begins", [rows] bool: True for a row whose first token is the beginning of the text.
 
     >>> streams = TextStreams(np.arange(9), rows=2, length=2)
     >>> [streams[number]["inputs"].tolist() for number in range(3)]
@@ -26,41 +27,40 @@ class TextStreams:
     """
 
     def __init__(self, tokens: np.ndarray, rows: int, length: int):
-        """Cuts a text up.
+        """Splits a text.
 
         Args:
-          tokens: [number of tokens] int.
-          rows: of a batch, over all processes.
-          length: of a segment.
+          tokens: tokens of the text, [number of tokens] int.
+          rows: rows of a batch, over all processes.
+          length: tokens of a segment.
 
         Raises:
-          UserError: if there is not one segment for each row.
+          UserError: if the text has fewer than rows * length + 1 tokens.
         """
         self.tokens, self._rows, self._length = np.asarray(tokens, np.int32), rows, length
         self._num_segments = (len(tokens) - 1) // (rows * length)
         if self._num_segments < 1:
             raise UserError(
-                f"a text of {len(tokens):,} tokens does not fill {rows} rows of {length:,}: take fewer or shorter rows"
+                f"a text of {len(tokens):,} tokens does not fill {rows} rows of {length:,}: use fewer or shorter rows"
             )
 
     def __getitem__(self, number: int) -> Batch:
-        """The batch with this number, of all epochs."""
+        """Returns the batch with this number, counted over all epochs."""
         epoch, segment = divmod(number, self._num_segments)
         part = (np.arange(self._rows) + epoch) % self._rows
-        places = ((part * self._num_segments + segment) * self._length)[:, None] + np.arange(self._length)
+        indices = ((part * self._num_segments + segment) * self._length)[:, None] + np.arange(self._length)
         return {
-            "inputs": self.tokens[places],
-            "targets": self.tokens[places + 1],
-            "weights": np.ones(places.shape, np.float32),
+            "inputs": self.tokens[indices],
+            "targets": self.tokens[indices + 1],
+            "weights": np.ones(indices.shape, np.float32),
             "begins": (part == 0) & (segment == 0),
         }
 
 
 class StreamDataset(grain.IterDataset[Batch]):
-    """The batches of `TextStreams` without end, of each the rows that belong to this process."""
+    """Endless batches of `TextStreams`, with the rows of this process; the iterators' state is a batch number."""
 
     def __init__(self, streams: TextStreams, shard: ProcessShard = WHOLE):
-        """Reads nothing yet; the state of its iterators is the number of the next batch."""
         super().__init__()
         self.streams, self.shard = streams, shard
 
@@ -77,15 +77,15 @@ class _StreamIterator(grain.DatasetIterator[Batch]):
         self._assert_not_closed()
         batch = self._dataset.streams[self._number]
         self._number += 1
-        mine = self._dataset.shard.block(len(batch["begins"]))
-        return {name: rows[mine] for name, rows in batch.items()}
+        own_rows = self._dataset.shard.block(len(batch["begins"]))
+        return {name: rows[own_rows] for name, rows in batch.items()}
 
     def get_state(self) -> dict[str, int]:
-        """The number of the next batch, and how long the text is."""
+        """Returns the number of the next batch and the number of tokens of the text."""
         return {"batch": self._number, "num_tokens": len(self._dataset.streams.tokens)}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Continues with the batch that would have come next when `get_state` gave `state`."""
+        """Continues with the batch that followed when `get_state` returned `state`."""
         if state["num_tokens"] != len(self._dataset.streams.tokens):
             raise UserError(
                 f"the checkpoint belongs to a text of {state['num_tokens']:,} tokens, but there are "

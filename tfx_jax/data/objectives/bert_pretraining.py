@@ -1,4 +1,4 @@
-"""An epoch of BERT's pre-training: sentences become pairs, and these become examples with hidden tokens."""
+"""Examples of one epoch of BERT's pre-training: pairs of segments with masked tokens."""
 
 import itertools
 import re
@@ -11,20 +11,20 @@ from tfx_jax.data.objectives.masked_lm import MaskedTokens, mask_tokens
 from tfx_jax.data.objectives.next_sentence import Sentence, next_sentence_pairs, pair_inputs
 from tfx_jax.data.sources.lines import is_blank
 
-# Behind a mark that ends sentences, and the quotation marks and brackets that stand beside it.
+# The end of a sentence: after its final mark and the closing quotation marks and brackets next to that.
 _END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？])(?![」』）])")
 _END_OF_TOKENS = re.compile(r"(?<= [.!?])\s+")
-_ROWS_AT_ONCE = 8_192  # that are masked: bounds the memory that random numbers take
+_ROWS_AT_ONCE = 8_192  # rows masked in one call, which limits the memory of random numbers
 
 
 def split_sentences(text: str, *, is_tokenized: bool = False) -> list[str]:
-    r"""Cuts a text at line breaks, and behind full stops, question marks and exclamation marks.
+    r"""Splits a text at line breaks and after full stops, question marks and exclamation marks.
 
-    Abbreviations may be cut as well, which next sentence prediction can bear: segments have more than one sentence.
+    Abbreviations may be split as well. Next sentence prediction tolerates that, because segments have many sentences.
 
     Args:
-      text: to be cut.
-      is_tokenized: whether punctuation marks have blanks around them, which tells them from parts of abbreviations.
+      text: the text.
+      is_tokenized: whether punctuation marks are surrounded by spaces, which distinguishes them from abbreviations.
 
     >>> split_sentences("He came. She said: 'Go away!' He went.\n\n犬がいる。猫もいる。")
     ['He came.', "She said: 'Go away!'", 'He went.', '犬がいる。', '猫もいる。']
@@ -34,13 +34,13 @@ def split_sentences(text: str, *, is_tokenized: bool = False) -> list[str]:
     end = _END_OF_TOKENS if is_tokenized else _END
     sentences = []
     for line in text.split("\n"):
-        places = [0, *(found.end() for found in end.finditer(line)), len(line)]
-        sentences += [line[start:stop].strip() for start, stop in itertools.pairwise(places)]
+        edges = [0, *(match.end() for match in end.finditer(line)), len(line)]
+        sentences += [line[start:stop].strip() for start, stop in itertools.pairwise(edges)]
     return [sentence for sentence in sentences if not is_blank(sentence)]
 
 
 class PretrainingExamples:
-    """The examples of an epoch, of the arrays that `tfx_jax.tasks.text.bert_pretraining.pretraining_loss` takes.
+    """The examples of an epoch, with the arrays of `tfx_jax.tasks.text.bert_pretraining.pretraining_loss`.
 
     "tokens", "token_type_ids", "token_mask", "targets" and "weights" are [T], "next_sentence_label" and "row_weights"
     are [].
@@ -82,31 +82,31 @@ def make_examples(
     special_ids: Collection[int],
     rate: float = 0.15,
 ) -> PretrainingExamples:
-    """Goes once through a corpus: other pairs, other cuts and other hidden tokens with each state of `rng`.
+    """Makes the examples of one pass over a corpus; pairs, truncation and masked tokens depend on `rng`.
 
     Args:
       documents: tokens of the sentences of each document.
-      rng: drawn from; the same state gives the same examples.
-      max_length: of an example.
-      cls_id: of [CLS].
-      sep_id: of [SEP].
-      pad_id: of padding.
-      mask_id: of [MASK].
-      vocab_size: see `tfx_jax.data.objectives.masked_lm.mask_tokens`, as for the two that follow.
-      special_ids: never hidden, and never put in the place of a token.
-      rate: share of the tokens to predict.
+      rng: random number generator.
+      max_length: maximum length of an example.
+      cls_id: id of [CLS].
+      sep_id: id of [SEP].
+      pad_id: id of padding.
+      mask_id: id of [MASK].
+      vocab_size: see `mask_tokens`, also for `special_ids` and `rate`.
+      special_ids: ids that are never masked and never random replacements.
+      rate: fraction of the tokens to predict.
 
     Raises:
-      ValueError: as for `tfx_jax.data.objectives.next_sentence.next_sentence_pairs`.
+      ValueError: as for `next_sentence_pairs`.
     """
     pairs = list(next_sentence_pairs(documents, rng, max_length=max_length))
     tokens = np.full((len(pairs), max_length), pad_id, np.int32)
     token_type_ids = np.zeros_like(tokens)
     lengths = np.zeros(len(pairs), np.int64)
     layout = {"max_length": max_length, "cls_id": cls_id, "sep_id": sep_id, "pad_id": pad_id}
-    for place, (first, second, _) in enumerate(pairs):
-        tokens[place], token_type_ids[place] = pair_inputs(first, second, rng=rng, **layout)
-        lengths[place] = min(max_length, len(first) + len(second) + 3)
+    for row, (first, second, _) in enumerate(pairs):
+        tokens[row], token_type_ids[row] = pair_inputs(first, second, rng=rng, **layout)
+        lengths[row] = min(max_length, len(first) + len(second) + 3)
     masked = [
         mask_tokens(rows, rng, mask_id=mask_id, vocab_size=vocab_size, special_ids=special_ids, rate=rate)
         for rows in np.split(tokens, range(_ROWS_AT_ONCE, len(tokens), _ROWS_AT_ONCE))

@@ -1,7 +1,7 @@
-"""The corruption of BERT's masked language model (Devlin et al., 2019, https://arxiv.org/abs/1810.04805, section 3.1).
+"""Masking for BERT's masked language model (Devlin et al., 2019, https://arxiv.org/abs/1810.04805, section 3.1).
 
-15 % of the tokens are to be predicted. Of these, 80 % are replaced by [MASK], 10 % by a random token and 10 % stay, so
-that the model cannot trust any token it sees (appendix A.1).
+15 % of the tokens are to be predicted. Of these, 80 % are replaced by [MASK] and 10 % by a random token; 10 % are kept,
+so that the model cannot rely on any token that it sees (appendix A.1).
 """
 
 from collections.abc import Collection
@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-_MASK_SHARE, _RANDOM_SHARE = 0.8, 0.1  # of the chosen tokens; the rest stays
+_MASK_SHARE, _RANDOM_SHARE = 0.8, 0.1  # fractions of the tokens to predict; the rest is kept
 
 
 class MaskedTokens(NamedTuple):
-    """What a masked language model reads and what it is asked.
+    """Inputs and targets of a masked language model, all of the shape of the tokens.
 
     Attributes:
-      inputs: the corrupted tokens, int32, in the shape of the tokens given.
-      targets: the tokens as they were, int32; they count where `weights` is 1.
-      weights: 1 where a token was chosen and is to be predicted, 0 elsewhere, float32.
+      inputs: corrupted tokens, int32.
+      targets: original tokens, int32.
+      weights: 1 for tokens to predict, 0 for others, float32.
     """
 
     inputs: np.ndarray
@@ -35,26 +35,22 @@ def mask_tokens(
     special_ids: Collection[int],
     rate: float = 0.15,
 ) -> MaskedTokens:
-    """Chooses tokens of each row to predict, and corrupts them.
+    """Samples the tokens of each row to predict, and corrupts them.
 
-    Of n tokens that may be chosen in a row, round(rate * n) are, but at least one where there are any: as many in each
-    row as the authors' program chooses, which counts [CLS] and [SEP] into n. Call it again each epoch: RoBERTa's
-    dynamic
-    masking (Liu et al., 2019, section 4.1).
+    Of n ordinary tokens in a row, round(rate * n) are sampled, but at least one if n > 0. (The authors' program counts
+    [CLS] and [SEP] into n.) Call it again in each epoch for the dynamic masking of RoBERTa (Liu et al., 2019, section
+    4.1).
 
     Args:
       ids: tokens, [..., T] int.
-      rng: drawn from; the same state gives the same corruption.
-      mask_id: of [MASK].
-      vocab_size: a random token is any id below it, each as likely, except special ones.
-      special_ids: padding, [CLS], [SEP], [MASK] and the like: never chosen, and never the random token.
-      rate: share of the tokens to predict.
-
-    Returns:
-      Inputs, targets and weights, each [..., T].
+      rng: random number generator.
+      mask_id: id of [MASK].
+      vocab_size: random tokens are uniform over ids below it, without special ones.
+      special_ids: ids of padding, [CLS], [SEP], [MASK] and so on, which are never predicted and never random tokens.
+      rate: fraction of the ordinary tokens to predict.
 
     Raises:
-      ValueError: if a rate is no share, or all ids are special.
+      ValueError: if `rate` is not in [0, 1], or all ids are special.
 
     >>> rng = np.random.default_rng(0)
     >>> masked = mask_tokens(np.arange(10, 18)[None], rng, mask_id=3, vocab_size=20, special_ids={0, 3}, rate=0.25)
@@ -62,25 +58,28 @@ def mask_tokens(
     ([[10, 11, 1, 3, 14, 15, 16, 17]], [[0, 0, 1, 1, 0, 0, 0, 0]])
     """
     if not 0 <= rate <= 1:
-        raise ValueError(f"rate={rate} is not between 0 and 1")
+        raise ValueError(f"rate must be in [0, 1], got {rate}")
     specials = np.fromiter(special_ids, np.int64, len(special_ids))
     ordinary = np.setdiff1d(np.arange(vocab_size, dtype=np.int32), specials)
     if not ordinary.size:
-        raise ValueError(f"all {vocab_size} ids are special: there is no random token to draw")
+        raise ValueError(f"all {vocab_size} ids are special, but at least one must be ordinary")
     ids = np.asarray(ids, np.int32)
-    chosen = _choose(~np.isin(ids, specials), rate, rng)
-    fate = rng.random(ids.shape)
-    drawn = ordinary[rng.integers(ordinary.size, size=ids.shape)]
+    is_target = _sample_positions(~np.isin(ids, specials), rate, rng)
+    uniform = rng.random(ids.shape)
+    random_tokens = ordinary[rng.integers(ordinary.size, size=ids.shape)]
     corrupted = np.where(
-        fate < _MASK_SHARE, np.int32(mask_id), np.where(fate < _MASK_SHARE + _RANDOM_SHARE, drawn, ids)
+        uniform < _MASK_SHARE,
+        np.int32(mask_id),
+        np.where(uniform < _MASK_SHARE + _RANDOM_SHARE, random_tokens, ids),
     )
-    return MaskedTokens(np.where(chosen, corrupted, ids), ids, chosen.astype(np.float32))
+    return MaskedTokens(np.where(is_target, corrupted, ids), ids, is_target.astype(np.float32))
 
 
-def _choose(may: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Chooses a share of the positions in each row where `may` is True, [..., T] bool: those with the lowest lots."""
-    available = may.sum(axis=-1, keepdims=True)
-    counts = np.minimum(available, np.maximum(1, np.rint(rate * available)) if rate else 0)
-    lots = np.where(may, rng.random(may.shape), np.inf)
-    ranks = lots.argsort(axis=-1).argsort(axis=-1)
+def _sample_positions(is_ordinary: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
+    """Samples a fraction of the ordinary positions of each row without replacement, [..., T] bool."""
+    num_ordinary = is_ordinary.sum(axis=-1, keepdims=True)
+    counts = np.minimum(num_ordinary, np.maximum(1, np.rint(rate * num_ordinary)) if rate else 0)
+    # The positions with the smallest of independent uniform numbers are a uniform sample.
+    uniform = np.where(is_ordinary, rng.random(is_ordinary.shape), np.inf)
+    ranks = uniform.argsort(axis=-1).argsort(axis=-1)
     return ranks < counts

@@ -1,4 +1,4 @@
-"""Pairs of segments for BERT, and its next sentence prediction (Devlin et al., 2019, section 3.1 and appendix A.2)."""
+"""Pairs of segments for BERT's next sentence prediction (Devlin et al., 2019, section 3.1 and appendix A.2)."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -11,12 +11,12 @@ Sentence = Sequence[int]
 
 
 class SegmentPair(NamedTuple):
-    """Two segments of a corpus, each of one sentence or more.
+    """Two segments of a corpus, each of one or more sentences.
 
     Attributes:
       first: tokens of segment A.
       second: tokens of segment B.
-      is_next: whether B is what follows A in its document, rather than from another one.
+      is_next: whether B follows A in its document; otherwise B is from another document.
     """
 
     first: list[int]
@@ -31,22 +31,22 @@ def next_sentence_pairs(
     max_length: int,
     short_rate: float = 0.1,
 ) -> Iterator[SegmentPair]:
-    """Goes once through a corpus, in pairs of which 50 % are neighbors and 50 % have a B from another document.
+    """Yields pairs in one pass over a corpus: in 50 % segment B follows A, in 50 % it is from another document.
 
-    As in the authors' program, a segment is as many sentences as fill the input; one time in ten a shorter length is
-    filled, so that the model sees such inputs too; and the sentences that a random B displaced begin the next pair.
-    Other than there, the coin is fair: a last sentence with nothing behind it begins no pair, where the program always
-    gives it a random B and so gives the answer away. Pairs may be too long for the input by a part of a sentence;
-    `pair_inputs` cuts them.
+    As in the authors' program, the sentences of a pair fill the input. With probability `short_rate` they fill a
+    shorter random length, so that the model also sees short inputs. Sentences that a random B replaced begin the next
+    pair.
+    Unlike the program, the last sentence of a document begins no pair: the program always gives it a random B, so that
+    it reveals the label. Pairs may exceed the input by a part of a sentence; `pair_inputs` truncates them.
 
     Args:
       documents: tokens of the sentences (or lines, or paragraphs) of each document.
-      rng: drawn from; the same state gives the same pairs. The order of the documents is theirs: shuffle the pairs.
-      max_length: of the input, [CLS] and both [SEP] included.
-      short_rate: how often an input is to be shorter, of a length drawn from 2 to `max_length` - 3 tokens.
+      rng: random number generator. Pairs come in the order of the documents; shuffle them afterwards.
+      max_length: length of the input, [CLS] and both [SEP] included.
+      short_rate: probability of a shorter input, of uniformly 2 to `max_length` - 3 tokens without special ones.
 
     Raises:
-      ValueError: if fewer than two documents have text, or none has two sentences.
+      ValueError: if fewer than two documents have text, none has two sentences, or `max_length` is below 5.
     """
     texts = [[sentence for sentence in document if len(sentence)] for document in documents]
     texts = [text for text in texts if text]
@@ -60,35 +60,36 @@ def next_sentence_pairs(
 def _walk(
     texts: list[list[Sentence]], rng: np.random.Generator, max_tokens: int, short_rate: float
 ) -> Iterator[SegmentPair]:
+    """Yields the pairs of `next_sentence_pairs`, of about `max_tokens` tokens without special ones."""
     for number, text in enumerate(texts):
         begin = 0
         while begin < len(text) - 1:
             short = rng.random() < short_rate
-            wanted = int(rng.integers(2, max_tokens + 1)) if short else max_tokens
-            end = _reach(text, begin, wanted, at_least=2)
+            num_tokens = int(rng.integers(2, max_tokens + 1)) if short else max_tokens
+            end = _end_of_sentences(text, begin, num_tokens, min_sentences=2)
             middle = int(rng.integers(begin + 1, end))
             first = _join(text[begin:middle])
             is_next = bool(rng.random() < 0.5)
             if is_next:
                 second, begin = _join(text[middle:end]), end
             else:
-                second, begin = _elsewhere(texts, number, rng, wanted - len(first)), middle
+                second, begin = _random_sentences(texts, number, rng, num_tokens - len(first)), middle
             yield SegmentPair(first, second, is_next)
 
 
-def _elsewhere(texts: list[list[Sentence]], number: int, rng: np.random.Generator, wanted: int) -> list[int]:
-    """Sentences from a random place of a document other than `number`, about `wanted` tokens of them."""
+def _random_sentences(texts: list[list[Sentence]], number: int, rng: np.random.Generator, num_tokens: int) -> list[int]:
+    """Returns about `num_tokens` tokens of sentences from a random position of a document other than `number`."""
     other = int(rng.integers(len(texts) - 1))
     text = texts[other + (other >= number)]
     begin = int(rng.integers(len(text)))
-    return _join(text[begin : _reach(text, begin, wanted, at_least=1)])
+    return _join(text[begin : _end_of_sentences(text, begin, num_tokens, min_sentences=1)])
 
 
-def _reach(text: list[Sentence], begin: int, wanted: int, *, at_least: int) -> int:
-    """The end of the sentences from `begin` on that have `wanted` tokens together, if the text goes on for so long."""
-    end, num_tokens = begin, 0
-    while end < len(text) and (end < begin + at_least or num_tokens < wanted):
-        num_tokens += len(text[end])
+def _end_of_sentences(text: list[Sentence], begin: int, num_tokens: int, *, min_sentences: int) -> int:
+    """Returns the exclusive end of the sentences from `begin` on that reach `num_tokens`, or the end of the text."""
+    end, total = begin, 0
+    while end < len(text) and (end < begin + min_sentences or total < num_tokens):
+        total += len(text[end])
         end += 1
     return end
 
@@ -100,30 +101,30 @@ def _join(sentences: list[Sentence]) -> list[int]:
 def truncate_pair(
     first: Sequence[int], second: Sequence[int], max_tokens: int, rng: np.random.Generator | None = None
 ) -> tuple[list[int], list[int]]:
-    """Takes one token after another from the longer side, the second where they are equal, until both fit.
+    """Removes tokens one by one from the longer sequence (the second if equal) until both fit together.
 
     Args:
       first: tokens.
       second: tokens.
-      max_tokens: of both together.
-      rng: decides for each token whether it goes from the front or the back, as in BERT's pretraining; None cuts at the
-        back only, as in its fine-tuning.
+      max_tokens: maximum number of tokens of both together.
+      rng: chooses for each token whether it is removed at the front or the end, as in BERT's pretraining; None removes
+        at the end only, as in its fine-tuning.
 
     >>> truncate_pair([1, 2, 3, 4], [5, 6], 4)
     ([1, 2], [5, 6])
     """
     excess = max(0, len(first) + len(second) - max_tokens)
-    # Token by token without the loop: level the longer side down first, then take turns.
+    # Without a loop over tokens: first shorten the longer one to the length of the other, then alternate.
     level = min(excess, abs(len(first) - len(second)))
-    turns = excess - level
+    alternating = excess - level
     if len(first) > len(second):
-        cuts = level + turns // 2, turns - turns // 2
+        num_first, num_second = level + alternating // 2, alternating - alternating // 2
     else:
-        cuts = turns // 2, level + turns - turns // 2
-    return _cut(first, cuts[0], rng), _cut(second, cuts[1], rng)
+        num_first, num_second = alternating // 2, level + alternating - alternating // 2
+    return _remove(first, num_first, rng), _remove(second, num_second, rng)
 
 
-def _cut(tokens: Sequence[int], count: int, rng: np.random.Generator | None) -> list[int]:
+def _remove(tokens: Sequence[int], count: int, rng: np.random.Generator | None) -> list[int]:
     front = 0 if rng is None else int(rng.binomial(count, 0.5))
     return list(tokens[front : len(tokens) - count + front])
 
@@ -138,30 +139,30 @@ def pair_inputs(
     pad_id: int,
     rng: np.random.Generator | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lays two segments out as BERT reads them: [CLS] A [SEP] B [SEP], and padding; figure 2 of the paper.
+    """Returns the input of BERT for two segments: [CLS] A [SEP] B [SEP] and padding (figure 2 of the paper).
 
     Args:
       first: tokens of A.
-      second: tokens of B; none gives [CLS] A [SEP], the input for a single text.
-      max_length: length of the result; the longer segment is cut to it, see `truncate_pair`.
-      cls_id: of [CLS].
-      sep_id: of [SEP].
-      pad_id: of padding.
+      second: tokens of B; if empty, the input is that of a single text, [CLS] A [SEP].
+      max_length: length of the result; segments are truncated to fit, see `truncate_pair`.
+      cls_id: id of [CLS].
+      sep_id: id of [SEP].
+      pad_id: id of padding.
       rng: see `truncate_pair`.
 
     Returns:
-      The tokens and their types, both [max_length] int32. The type, "segment" in the paper, is 0 up to the first
-      [SEP], 1 from there to the second, and 0 on padding.
+      Tokens and token types, both [max_length] int32. The type ("segment" in the paper) is 0 up to the first [SEP], 1
+      after it up to the second, and 0 at padding.
 
     Raises:
-      ValueError: if there is no room for a token.
+      ValueError: if `max_length` has no room for a token of each non-empty segment.
 
     >>> pair_inputs([7, 8], [9], max_length=8, cls_id=1, sep_id=2, pad_id=0)
     (array([1, 7, 8, 2, 9, 2, 0, 0], dtype=int32), array([0, 0, 0, 0, 1, 1, 0, 0], dtype=int32))
     """
     num_segments = 2 if len(second) else 1
     num_specials = num_segments + 1
-    if max_length < num_specials + bool(len(first)) + bool(len(second)):  # of a text without tokens there is nothing
+    if max_length < num_specials + bool(len(first)) + bool(len(second)):
         raise ValueError(f"max_length={max_length} leaves no room for tokens beside the {num_specials} special ones")
     first, second = truncate_pair(first, second, max_length - num_specials, rng)
     row = [cls_id, *first, sep_id]

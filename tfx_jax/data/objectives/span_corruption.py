@@ -1,7 +1,7 @@
 """Span corruption, T5's pretraining objective (Raffel et al., 2020, https://arxiv.org/abs/1910.10683, section 3.1.4).
 
-Spans of tokens are dropped from a text. In the inputs, one sentinel stands for each; the targets are the dropped
-spans, each behind its sentinel.
+Spans of tokens are dropped from a text. The inputs have a sentinel in place of each span; the targets are the dropped
+spans, each after its sentinel.
 """
 
 import itertools
@@ -13,42 +13,41 @@ import numpy as np
 from tfx_jax.data.batching.batches import Example
 from tfx_jax.errors import UserError
 
-Token = TypeVar("Token")  # ids, or words for an example to look at
-Span = tuple[int, int]  # from, up to but not including
+Token = TypeVar("Token")  # ids, or words in examples
+Span = tuple[int, int]  # (begin, end), end exclusive
 
-NOISE_DENSITY, MEAN_SPAN_LENGTH = 0.15, 3.0  # the paper's choice, section 3.3.4
-NUM_SENTINELS = 100  # of T5's tokenizers
+NOISE_DENSITY, MEAN_SPAN_LENGTH = 0.15, 3.0  # the paper's values, section 3.3.4
+NUM_SENTINELS = 100  # in T5's tokenizers
 
 
 def sentinel_ids(vocab_size: int, count: int = NUM_SENTINELS) -> list[int]:
-    """T5's sentinels, the last ids of the vocabulary counted down.
+    """Returns T5's sentinels: the last ids of the vocabulary in descending order.
 
     >>> sentinel_ids(32_100, count=3)
     [32099, 32098, 32097]
     """
     if not 0 < count <= vocab_size:
-        raise ValueError(f"{count} sentinels of {vocab_size} ids")
+        raise ValueError(f"the number of sentinels must be in 1 .. vocab_size={vocab_size}, got {count}")
     return list(range(vocab_size - 1, vocab_size - 1 - count, -1))
 
 
 def corrupt_spans(
     tokens: Sequence[Token], spans: Sequence[Span], sentinels: Sequence[Token], *, final_sentinel: bool = True
 ) -> tuple[list[Token], list[Token]]:
-    """Takes given spans out of a text (figure 2 of the paper).
+    """Replaces spans of a text by sentinels (figure 2 of the paper).
 
     Args:
       tokens: the text.
-      spans: (begin, end) of what to drop, end exclusive, from left to right, with a token at least between two: a run
-        of dropped tokens has one sentinel.
-      sentinels: as many as there are spans, one more with a final one, or more.
-      final_sentinel: whether the next sentinel closes the targets, as the paper has it. The authors' program writes
-        none, as there all texts end in a span.
+      spans: spans to drop, in order and with at least one token between two spans.
+      sentinels: at least as many sentinels as spans, plus one with `final_sentinel`.
+      final_sentinel: whether one more sentinel ends the targets, as in the paper. The authors' program omits it,
+        because there all texts end with a span.
 
     Returns:
-      Inputs and targets, without an end of sentence.
+      Inputs and targets, without EOS.
 
     Raises:
-      ValueError: if the spans are not in order and apart, or the sentinels too few.
+      ValueError: if spans are empty, out of order, adjacent or outside the text, or there are too few sentinels.
 
     >>> text = "Thank you for inviting me to your party last week".split()
     >>> inputs, targets = corrupt_spans(text, [(2, 4), (8, 9)], ["<X>", "<Y>", "<Z>"])
@@ -65,7 +64,10 @@ def corrupt_spans(
     position = 0
     for number, (begin, end) in enumerate(spans):
         if not (position + (number > 0) <= begin < end <= len(tokens)):
-            raise ValueError(f"span {(begin, end)} is empty, outside the {len(tokens)} tokens or not behind the others")
+            raise ValueError(
+                f"span {(begin, end)} must not be empty, must be inside the {len(tokens)} tokens, and must leave a "
+                "token after the previous span"
+            )
         inputs += [*tokens[position:begin], sentinels[number]]
         targets += [sentinels[number], *tokens[begin:end]]
         position = end
@@ -82,23 +84,23 @@ def random_spans(
     noise_density: float = NOISE_DENSITY,
     mean_span_length: float = MEAN_SPAN_LENGTH,
 ) -> list[Span]:
-    """Draws the spans to drop, by the rule of the authors' program.
+    """Samples the spans to drop, by the rule of the authors' program.
 
-    The number of dropped tokens is round(noise_density * num_tokens), and that of spans round(dropped /
-    mean_span_length), at least one of each. Both the dropped and the kept tokens are cut into so many runs, every way
-    as likely, which take turns; a kept run comes first, so the last token is always dropped.
+    The number of dropped tokens is round(noise_density * num_tokens), and the number of spans is round(dropped /
+    mean_span_length), each at least 1. Dropped and kept tokens are each split uniformly at random into that number of
+    runs. Kept and dropped runs alternate, beginning with a kept run, so the last token is always dropped.
 
     Args:
-      num_tokens: length of the text; of one or no token, nothing is dropped.
-      rng: drawn from.
-      noise_density: share of the tokens to drop.
-      mean_span_length: of the spans, in tokens.
+      num_tokens: length of the text; below 2, nothing is dropped.
+      rng: random number generator.
+      noise_density: fraction of the tokens to drop.
+      mean_span_length: mean length of the spans in tokens.
 
     Returns:
       (begin, end) of each span, end exclusive, in order.
 
     Raises:
-      ValueError: if the density is not between 0 and 1, or the mean length below 1.
+      ValueError: if `noise_density` is not in (0, 1), or `mean_span_length` is below 1.
     """
     num_dropped, num_spans = _counts(num_tokens, noise_density, mean_span_length)
     kept = _segment(num_tokens - num_dropped, num_spans, rng)
@@ -114,7 +116,7 @@ def span_corruption_lengths(
     mean_span_length: float = MEAN_SPAN_LENGTH,
     final_sentinel: bool = True,
 ) -> tuple[int, int]:
-    """The lengths of inputs and targets, ends of sentence included: those of a text do not depend on chance.
+    """Returns the lengths of inputs and targets, EOS included, which are the same for all random spans.
 
     >>> span_corruption_lengths(568, final_sentinel=False)
     (512, 114)
@@ -126,7 +128,7 @@ def span_corruption_lengths(
 def num_sentinels(
     num_tokens: int, *, noise_density: float = NOISE_DENSITY, mean_span_length: float = MEAN_SPAN_LENGTH
 ) -> int:
-    """How many sentinels a text of so many tokens needs, with a final one.
+    """Returns the number of sentinels that a text of `num_tokens` tokens needs, including the final one.
 
     >>> num_sentinels(568)
     29
@@ -137,10 +139,10 @@ def num_sentinels(
 def longest_text(
     inputs_length: int, *, noise_density: float = NOISE_DENSITY, mean_span_length: float = MEAN_SPAN_LENGTH
 ) -> int:
-    """How many tokens of text fill inputs of this length, end of sentence included: what T5 cuts its texts into.
+    """Returns the number of tokens of text whose inputs have at most this length, EOS included, as T5 cuts its texts.
 
     Raises:
-      ValueError: if the inputs have no room for the end of sentence.
+      ValueError: if `inputs_length` is below 1, which is EOS alone.
 
     >>> longest_text(512)
     568
@@ -151,7 +153,7 @@ def longest_text(
         return length <= inputs_length
 
     if not fits(0):
-        raise ValueError(f"inputs_length={inputs_length} has no room for the end of sentence")
+        raise ValueError(f"inputs_length={inputs_length} has no room for the end of sentence: it must be at least 1")
     return next(num_tokens for num_tokens in itertools.count() if not fits(num_tokens + 1))
 
 
@@ -166,40 +168,40 @@ def corrupt_rows(
     mean_span_length: float = MEAN_SPAN_LENGTH,
     final_sentinel: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Drops random spans of each row of a batch.
+    """Drops random spans of each text of a batch.
 
     Args:
-      ids: texts, [B, T] int, without an end of sentence; shorter ones have padding behind them.
-      rng: drawn from; the same state gives the same spans.
-      sentinels: see `sentinel_ids`; one for each span of T tokens, and one more with a final one.
-      eos_id: ends inputs and targets.
-      pad_id: of padding, in and out.
+      ids: texts, [B, T] int, without EOS; shorter texts are padded at the end.
+      rng: random number generator.
+      sentinels: see `sentinel_ids`; one for each span of T tokens, and one more with `final_sentinel`.
+      eos_id: token appended to inputs and targets.
+      pad_id: padding of `ids` and of the results.
       noise_density: see `random_spans`.
       mean_span_length: see `random_spans`.
       final_sentinel: see `corrupt_spans`.
 
     Returns:
-      Inputs [B, S] and targets [B, T'], int32, where (S, T') are the `span_corruption_lengths` of T tokens: rows
-      without padding fill them.
+      Inputs [B, S] and targets [B, T'], int32, where (S, T') are the `span_corruption_lengths` of T tokens. Texts of T
+      tokens fill them without padding.
     """
     ids = np.asarray(ids)
     options = {"noise_density": noise_density, "mean_span_length": mean_span_length}
-    widths = span_corruption_lengths(ids.shape[1], **options, final_sentinel=final_sentinel)
-    inputs, targets = (np.full((len(ids), width), pad_id, np.int32) for width in widths)
+    lengths = span_corruption_lengths(ids.shape[1], **options, final_sentinel=final_sentinel)
+    inputs, targets = (np.full((len(ids), length), pad_id, np.int32) for length in lengths)
     for row, text in enumerate(ids):
         tokens = text[text != pad_id].tolist()
         spans = random_spans(len(tokens), rng, **options)
-        sides = corrupt_spans(tokens, spans, sentinels, final_sentinel=final_sentinel)
-        for side, found in zip((inputs, targets), sides, strict=True):
-            side[row, : len(found) + 1] = [*found, eos_id]
+        corrupted = corrupt_spans(tokens, spans, sentinels, final_sentinel=final_sentinel)
+        for array, sequence in zip((inputs, targets), corrupted, strict=True):
+            array[row, : len(sequence) + 1] = [*sequence, eos_id]
     return inputs, targets
 
 
 class CorruptedTexts:
-    """An `ExampleSource`: a stream of tokens cut into texts, of each of which spans are dropped.
+    """`ExampleSource` of a stream of tokens that is cut into texts with random spans dropped.
 
-    An example is {"source" [S], "target" [T]}, int32, where (S, T) are the `span_corruption_lengths` of `text_length`;
-    texts at the ends of the stream may be shorter, with padding behind them. Every token of the stream is in one.
+    An example is {"source" [S], "target" [T]}, int32, where (S, T) are the `span_corruption_lengths` of `text_length`.
+    The first and the last text of the stream may be shorter; they are padded. Every token of the stream is in one text.
     """
 
     def __init__(
@@ -217,25 +219,25 @@ class CorruptedTexts:
 
         Args:
           stream: tokens without padding, [number of tokens] int.
-          text_length: how many of them make a text, see `longest_text`.
-          seed: decides the spans, together with the place of a text.
-          start: where the stream is cut first, below `text_length`: what stands before it is a text of its own.
+          text_length: number of tokens of a text, see `longest_text`.
+          seed: seed of the spans, combined with the index of a text.
+          start: position of the first cut, below `text_length`; the tokens before it are a shorter text.
           sentinels: see `corrupt_rows`.
           eos_id: see `corrupt_rows`.
           pad_id: see `corrupt_rows`.
 
         Raises:
-          UserError: if the stream is shorter than a text.
+          UserError: if the stream is shorter than `text_length`.
         """
         if len(stream) < text_length:
-            raise UserError(f"a text of {len(stream):,} tokens is less than the {text_length:,} of one row")
+            raise UserError(f"the text must have at least {text_length:,} tokens, for one row, got {len(stream):,}")
         self._stream, self._text_length, self._seed = stream, text_length, tuple(seed)
         self._edges = np.unique([0, *range(start, len(stream), text_length), len(stream)])
         self._ids = {"sentinels": sentinels, "eos_id": eos_id, "pad_id": pad_id}
 
     @property
     def lengths(self) -> np.ndarray:
-        """All sources are equally wide, [number of examples] int."""
+        """Lengths of the sources, all equal, [number of examples] int."""
         return np.full(len(self), span_corruption_lengths(self._text_length)[0])
 
     def __len__(self) -> int:
@@ -245,15 +247,15 @@ class CorruptedTexts:
         if not 0 <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
         text = np.full((1, self._text_length), self._ids["pad_id"], np.int32)
-        found = self._stream[self._edges[index] : self._edges[index + 1]]
-        text[0, : len(found)] = found
+        tokens = self._stream[self._edges[index] : self._edges[index + 1]]
+        text[0, : len(tokens)] = tokens
         rng = np.random.default_rng((*self._seed, index))
         sources, targets = corrupt_rows(text, rng, **self._ids)
         return {"source": sources[0], "target": targets[0]}
 
 
 def _counts(num_tokens: int, noise_density: float, mean_span_length: float) -> tuple[int, int]:
-    """How many tokens are dropped and in how many spans."""
+    """Returns (number of dropped tokens, number of spans)."""
     if not 0 < noise_density < 1 or mean_span_length < 1:
         raise ValueError(
             f"noise_density={noise_density} must be between 0 and 1, and mean_span_length={mean_span_length} at least 1"
@@ -266,7 +268,7 @@ def _counts(num_tokens: int, noise_density: float, mean_span_length: float) -> t
 
 
 def _segment(num_items: int, num_segments: int, rng: np.random.Generator) -> np.ndarray:
-    """Lengths of non-empty runs that add up to `num_items`, every way as likely, [num_segments] int."""
+    """Returns random positive lengths that sum to `num_items`, uniform over all ways, [num_segments] int."""
     cuts = np.sort(rng.permutation(max(0, num_items - 1))[: max(0, num_segments - 1)]) + 1
     edges = np.concatenate([[0], cuts, [num_items]]) if num_segments else np.zeros(1, int)
     return np.diff(edges)

@@ -1,4 +1,4 @@
-"""Sounds of WAV files, in a folder or in a zip."""
+"""WAV files in a folder or a zip."""
 
 import io
 import math
@@ -12,21 +12,21 @@ from etils import epath
 from tfx_jax.errors import UserError
 
 TABLE = "transcripts.tsv"
-"""In a zip: lines of the form name of a WAV file, TAB, transcript."""
+"""Name of the file with transcripts in a zip; its lines are name of a WAV file, TAB, transcript."""
 
 
 class SoundFiles:
-    """The files below a folder, or of a zip.
+    """The files of a folder or a zip.
 
     Attributes:
-      names: of the WAV files, of a folder those that lie in it, not below; in alphabetical order.
+      names: names of the WAV files in alphabetical order, without those in subfolders of a folder.
     """
 
     def __init__(self, path: epath.PathLike):
-        """Opens a zip, if that is one.
+        """Lists a folder or opens a zip.
 
         Raises:
-          UserError: if there is no such folder or file, or it is no zip.
+          UserError: if the folder or file does not exist, or the file is not a zip.
         """
         self.path = epath.Path(path)
         self._zip = None
@@ -42,10 +42,10 @@ class SoundFiles:
         self.names = sorted(name for name in self._zip.namelist() if name.lower().endswith(".wav"))
 
     def read(self, name: str) -> bytes:
-        """Returns what a file has.
+        """Returns the content of a file.
 
         Raises:
-          UserError: if there is none, or it cannot be read.
+          UserError: if it does not exist or cannot be read.
         """
         try:
             return (self.path / name).read_bytes() if self._zip is None else self._zip.read(name)
@@ -58,30 +58,30 @@ class SoundFiles:
         """Returns the samples of a WAV file, see `read_wav`.
 
         Raises:
-          UserError: as `read` and `read_wav` do.
+          UserError: as for `read` and `read_wav`.
         """
         return read_wav(self.read(name), sample_rate, name=f"{name} in {self.path}")
 
 
 def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
-    """Reads a WAV file of integers or floating-point numbers, of any rate and with any number of channels.
+    """Decodes a WAV file with integer or floating-point samples, any sample rate and any number of channels.
 
     Args:
-      content: of the file.
-      sample_rate: wanted; a sound of another one is resampled, by `scipy.signal.resample_poly`.
-      name: what messages call the file.
+      content: bytes of the file.
+      sample_rate: sample rate of the result in Hz; other rates are resampled by `scipy.signal.resample_poly`.
+      name: name of the file for error messages.
 
     Returns:
-      The mean of the channels, [samples] int16; what is louder than full scale is cut.
+      The mean of the channels, [samples] int16, clipped to full scale.
 
     Raises:
-      UserError: if it is no WAV file, has no samples, or one that is no number.
+      UserError: if it is not a WAV file, has no samples, or a sample is NaN or infinite.
     """
     try:
-        with warnings.catch_warnings():  # of chunks that are not understood, and of data that ends too soon
+        with warnings.catch_warnings():  # about unknown chunks and truncated data
             warnings.simplefilter("ignore", scipy.io.wavfile.WavFileWarning)
             rate, samples = scipy.io.wavfile.read(io.BytesIO(content))
-    except Exception as error:  # of a damaged file scipy says many things, some about its own variables
+    except Exception as error:  # for damaged files scipy raises many types, and some messages mean nothing to users
         reason = " ".join(str(error).split()) if isinstance(error, ValueError) else "it is damaged"
         raise UserError(f"{name} cannot be read as a WAV file: {reason}") from None
     if not samples.size or rate < 1:
@@ -93,10 +93,10 @@ def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
     else:
         sound = samples.astype(np.float64)
     if not np.isfinite(sound).all():
-        raise UserError(f"{name} has a sample that is no number")
+        raise UserError(f"{name} has a sample that is NaN or infinite")
     sound = sound.reshape(len(sound), -1).mean(axis=1)
     if rate != sample_rate:
-        from scipy.signal import resample_poly  # takes 0.7 s, which most runs do not need
+        from scipy.signal import resample_poly  # a late import, because it takes 0.7 s and most runs do not need it
 
         divisor = math.gcd(rate, sample_rate)
         sound = resample_poly(sound, sample_rate // divisor, rate // divisor)

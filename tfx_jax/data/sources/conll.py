@@ -1,4 +1,4 @@
-"""Tagged sentences in CoNLL's formats: a line for each word and its tag, a blank line between sentences."""
+"""Reader of tagged sentences in CoNLL's formats: one line per word with its tag, blank lines between sentences."""
 
 import re
 from typing import NamedTuple
@@ -19,22 +19,22 @@ class TaggedSentence(NamedTuple):
 
 
 def read_tagged(path: epath.PathLike) -> list[TaggedSentence]:
-    """Reads the sentences of a UTF-8 file, plain or `.gz`; spaces around words and tags are trimmed.
+    """Reads the sentences of a UTF-8 file, plain or `.gz`; spaces around words and tags are removed.
 
-    A line is a word, one TAB and its tag; or, if there is no TAB in the first, it has columns with spaces between, as
-    many in each, of which the first is the word and the last the tag. That is CoNLL-2003's format (Tjong Kim Sang and
-    De Meulder, 2003). Lines whose word is "-DOCSTART-" begin a document in either and are no words.
+    Two formats are accepted. If the first line with text has a TAB, each line is a word, one TAB and its tag. Otherwise
+    lines have columns separated by spaces, the same number in each line: the first is the word and the last the tag, as
+    in CoNLL-2003 (Tjong Kim Sang and De Meulder, 2003). In both, lines that begin with "-DOCSTART-" are skipped.
 
-    The tags are checked one by one. Whether an I follows its B is not: such files are common, and
-    `tfx_jax.tasks.text.tagging.repair_tags` fixes them.
+    Each tag must be a BIO tag, but an I tag may follow a wrong tag, which is common in published files:
+    `tfx_jax.metrics.entities.repair_tags` corrects that.
 
     Raises:
-      UserError: for a file that cannot be read, is not UTF-8 or has no sentence, and for a line that has no word, no
-        BIO tag, or other columns than these.
+      UserError: if the file cannot be read, is not UTF-8 or has no sentence, or a line has no word, no BIO tag, or the
+        wrong number of columns.
     """
     sentences: list[TaggedSentence] = []
     open_sentence = TaggedSentence([], [])
-    num_columns = None  # with spaces between
+    num_columns = None  # of the space-separated format; 0 or 1 for TABs; None before the first line with text
     for number, line in enumerate(read_lines(path), start=1):
         if not is_blank(line) and not _DOCUMENT.match(line):
             if num_columns is None:
@@ -53,7 +53,7 @@ def read_tagged(path: epath.PathLike) -> list[TaggedSentence]:
 
 
 def _split(line: str, num_columns: int, where: str) -> tuple[str, str]:
-    """The word and the tag of a line; `num_columns` of those with spaces between, at most 1 of a file with TABs."""
+    """Returns (word, tag) of a line; `num_columns` above 1 means that columns are separated by spaces, else by TAB."""
     if num_columns > 1:
         fields = split_words(line)
         if len(fields) != num_columns:

@@ -1,4 +1,4 @@
-"""Data that are too large for memory: written piece by piece into files without a name, and mapped."""
+"""Arrays larger than memory: written in blocks to unnamed temporary files, and memory-mapped."""
 
 import mmap
 import os
@@ -10,27 +10,27 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from tfx_jax.errors import UserError
 
-_BLOCK_BYTES = 1 << 20  # that are written at once
+_BLOCK_BYTES = 1 << 20  # bytes per write
 
 
 class UnnamedFile:
-    """A file in the folder for temporary files (`TMPDIR`), which is gone with the process, however that ends.
+    """A deleted but open file in the folder for temporary files (`TMPDIR`); it disappears with the process.
 
     Attributes:
-      descriptor: of the open file.
+      descriptor: file descriptor.
     """
 
     def __init__(self):
-        """Makes an empty one.
+        """Creates an empty file.
 
         Raises:
-          UserError: if there is no folder for it.
+          UserError: if there is no writable folder for it.
         """
         try:
             self.descriptor, name = tempfile.mkstemp()
             os.unlink(name)
         except OSError as error:
-            raise UserError(f"cannot keep data on disk: {error}: set TMPDIR to a folder that can be written") from None
+            raise UserError(f"cannot keep data on disk: {error}: set TMPDIR to a writable folder") from None
         weakref.finalize(self, os.close, self.descriptor)
 
     def write(self, data: bytes | memoryview) -> None:
@@ -46,12 +46,12 @@ class UnnamedFile:
         except OSError as error:
             raise UserError(
                 f"cannot keep data in {tempfile.gettempdir()}: {error.strerror or error}: set TMPDIR to a folder with "
-                "more room"
+                "more free space"
             ) from None
 
 
 class DiskArray:
-    """Grows a flat array on disk.
+    """A flat array on disk to which values are appended.
 
     >>> array = DiskArray(np.int32)
     >>> array.append([5, 6])
@@ -61,12 +61,12 @@ class DiskArray:
     """
 
     def __init__(self, dtype: DTypeLike):
-        """Begins an empty one."""
+        """Creates an empty array."""
         self._dtype, self._file, self._size = np.dtype(dtype), UnnamedFile(), 0
         self._waiting = bytearray()
 
     def append(self, values: ArrayLike) -> None:
-        """Writes values [N] behind the others.
+        """Appends values, [N].
 
         Raises:
           UserError: if the disk is full.
@@ -78,7 +78,7 @@ class DiskArray:
             self._write()
 
     def mapped(self) -> np.ndarray:
-        """Returns all of it, read-only; what is read of it is in memory as long as there is room."""
+        """Returns the whole array, read-only and memory-mapped: the system caches the parts that are read."""
         if not self._size:
             return np.zeros(0, self._dtype)
         self._write()

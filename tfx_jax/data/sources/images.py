@@ -1,4 +1,4 @@
-"""Images of files."""
+"""Readers of image files."""
 
 import io
 
@@ -10,22 +10,22 @@ from etils import epath
 from tfx_jax.errors import UserError
 
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""What the names of images end with."""
+"""Suffixes of the names of image files."""
 
 
 def read_image(path: epath.PathLike, size: int) -> np.ndarray:
-    """Reads a picture in any format that Pillow knows.
+    """Reads an image in any format that Pillow supports.
 
     Args:
-      path: of the file.
-      size: pixels that both sides must have; resize or crop images before.
+      path: path of the file.
+      size: required width and height in pixels.
 
     Returns:
-      Red, green and blue, [size, size, 3] uint8; what is transparent keeps its color. Gray of 16 bits or of floats is
-      scaled to 8 bits, and the picture is turned as its EXIF orientation says; both in `read_center` too.
+      RGB values, [size, size, 3] uint8. Transparency is ignored. Grayscale of 16 bits or floats is scaled to 8 bits,
+      and the EXIF orientation is applied; both also in `read_center`.
 
     Raises:
-      UserError: if there is no such file, it is no picture, or it has another size.
+      UserError: if the file does not exist, is not an image, or has another size.
     """
     image = np.array(_read(path, "RGB"))
     if image.shape[:2] != (size, size):
@@ -35,18 +35,18 @@ def read_image(path: epath.PathLike, size: int) -> np.ndarray:
 
 
 def read_center(path: epath.PathLike, size: int, num_channels: int) -> np.ndarray:
-    """Reads the largest square in the middle of a picture, and resizes it, bicubically.
+    """Reads an image, crops the largest centered square, and resizes it bicubically.
 
     Args:
-      path: of the file.
-      size: pixels of both sides of the result.
-      num_channels: 3 for red, green and blue, 1 for gray.
+      path: path of the file.
+      size: width and height of the result in pixels.
+      num_channels: 3 for RGB, 1 for grayscale.
 
     Returns:
       [size, size, num_channels] uint8.
 
     Raises:
-      UserError: if there is no such file, or it is no picture.
+      UserError: if the file does not exist or is not an image.
     """
     picture = _read(path, {1: "L", 3: "RGB"}[num_channels])
     fitted = PIL.ImageOps.fit(picture, (size, size), PIL.Image.Resampling.BICUBIC)
@@ -61,20 +61,20 @@ def _read(path: epath.PathLike, mode: str) -> PIL.Image.Image:
         raise UserError(f"there is no image {path}") from None
     except UserError:
         raise
-    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:  # whatever Pillow raises
+    except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
         raise UserError(f"{path} cannot be read as an image: {' '.join(str(error).split())}") from None
 
 
 def _eight_bits(picture: PIL.Image.Image, path: epath.PathLike) -> PIL.Image.Image:
-    """Scales gray of more than 8 bits, which Pillow would cut off at 255."""
+    """Scales grayscale of more than 8 bits to 8 bits, which Pillow would clip at 255 instead."""
     if not picture.mode.startswith(("I", "F")):
         return picture
     values = np.asarray(picture).astype(np.float64)
     low, high = float(values.min()), float(values.max())
     is_float = picture.mode.startswith("F")
-    # Whole numbers have 16 bits. Floats go up to 1 or, where one is above, to 255.
-    most = (1 if high <= 1 else 255) if is_float else 65_535
-    if not (low >= 0 and high <= most):  # NaN too
+    # Integers have 16 bits. Floats are in [0, 1], or in [0, 255] if a value is above 1.
+    largest = (1 if high <= 1 else 255) if is_float else 65_535
+    if not (low >= 0 and high <= largest):  # also true for NaN
         allowed = "0 to 1 or 0 to 255" if is_float else "0 to 65535"
         raise UserError(f"{path} has gray values from {low:g} to {high:g}, not {allowed}: convert it to 8 bits")
-    return PIL.Image.fromarray(np.rint(values * (255 / most)).astype(np.uint8))
+    return PIL.Image.fromarray(np.rint(values * (255 / largest)).astype(np.uint8))

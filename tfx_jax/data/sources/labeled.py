@@ -1,4 +1,4 @@
-"""Labeled texts and pairs of texts, in files of columns."""
+"""Readers of labeled texts and of labeled pairs of texts."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -11,14 +11,14 @@ from tfx_jax.errors import UserError
 
 
 class LabeledText(NamedTuple):
-    """A text and what it is."""
+    """A text and its label."""
 
     text: str
     label: str
 
 
 class LabeledPair(NamedTuple):
-    """Two texts and how they are related."""
+    """Two texts and the label of their relation."""
 
     first: str
     second: str
@@ -29,12 +29,12 @@ def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) ->
     """Reads lines of the form label, TAB, text from a UTF-8 file, plain or `.gz`.
 
     Args:
-      path: of the file.
-      labels: the labels there may be, those of the training split, say; None allows any.
+      path: path of the file.
+      labels: allowed labels, such as those of the training split; None allows any.
 
     Raises:
-      UserError: for a file that cannot be read, is empty or not UTF-8, for a line without exactly one TAB or with
-        nothing on a side of it, and for another label.
+      UserError: if the file cannot be read, is empty or not UTF-8, a line is not a label, one TAB and a text, or a
+        label is not allowed.
     """
     examples = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -53,13 +53,13 @@ def read_labeled_columns(
     """Reads texts and labels from a file with named columns, see `tfx_jax.data.sources.columns.read_columns`.
 
     Args:
-      path: of the file.
-      labels: the labels there may be; None allows any.
+      path: path of the file.
+      labels: allowed labels; None allows any.
       text_column: name of the column of the text.
       label_column: name of the column of the label.
 
     Raises:
-      UserError: as `read_columns`, for a file without rows, and for another label.
+      UserError: as for `read_columns`, and if there are no rows or a label is not allowed.
     """
     rows = list(read_columns(path, (text_column, label_column)))
     if not rows:
@@ -78,14 +78,14 @@ def read_labeled_pairs(
     """Reads pairs from a file with named columns, by default those of SICK; see `read_columns`.
 
     Args:
-      path: of the file.
-      labels: the labels there may be; None allows any.
-      first_column: name of the column of the first text, of the premise, say.
+      path: path of the file.
+      labels: allowed labels; None allows any.
+      first_column: name of the column of the first text, such as the premise.
       second_column: name of the column of the second text.
       label_column: name of the column of the label.
 
     Raises:
-      UserError: as `read_columns`, for a file without rows, and for another label.
+      UserError: as for `read_columns`, and if there are no rows or a label is not allowed.
     """
     rows = list(read_columns(path, (first_column, second_column, label_column)))
     if not rows:
@@ -94,20 +94,20 @@ def read_labeled_pairs(
 
 
 def check_repeated(texts: Sequence[LabeledText] | Sequence[LabeledPair], path: epath.PathLike) -> None:
-    """Checks that labels of a training split come again and again: where most come once, they are something else.
+    """Checks that the labels of a training split repeat; otherwise they are probably not labels.
 
     Raises:
-      UserError: if there are more than half as many labels as texts, of 20 or more.
+      UserError: if there are at least 20 texts and more than half as many labels.
     """
     labels = {text.label for text in texts}
     if len(texts) >= 20 and 2 * len(labels) > len(texts):
         raise UserError(
             f"{path} has {len(labels):,} labels for {len(texts):,} texts, such as {min(labels)[:40]!r}: are the "
-            "columns turned? A line is label, TAB, text, unless config.task.data.label_column names a column"
+            "columns swapped? A line is label, TAB, text, unless config.task.data.label_column names a column"
         )
 
 
 def _known(label: str, labels: Collection[str] | None, where: str) -> str:
     if labels is not None and label not in labels:
-        raise UserError(f"{where}: the label {label!r} is none of the {len(labels)} known ones")
+        raise UserError(f"{where}: the label {label!r} is not one of the {len(labels)} known ones")
     return label

@@ -1,8 +1,8 @@
-r"""Files of UTF-8 text, plain or `.gz`, read as a stream: a few megabytes are in memory, whatever a file holds.
+r"""Streaming readers of UTF-8 text files, plain or `.gz`, with a few megabytes in memory at a time.
 
-All readers of text and all verbs agree on three things. A byte order mark at the beginning is not text. A line ends
-with "\n" or "\r\n", and with none of Unicode's other line separators. A line without visible content, see `is_blank`,
-is treated as an empty one.
+All readers of text and all commands follow three rules. A byte order mark at the beginning is not text. Lines end with
+"\n" or "\r\n" only, not with Unicode's other line separators. A line without visible content (`is_blank`) counts as
+empty.
 """
 
 import gzip
@@ -21,11 +21,12 @@ from tfx_jax.files import check_regular
 T = TypeVar("T")
 
 MAX_LINE_BYTES = 16 << 20
-"""A line of a text is far below it; what is above is no text of lines, or was made to fill the memory."""
+"""Longest line that is accepted. Longer ones are not lines of text, and may be an attack on the memory."""
 
 _BLOCK_BYTES = 4 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# Text shrinks to a third, or to a tenth where it says the same again and again, and zeros to a thousandth.
+# Limit of the size of an unpacked `.gz`: 200 times the packed size, or 256 MiB if that is more. Text shrinks to a
+# third, repetitive text to a tenth, but zeros to a thousandth.
 _MAX_RATIO, _MAX_SMALL = 200, 256 << 20
 
 
@@ -44,7 +45,7 @@ _INVISIBLE = frozenset(
 
 
 def is_blank(text: str) -> bool:
-    r"""Returns whether a text shows nothing: it is empty, or all white space, controls and invisible characters.
+    r"""Returns whether a text is empty or all white space, control characters and invisible characters.
 
     >>> [is_blank(text) for text in ("", " \t\u3000", "\u200b\u00ad\x01\ufeff", "a", "\u200b.")]
     [True, True, True, False, False]
@@ -56,10 +57,10 @@ def is_blank(text: str) -> bool:
 
 
 def list_of_texts(texts: Iterable[T], name: str) -> list[T]:
-    """Returns texts as a list.
+    """Returns texts as a list; `name` is the argument's name in the error message.
 
     Raises:
-      UserError: for a single string, whose characters would be taken for texts.
+      UserError: if `texts` is a single string, which would be read as a list of characters.
     """
     if isinstance(texts, str | bytes):
         raise UserError(f"{name} must be a list of strings, not a single string: put it into [...]")
@@ -76,11 +77,11 @@ def split_words(line: str) -> list[str]:
 
 
 class Block(NamedTuple):
-    """Some whole lines of a file.
+    """Consecutive whole lines of a file.
 
     Attributes:
-      data: UTF-8, with line ends; the last line of a file may have none.
-      number: of the first line, from 1.
+      data: UTF-8 bytes with line ends; the last line of a file may have none.
+      number: line number of the first line, from 1.
     """
 
     data: bytes
@@ -88,19 +89,19 @@ class Block(NamedTuple):
 
 
 def is_gzip(path: epath.PathLike) -> bool:
-    """Tells by its name whether a file is unpacked as it is read."""
+    """Returns whether a file is unpacked when it is read, because its name ends with `.gz`."""
     return epath.Path(path).suffix == ".gz"
 
 
 def read_lines(path: epath.PathLike, *, keep_ends: bool = False) -> Iterator[str]:
-    r"""Reads the lines of a UTF-8 file, plain or `.gz`, one after the other; empty lines are kept.
+    r"""Yields the lines of a UTF-8 file, plain or `.gz`, empty ones included.
 
     Args:
       path: local or `gs://`.
-      keep_ends: gives each line with its line break; without it, "\r" and "\n" are taken from its end.
+      keep_ends: whether lines keep their line ends; otherwise "\r" and "\n" at the end are removed.
 
     Raises:
-      UserError: while iterating, as `read_blocks`.
+      UserError: while iterating, as for `read_blocks`.
     """
     for block in read_blocks(path):
         lines = block.data.decode().split("\n")
@@ -112,10 +113,10 @@ def read_lines(path: epath.PathLike, *, keep_ends: bool = False) -> Iterator[str
 
 
 def read_text(path: epath.PathLike, max_bytes: int) -> str:
-    """Reads a small UTF-8 file, plain or `.gz`, as one text, line ends included.
+    """Returns the whole text of a small UTF-8 file, plain or `.gz`, line ends included.
 
     Raises:
-      UserError: as `read_blocks` for anything but a long line, and for more than `max_bytes`.
+      UserError: if the file is missing, empty, not UTF-8, a damaged `.gz`, or larger than `max_bytes`.
     """
     parts, size = [], 0
     for part in _parts(path):
@@ -123,8 +124,8 @@ def read_text(path: epath.PathLike, max_bytes: int) -> str:
         size += len(part)
         if size > max_bytes:
             raise UserError(
-                f"{path} has more than {max_bytes:,} bytes, too much to be read as a whole: divide it into "
-                "several files"
+                f"{path} has more than {max_bytes:,} bytes, the limit for files that are read as a whole: split it "
+                "into several files"
             )
     if not size:
         raise UserError(f"{path} is empty")
@@ -132,21 +133,20 @@ def read_text(path: epath.PathLike, max_bytes: int) -> str:
 
 
 def read_blocks(path: epath.PathLike, *, cut_lines: bool = False) -> Iterator[Block]:
-    """Reads a UTF-8 file, plain or `.gz`, some megabytes of whole lines at a time, without its byte order mark.
+    """Yields a UTF-8 file, plain or `.gz`, in blocks of some megabytes of whole lines, without its byte order mark.
 
     Args:
       path: local or `gs://`.
-      cut_lines: gives a line that is longer than some megabytes in several blocks, between characters: of a text that
-        need not have lines.
+      cut_lines: whether to split very long lines, between characters, into several blocks; for text without lines.
 
     Raises:
-      UserError: while iterating, for a file that is missing, no file, empty or not UTF-8, for a damaged or incomplete
-        `.gz` or one that unpacks to what no text is, and for a line longer than MAX_LINE_BYTES.
+      UserError: while iterating, if the file is missing, not a regular file, empty or not UTF-8, if a `.gz` is damaged,
+        incomplete or unpacks to implausibly many bytes, or if a line is longer than MAX_LINE_BYTES.
     """
     rest, number, is_empty = b"", 1, True
     for part in _parts(path):
         data = rest + part
-        # Of all the lines that are complete, only the first may be longer than a part.
+        # Only the first complete line, which began in `rest`, can be longer than a part.
         first = data.find(b"\n")
         if not cut_lines and (first if first >= 0 else len(data)) > MAX_LINE_BYTES:
             raise UserError(f"{path}, line {number}: longer than {MAX_LINE_BYTES:,} bytes: break it into lines")
@@ -165,23 +165,23 @@ def read_blocks(path: epath.PathLike, *, cut_lines: bool = False) -> Iterator[Bl
 
 
 def _last_character(data: bytes) -> int:
-    """Where the last character of UTF-8 begins, which may not be there as a whole; of other bytes, the end."""
-    begins = (place for place in range(len(data) - 1, max(len(data) - 5, -1), -1) if data[place] & 0xC0 != 0x80)
-    return next(begins, len(data))
+    """Returns where the last UTF-8 character, possibly incomplete, begins; len(data) if the bytes are not UTF-8."""
+    starts = (index for index in range(len(data) - 1, max(len(data) - 5, -1), -1) if data[index] & 0xC0 != 0x80)
+    return next(starts, len(data))
 
 
 def _checked(block: Block, path: epath.PathLike) -> Block:
-    """Decodes everything once, so that no line fails later, in the middle of a training."""
+    """Returns the block after checking that it is UTF-8, so that no line fails later during training."""
     try:
         block.data.decode()
     except UnicodeDecodeError as error:
         line = block.number + block.data.count(b"\n", 0, error.start)
-        raise UserError(f"{path}, line {line}: not UTF-8 ({error.reason}); convert the file, with iconv say") from None
+        raise UserError(f"{path}, line {line}: not UTF-8 ({error.reason}); convert the file, e.g. with iconv") from None
     return block
 
 
 def _parts(path: epath.PathLike) -> Iterator[bytes]:
-    """The content of a file, unpacked, without its byte order mark; the one place that reads files of text."""
+    """Yields the unpacked content of a file without its byte order mark; all text files are read here."""
     try:
         check_regular(path)
         with epath.Path(path).open("rb") as packed:
@@ -192,8 +192,8 @@ def _parts(path: epath.PathLike) -> Iterator[bytes]:
                 size += len(part)
                 if is_gzip(path) and size > max(_MAX_SMALL, _MAX_RATIO * packed.tell()):
                     raise UserError(
-                        f"{path} unpacks to more than {_MAX_RATIO} times its size, as no text does; if it is one, "
-                        "unpack it yourself"
+                        f"{path} unpacks to more than {_MAX_RATIO} times its size, which text does not do; if it is "
+                        "text, unpack it yourself"
                     )
                 yield part
     except FileNotFoundError:

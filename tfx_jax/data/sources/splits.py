@@ -15,15 +15,15 @@ Data = TypeVar("Data")
 
 
 class Splits(Generic[Data]):
-    """The splits of a data set, each of which is read when it is first asked for, and kept."""
+    """The splits of a data set, each of which is read at its first use and then kept in memory."""
 
     def __init__(self, has: Callable[[Split], bool], load: Callable[[Split], Data], *, field: str = "file"):
-        """Reads nothing yet.
+        """Stores the functions; nothing is read.
 
         Args:
-          has: tells whether the configuration names a split.
-          load: reads one.
-          field: "file" if `config.task.data.train_file` names the training split, and so on.
+          has: returns whether the configuration names a split.
+          load: reads a split.
+          field: suffix of the configuration's fields, for error messages: "file" for `config.task.data.train_file`.
         """
         self._has, self._load, self._field = has, load, field
         self._loaded: dict[Split, Data] = {}
@@ -35,14 +35,16 @@ class Splits(Generic[Data]):
         """Returns a split.
 
         Raises:
-          UserError: if the configuration names no such split, or it cannot be read.
+          UserError: if the configuration does not name the split, or it cannot be read.
         """
         if split not in self._loaded:
             if split not in self:
                 raise UserError(f"config.task.data.{split}_{self._field} names no file for the {split} split")
             try:
                 self._loaded[split] = self._load(split)
-            except ImportError as error:  # of the client of a store
-                told = f"the {split} split cannot be read ({one_line(error)})"
-                raise UserError(f"{told}: install what is missing, or copy the data here") from None
+            except ImportError as error:  # the client of a remote file system is not installed
+                raise UserError(
+                    f"the {split} split cannot be read ({one_line(error)}): install what is missing, or copy the "
+                    "data to this machine"
+                ) from None
         return self._loaded[split]

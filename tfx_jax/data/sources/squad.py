@@ -1,4 +1,4 @@
-"""Questions on a context, in the JSON of SQuAD v1.1 (Rajpurkar et al., 2016, https://arxiv.org/abs/1606.05250)."""
+"""Reader of question answering data in SQuAD v1.1's JSON (Rajpurkar et al., 2016, arXiv:1606.05250)."""
 
 import json
 from collections.abc import Iterator
@@ -12,24 +12,24 @@ from tfx_jax.files import parse_json
 
 T = TypeVar("T")
 
-_MAX_BYTES = 64 << 20  # JSON takes up to 24 times as much when it is read; SQuAD has 30 MB
+_MAX_BYTES = 64 << 20  # parsing JSON takes up to 24 times this memory; SQuAD has 30 MB
 
 
 class Answer(NamedTuple):
-    """Characters `start` to `start` + len(text) - 1 of the context."""
+    """An answer: characters `start` to `start` + len(text) - 1 of the context."""
 
     text: str
     start: int
 
 
 class Question(NamedTuple):
-    """A question, and where its context answers it.
+    """A question with its context and answers.
 
     Attributes:
-      name: tells it from all others of the file ("id" in the file, which may be a number there).
-      question: its text.
-      context: the paragraph it is about.
-      answers: one or more.
+      name: unique name ("id" in the file, where it may be a number).
+      question: text of the question.
+      context: the paragraph that contains the answers.
+      answers: one or more answers.
     """
 
     name: str
@@ -39,23 +39,23 @@ class Question(NamedTuple):
 
 
 def read_questions(*paths: epath.PathLike) -> list[Question]:
-    """Reads all questions of files, plain or `.gz`, and checks that each answer stands where it should.
+    """Reads all questions of files, plain or `.gz`, and checks the position of each answer.
 
     Raises:
-      UserError: for a file that cannot be read, is larger than 64 MiB, not UTF-8, not JSON or not such JSON, for a name
-        used twice, and for a question without an answer (SQuAD v2 has such) or with one that its context does not have
-        in that place.
+      UserError: if a file cannot be read, is larger than 64 MiB, not UTF-8, not JSON or not in SQuAD's format, if a
+        name is used twice, or if a question has no answer (as some of SQuAD v2) or one that the context does not
+        contain at its position.
     """
-    found: dict[str, Question] = {}
+    questions: dict[str, Question] = {}
     for path in paths:
-        before = len(found)
+        num_before = len(questions)
         for question in _questions(_read(path), str(path)):
-            if question.name in found:
-                raise UserError(f"{path}: two questions are named {question.name!r}; each needs an id of its own")
-            found[question.name] = question
-        if len(found) == before:
+            if question.name in questions:
+                raise UserError(f"{path}: two questions are named {question.name!r}; ids must be unique")
+            questions[question.name] = question
+        if len(questions) == num_before:
             raise UserError(f"{path} has no questions")
-    return list(found.values())
+    return list(questions.values())
 
 
 def _read(path: epath.PathLike) -> Any:
@@ -83,12 +83,12 @@ def _questions(contents: Any, where: str) -> Iterator[Question]:
                     _answer(answer, context, in_question) for answer in _field(record, "answers", list, in_question)
                 )
                 if not answers:
-                    raise UserError(f"{in_question} has no answer; leave such questions of SQuAD v2 out")
+                    raise UserError(f"{in_question} has no answer; remove questions without answers (SQuAD v2)")
                 yield Question(name, text, context, answers)
 
 
 def _name(record: Any, where: str) -> str:
-    """The id of a question, which other data sets in this format write as a number."""
+    """Returns the id of a question as text; some data sets in this format have numbers."""
     name = record.get("id") if isinstance(record, dict) else None
     return str(name) if type(name) is int else _field(record, "id", str, where)
 
@@ -96,17 +96,17 @@ def _name(record: Any, where: str) -> str:
 def _answer(record: Any, context: str, where: str) -> Answer:
     text, start = _field(record, "text", str, where), _field(record, "answer_start", int, where)
     if is_blank(text) or start < 0:
-        raise UserError(f"{where}: {text!r} at character {start} is no answer")
-    found = context[start : start + len(text)]
-    if found != text:
+        raise UserError(f"{where}: an answer needs text and a start of at least 0, got {text!r} at character {start}")
+    in_context = context[start : start + len(text)]
+    if in_context != text:
         raise UserError(
-            f"{where}: the answer is {text[:40]!r}, but at character {start} the context has {found[:40]!r}"
+            f"{where}: the answer is {text[:40]!r}, but at character {start} the context has {in_context[:40]!r}"
         )
     return Answer(text, start)
 
 
 def _field(record: Any, name: str, kind: type[T], where: str) -> T:
-    """A field of a JSON object, which must be there and of the right kind."""
+    """Returns a field of a JSON object; raises UserError if it is missing or not of type `kind`."""
     if not isinstance(record, dict) or not isinstance(record.get(name), kind):
         raise UserError(f"{where}: no {name!r} of type {kind.__name__}, so this is not SQuAD's format")
     return record[name]

@@ -1,4 +1,4 @@
-"""Tables of numbers with a label for each row, in files of comma-separated values."""
+"""Reader of CSV tables of numbers with a binary label for each row."""
 
 import csv
 import math
@@ -13,15 +13,15 @@ from tfx_jax.data.sources.columns import csv_lines
 from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.errors import UserError
 
-_INDEX = re.compile(r"Unnamed: \d+")  # what pandas calls a column without a name
+_INDEX = re.compile(r"Unnamed: \d+")  # pandas's name for a column without a name
 
 
 class Table(NamedTuple):
-    """Rows of measurements.
+    """A table of measurements.
 
     Attributes:
-      columns: the name of each column, without the label and those that were left out.
-      values: float64 [rows, columns]; NaN where nothing was measured.
+      columns: names of the columns, without the label and excluded columns.
+      values: float64 [rows, columns]; NaN for missing values.
       labels: 0 or 1, int64 [rows].
     """
 
@@ -34,15 +34,14 @@ def read_table(path: epath.PathLike, *, label_column: str, exclude: Collection[s
     """Reads comma-separated values (RFC 4180) from a UTF-8 file, plain or `.gz`, whose first line names the columns.
 
     Args:
-      path: of the file.
-      label_column: name of the column that says 0 or 1.
-      exclude: names of columns that are not read, whatever they hold.
+      path: path of the file.
+      label_column: name of the column with the label, 0 or 1.
+      exclude: names of columns to ignore.
 
     Raises:
-      UserError: for a file that cannot be read, is empty or not UTF-8, has no rows or no column that is left, for a
-        column that is missing, without a name or named twice, for a row with another number of cells, for a cell that
-        is no finite number, and for a label that is neither 0 nor 1. An empty cell, or one that says NaN, was not
-        measured.
+      UserError: if the file cannot be read, is empty or not UTF-8, or has no rows or no columns left; if a column is
+        missing, unnamed or named twice; if a row has another number of cells, a cell is not a finite number, or a label
+        is not 0 or 1. Empty cells and NaN are missing values and allowed.
     """
     reader = csv.reader(csv_lines(path))
     try:
@@ -63,31 +62,32 @@ def _read_table(reader: Any, path: epath.PathLike, label_column: str, exclude: C
         if names.count(name) != 1:
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             raise UserError(f"{path}, line 1: {names.count(name)} columns named {name!r}; there are {shown}")
-    places = [place for place, name in enumerate(names) if name not in {label_column, *exclude}]
-    if not places:
-        raise UserError(f"{path}, line 1: no column is left beside the label and those that are excluded")
-    label_place, values, labels = names.index(label_column), [], []
+    indices = [index for index, name in enumerate(names) if name not in {label_column, *exclude}]
+    if not indices:
+        raise UserError(f"{path}, line 1: no column is left besides the label and the excluded columns")
+    label_index, values, labels = names.index(label_column), [], []
     for cells in reader:
         if not cells:  # a blank line
             continue
         where = f"{path}, line {reader.line_num}"
         if len(cells) != len(names):
             raise UserError(f"{where}: {len(cells)} cells, but line 1 names {len(names)} columns")
-        labels.append(_label(cells[label_place], label_column, where))
-        values.append([_number(cells[place], names[place], where) for place in places])
+        labels.append(_label(cells[label_index], label_column, where))
+        values.append([_number(cells[index], names[index], where) for index in indices])
     if not values:
         raise UserError(f"{path} has no rows, only a line of column names")
-    return Table(tuple(names[place] for place in places), np.array(values, np.float64), np.array(labels, np.int64))
+    return Table(tuple(names[index] for index in indices), np.array(values, np.float64), np.array(labels, np.int64))
 
 
 def _number(cell: str, column: str, where: str) -> float:
+    """Returns the value of a cell, NaN for a blank one; raises UserError if it is not a finite number."""
     if is_blank(cell):
         return math.nan
     try:
         number = float(cell)
     except ValueError:
         raise UserError(
-            f"{where}, column {column!r}: {cell[:40]!r} is no number; exclude the column, or code it"
+            f"{where}, column {column!r}: {cell[:40]!r} is not a number; exclude the column or encode it as numbers"
         ) from None
     if math.isinf(number):
         raise UserError(f"{where}, column {column!r}: {cell!r} is not finite")
@@ -97,5 +97,5 @@ def _number(cell: str, column: str, where: str) -> float:
 def _label(cell: str, column: str, where: str) -> int:
     label = _number(cell, column, where)
     if label not in (0.0, 1.0):
-        raise UserError(f"{where}, column {column!r}: the label {cell!r} is neither 0 nor 1")
+        raise UserError(f"{where}, column {column!r}: the label must be 0 or 1, got {cell!r}")
     return int(label)

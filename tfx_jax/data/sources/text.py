@@ -1,7 +1,7 @@
-"""Parallel text from files: read once to find its lines, then line by line on access, so it need not fit in memory.
+"""Parallel text in files, which need not fit into memory: one scan finds the lines, which are then read on access.
 
 A source of pairs is anything with `__len__` and `__getitem__(i) -> {"source": str, "target": str}`: the files of this
-module, a generated grammar, a TFDS data set. Everything after it (tokenizing, bucketing) asks for nothing more.
+module, a generated grammar, a TFDS data set. Later stages (tokenizing, bucketing) need nothing else.
 """
 
 import os
@@ -19,35 +19,36 @@ from tfx_jax.files import is_local
 
 Pair = dict[str, str]
 
-_MANY = 4096  # pairs read in one call
-_MANY_LINES = 1 << 20  # whose blanks are compared at once
+_PAIRS_PER_READ = 4096
+_LINES_PER_CHECK = 1 << 20  # lines whose blank flags are compared in one call
 
 
 class PairSource(Protocol):
     """Random access to sentence pairs."""
 
     def __len__(self) -> int:
-        """The number of pairs."""
+        """Returns the number of pairs."""
         ...
 
     def __getitem__(self, index: int, /) -> Pair:
-        """The pair with this index: {"source": str, "target": str}."""
+        """Returns a pair, {"source": str, "target": str}."""
         ...
 
 
 def get_pairs(pairs: PairSource, indices: Sequence[int] | np.ndarray) -> Sequence[Pair]:
-    """Reads many pairs, in one call where the source has `__getitems__` (reading records one by one is slow)."""
+    """Returns several pairs, in one call if the source has `__getitems__`, because single reads may be slow."""
     if hasattr(pairs, "__getitems__"):
         return pairs.__getitems__(indices)  # pyright: ignore[reportAttributeAccessIssue]
     return [pairs[index] for index in indices]
 
 
 def lines_of(pairs: PairSource, max_pairs: int | None = None) -> Iterator[str]:
-    """Both sides of all pairs, to train a joint tokenizer on.
+    """Yields both sides of all pairs, for training a joint tokenizer.
 
     Args:
       pairs: any source of pairs.
-      max_pairs: takes only so many, evenly spaced; a million is plenty for SentencePiece, which keeps them in memory.
+      max_pairs: limit of the number of pairs, evenly spaced; a million is plenty for SentencePiece, which keeps all in
+        memory.
 
     >>> pairs = [{"source": "a", "target": "b"}, {"source": "c", "target": "d"}]
     >>> list(lines_of(pairs))
@@ -56,15 +57,15 @@ def lines_of(pairs: PairSource, max_pairs: int | None = None) -> Iterator[str]:
     ['a', 'b']
     """
     count = len(pairs) if max_pairs is None else min(max_pairs, len(pairs))
-    for start in range(0, count, _MANY):
-        places = range(start, min(start + _MANY, count))
-        for pair in get_pairs(pairs, [place * len(pairs) // count for place in places]):
+    for start in range(0, count, _PAIRS_PER_READ):
+        numbers = range(start, min(start + _PAIRS_PER_READ, count))
+        for pair in get_pairs(pairs, [number * len(pairs) // count for number in numbers]):
             yield pair["source"]
             yield pair["target"]
 
 
 def join_subwords(text: str) -> str:
-    """Joins subwords marked with "@@" (Sennrich et al., 2016) to words; a mark at the very end is dropped.
+    """Joins subwords marked with "@@" (Sennrich et al., 2016) to words; a mark at the end of the text is removed.
 
     >>> join_subwords("ein spiel@@ haus aus h@@")
     'ein spielhaus aus h'
@@ -73,10 +74,9 @@ def join_subwords(text: str) -> str:
 
 
 class PairSubset:
-    """Some of the pairs of a source, in an order of one's own."""
+    """The pairs of a source at given indices, in that order."""
 
     def __init__(self, pairs: PairSource, indices: Sequence[int] | np.ndarray):
-        """Takes the places of the pairs in `pairs`."""
         self._pairs, self._indices = pairs, np.asarray(indices)
 
     def __len__(self) -> int:
@@ -90,10 +90,9 @@ class PairSubset:
 
 
 class JoinedPairs:
-    """The pairs of several sources, one behind the other."""
+    """Concatenation of several sources of pairs."""
 
     def __init__(self, sources: Sequence[PairSource]):
-        """Takes the sources in their order."""
         self._sources, self._ends = sources, np.cumsum([len(source) for source in sources])
 
     def __len__(self) -> int:
@@ -103,21 +102,21 @@ class JoinedPairs:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Pair]:
-        places = np.asarray(indices, np.int64)
-        if places.size and not (places.min() >= 0 and places.max() < len(self)):
-            raise IndexError(f"there are {len(self)} pairs, and none at {places.max()}")
-        number = np.searchsorted(self._ends, places, side="right")
-        found: list[Pair] = [{}] * len(places)
-        for source, part in enumerate(self._sources):
-            mine = np.flatnonzero(number == source)
-            begin = self._ends[source] - len(part)
-            for place, pair in zip(mine, get_pairs(part, places[mine] - begin), strict=True):
-                found[place] = pair
-        return found
+        wanted = np.asarray(indices, np.int64)
+        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
+            raise IndexError(f"indices must be in 0 .. {len(self) - 1}, got {wanted.min()} to {wanted.max()}")
+        source_of = np.searchsorted(self._ends, wanted, side="right")
+        pairs: list[Pair] = [{}] * len(wanted)
+        for number, source in enumerate(self._sources):
+            positions = np.flatnonzero(source_of == number)
+            begin = self._ends[number] - len(source)
+            for position, pair in zip(positions, get_pairs(source, wanted[positions] - begin), strict=True):
+                pairs[position] = pair
+        return pairs
 
 
 def join_pairs(sources: Sequence[PairSource]) -> PairSource:
-    """Returns one source of the pairs of several, one behind the other.
+    """Returns the concatenation of several sources of pairs.
 
     >>> [pair["source"] for pair in join_pairs([[{"source": "a", "target": "b"}], [{"source": "c", "target": "d"}]])]
     ['a', 'c']
@@ -126,14 +125,14 @@ def join_pairs(sources: Sequence[PairSource]) -> PairSource:
 
 
 def split_pairs(pairs: PairSource, max_held_out: int) -> tuple[PairSubset, PairSubset]:
-    """Sets pairs aside to evaluate on: evenly spaced, as a corpus is seldom the same from beginning to end.
+    """Holds out pairs for evaluation, evenly spaced because a corpus may change from beginning to end.
 
     Args:
       pairs: the source.
-      max_held_out: how many, but no more than a tenth.
+      max_held_out: maximum number of held-out pairs; never more than a tenth of all.
 
     Returns:
-      The pairs that are left, and those set aside.
+      The remaining pairs, and the held-out pairs.
 
     >>> left, held_out = split_pairs([{"source": str(i), "target": ""} for i in range(20)], max_held_out=5)
     >>> len(left), [pair["source"] for pair in held_out]
@@ -141,21 +140,21 @@ def split_pairs(pairs: PairSource, max_held_out: int) -> tuple[PairSubset, PairS
     """
     size = len(pairs)
     count = min(max_held_out, size // 10)
-    places = (2 * np.arange(count) + 1) * size // (2 * max(count, 1))  # the middle of each of so many stretches
+    held_out = (2 * np.arange(count) + 1) * size // (2 * max(count, 1))  # centers of `count` equal stretches
     is_held_out = np.zeros(size, bool)
-    is_held_out[places] = True
-    return PairSubset(pairs, np.flatnonzero(~is_held_out)), PairSubset(pairs, places)
+    is_held_out[held_out] = True
+    return PairSubset(pairs, np.flatnonzero(~is_held_out)), PairSubset(pairs, held_out)
 
 
 class TextPairs:
-    """Pairs of lines that stay in their files, of which only the places are known.
+    """Pairs of lines that stay in their files; only the offsets of lines are kept.
 
     Attributes:
-      num_dropped: how many pairs were left out because a side has no text.
+      num_dropped: number of pairs that were dropped because a side is blank.
     """
 
     def __init__(self, source: "_Side", target: "_Side", *, keep_empty: bool = False):
-        """Pairs line i of `source` with line i of `target`; both must have as many lines."""
+        """Pairs line i of `source` with line i of `target`; both must have the same number of lines."""
         self._sides = {"source": source, "target": target}
         self._kept = None if keep_empty else _both_with_text(source, target)
         self._count = len(source) if self._kept is None else len(self._kept)
@@ -176,17 +175,16 @@ class TextPairs:
 
 
 def read_pairs(source_path: epath.PathLike, target_path: epath.PathLike, *, keep_empty: bool = False) -> TextPairs:
-    """Reads a text and its translation: two UTF-8 files with one sentence a line, in the same order.
+    """Reads a text and its translation from two UTF-8 files with one sentence per line, in the same order.
 
     Args:
       source_path: plain or `.gz` file, local or `gs://`.
       target_path: the same for the other language.
-      keep_empty: keeps the pairs of which a side is blank, see `tfx_jax.data.sources.lines.is_blank`. They are left
-      out by
-        default, as nothing is learned from them; an evaluation, where every line counts, wants them.
+      keep_empty: whether to keep pairs with a blank side (`tfx_jax.data.sources.lines.is_blank`): needed in evaluation,
+        where every line counts, but useless in training.
 
     Raises:
-      UserError: for a file that cannot be read, is empty or not UTF-8, and for files with different numbers of lines.
+      UserError: if a file cannot be read, is empty or not UTF-8, or the files differ in their number of lines.
     """
     (source,), (target,) = _scan(source_path), _scan(target_path)
     if len(source) != len(target):
@@ -201,17 +199,17 @@ def read_tsv(path: epath.PathLike, *, keep_empty: bool = False) -> TextPairs:
     """Reads pairs from one UTF-8 file, plain or `.gz`, with lines of the form source, TAB, target.
 
     Raises:
-      UserError: for a file that cannot be read, is empty or not UTF-8, and for a line without exactly one TAB.
+      UserError: if the file cannot be read, is empty or not UTF-8, or a line does not have exactly one TAB.
     """
     source, target = _scan(path, is_tsv=True)
     return _require_pairs(TextPairs(source, target, keep_empty=keep_empty), str(path))
 
 
 class _Side:
-    """The texts of one language; text i is what stands from `starts[i]` to `ends[i]`, without its line end.
+    """The texts of one language: text i is bytes `starts[i]` to `ends[i]` of the content, without its line end.
 
     Attributes:
-      blank: which texts show nothing, see `tfx_jax.data.sources.lines.is_blank`, [number of texts] bool.
+      blank: whether each text is blank (`tfx_jax.data.sources.lines.is_blank`), [number of texts] bool.
     """
 
     def __init__(self, content: "_Content", starts: np.ndarray, ends: np.ndarray, blank: np.ndarray):
@@ -226,7 +224,7 @@ class _Side:
 
 
 class _Content:
-    """The bytes of a file by their places: the file itself where it is plain and local, else an unpacked copy."""
+    """Random access to the bytes of a file: a plain local file is read in place, others from an unpacked copy."""
 
     def __init__(self, path: epath.PathLike):
         self._path, self._copy, self._size = path, None, 0
@@ -241,34 +239,34 @@ class _Content:
         self._version = self._current_version()
 
     def append(self, data: bytes) -> int:
-        """Takes what follows in the file; returns where it begins."""
-        place = self._size
+        """Adds the next bytes of the file (to the copy, if any); returns their offset."""
+        offset = self._size
         if self._copy is not None:
             self._copy.write(data)
         self._size += len(data)
-        return place
+        return offset
 
     def read(self, starts: list[int], ends: list[int]) -> list[bytes]:
-        """The bytes from each start to its end.
+        """Returns the bytes from each start to its end.
 
         Raises:
           UserError: if another program has written to the file since it was opened.
         """
-        found = [os.pread(self._file, end - start, start) for start, end in zip(starts, ends, strict=True)]
+        texts = [os.pread(self._file, end - start, start) for start, end in zip(starts, ends, strict=True)]
         if self._current_version() != self._version:
-            raise UserError(f"{self._path} was changed while it was in use: start again, and leave it as it is")
-        return found
+            raise UserError(f"{self._path} was changed while it was in use: start again, and do not edit it meanwhile")
+        return texts
 
     def _current_version(self) -> tuple[int, int] | None:
-        """Changes with the content of a file of others; a copy is ours alone."""
+        """Returns modification time and size of the file; None for a private copy, which no one else changes."""
         if self._copy is not None:
             return None
-        found = os.fstat(self._file)
-        return found.st_mtime_ns, found.st_size
+        status = os.fstat(self._file)
+        return status.st_mtime_ns, status.st_size
 
 
 def _scan(path: epath.PathLike, *, is_tsv: bool = False) -> tuple[_Side, ...]:
-    """Reads and checks a whole file once; returns its lines, or both sides of them."""
+    """Reads and checks a whole file once; returns the `_Side` of its lines, or for TSV source side and target side."""
     content, columns = None, [[DiskArray(dtype) for dtype in (np.int64, np.int64, bool)] for _ in range(1 + is_tsv)]
     for block in read_blocks(path):
         content = content or _Content(path)
@@ -277,20 +275,22 @@ def _scan(path: epath.PathLike, *, is_tsv: bool = False) -> tuple[_Side, ...]:
             ends = np.append(ends, len(block.data))
         starts = np.append(0, ends[:-1])
         tabs = _single_tabs(block, ends, path) if is_tsv else ends
-        place = content.append(block.data)
-        for column, begin, end in zip(columns, (starts, tabs + 1), (tabs, ends), strict=False):
-            column[0].append(begin + place)
-            column[1].append(end + place)
-            column[2].append(_blank(block.data, begin, end))
-    assert content is not None  # an empty file is an error
+        offset = content.append(block.data)
+        for (column_starts, column_ends, column_blank), begin, end in zip(
+            columns, (starts, tabs + 1), (tabs, ends), strict=False
+        ):
+            column_starts.append(begin + offset)
+            column_ends.append(end + offset)
+            column_blank.append(_blank(block.data, begin, end))
+    assert content is not None  # because `read_blocks` raises for an empty file
     return tuple(_Side(content, *(array.mapped() for array in column)) for column in columns)
 
 
 def _single_tabs(block: Block, ends: np.ndarray, path: epath.PathLike) -> np.ndarray:
-    """Where the TAB of each line stands.
+    """Returns the index of the TAB of each line.
 
     Raises:
-      UserError: for a line without exactly one.
+      UserError: if a line does not have exactly one.
     """
     tabs = _positions(block.data, "\t")
     num_tabs = np.diff(np.searchsorted(tabs, ends), prepend=0)
@@ -303,13 +303,13 @@ def _single_tabs(block: Block, ends: np.ndarray, path: epath.PathLike) -> np.nda
 
 
 def _positions(data: bytes, character: str) -> np.ndarray:
-    """Where an ASCII character stands in `data`, int64."""
+    """Returns the indices of an ASCII character in `data`, int64."""
     return np.flatnonzero(np.frombuffer(data, np.uint8) == ord(character))
 
 
 def _blank(data: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Which of some texts are blank, see `is_blank`, [number of texts] bool."""
-    # A blank text begins with white space, a control character or outside ASCII: its first byte settles most.
+    """Returns whether each text data[start:end] is blank (`is_blank`), [number of texts] bool."""
+    # A blank text begins with white space, a control character or a non-ASCII one, so most texts need no further check.
     first = np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)]
     blank = (first <= ord(" ")) | (first >= 0x7F)
     for index in np.flatnonzero(blank & (first != ord("\n"))):
@@ -318,10 +318,10 @@ def _blank(data: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def _both_with_text(source: _Side, target: _Side) -> np.ndarray:
-    """The pairs of which neither side is blank, in their order."""
+    """Returns the indices of the pairs without a blank side, ascending."""
     kept = DiskArray(np.int64)
-    for start in range(0, len(source), _MANY_LINES):
-        part = slice(start, start + _MANY_LINES)
+    for start in range(0, len(source), _LINES_PER_CHECK):
+        part = slice(start, start + _LINES_PER_CHECK)
         kept.append(start + np.flatnonzero(~(source.blank[part] | target.blank[part])))
     return kept.mapped()
 

@@ -1,8 +1,8 @@
 """Sentence pairs from a TFDS translation data set, without TensorFlow.
 
-The data set must lie on disk as array records (`file_format="array_record"` when it was prepared): those can be read at
-random, and by Python alone. The code that prepared it is not needed any more. A data set in a bucket is copied to this
-machine first, once: reading single records over the network would keep the devices waiting.
+The data set must be stored as array records (prepared with `file_format="array_record"`), which have random access and
+need no TensorFlow. The code that prepared it is not needed. A data set in a bucket is first copied to this machine,
+once, because reading single records over the network is too slow for training.
 """
 
 import os
@@ -22,16 +22,16 @@ from tfx_jax.files import is_local
 
 
 class TfdsPairs:
-    """Two languages of a TFDS data source, as a source of pairs."""
+    """Source of pairs from two languages of a TFDS data source."""
 
     def __init__(self, records: Any, source_language: str, target_language: str, *, folder: epath.PathLike = ""):
-        """Takes a TFDS data source whose elements map a language to its sentence, str or bytes.
+        """Wraps a TFDS data source.
 
         Args:
-          records: the data source.
-          source_language: whose sentences are to be translated.
-          target_language: whose sentences are their translations.
-          folder: of the data set, which is named where a record is damaged.
+          records: data source whose elements map a language to its sentence, str or bytes.
+          source_language: language of the sources, a key of the elements.
+          target_language: language of the targets.
+          folder: folder of the data set, for error messages.
         """
         self._records, self._folder = records, folder
         self._languages = {"source": source_language, "target": target_language}
@@ -43,16 +43,16 @@ class TfdsPairs:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Pair]:
-        """Many pairs in one call, which reads array records many times faster.
+        """Returns several pairs in one call, which is many times faster than single reads.
 
         Raises:
-          UserError: if one is damaged.
+          UserError: if a record is damaged.
         """
         try:
             return [self._pair(record) for record in self._records.__getitems__(indices)]
         except IndexError:
             raise
-        except Exception as error:  # of array_record, protobuf and the features, each its own
+        except Exception as error:  # array_record, protobuf and the features raise errors of many types
             raise _damaged(self._folder, error) from None
 
     def _pair(self, record: dict[str, str | bytes]) -> Pair:
@@ -64,26 +64,27 @@ def tfds_pairs(
 ) -> TfdsPairs:
     """Opens a prepared translation data set.
 
-    No text is read or checked up front: pairs with an empty side, which some corpora have, are left to `batches`, which
-    skips them.
+    No text is read or checked here. Pairs with an empty side, which some corpora have, are skipped by the batching.
 
     Args:
-      name: data set and configuration, "wmt14_translate/de-en": the newest version on disk, unless ":1.0.0" follows.
-      split: "train", or a part of it, "train[:90%]".
-      data_dir: where TFDS keeps its data sets, local or `gs://` (which needs gcsfs, and room for a copy in
-        XDG_CACHE_HOME or ~/.cache); by default TFDS_DATA_DIR or ~/tensorflow_datasets.
-      source_language: the language to translate from, "de".
-      target_language: the language to translate to, "en".
+      name: data set and configuration such as "wmt14_translate/de-en": the newest version on disk, unless a version
+        such as ":1.0.0" follows.
+      split: a split or a part of one, such as "train" or "train[:90%]".
+      data_dir: folder of TFDS's data sets, local or `gs://`; by default TFDS_DATA_DIR or ~/tensorflow_datasets. A
+        `gs://` folder needs gcsfs and disk space for a copy in XDG_CACHE_HOME or ~/.cache.
+      source_language: the language to translate from, such as "de".
+      target_language: the language to translate to, such as "en".
 
     Raises:
-      UserError: if TFDS is not installed, or there is no such data set, split or language, or it is not array records.
+      UserError: if TFDS is not installed, the data set, split or language does not exist, or the data set is not
+        stored as array records.
     """
     tfds = import_tfds()
     root = default_data_dir(data_dir)
     folder = _find_version(root, name) if is_local(root) else _copy_here(root, name)
     try:
         builder = tfds.builder_from_directory(folder)
-    except Exception as error:  # of json, protobuf and the features, each its own
+    except Exception as error:  # json, protobuf and the features raise errors of many types
         raise _damaged(folder, error) from None
     for language in (source_language, target_language):
         if language not in (builder.info.features or {}):
@@ -100,7 +101,7 @@ def tfds_pairs(
             f"run `tfx-jax prepare {name.partition(':')[0]}` with another --data-dir"
         ) from None
     except ValueError as error:
-        raise UserError(f"{name}: {' '.join(str(error).split())}") from None  # names the splits there are
+        raise UserError(f"{name}: {' '.join(str(error).split())}") from None  # TFDS's message lists the splits
     return TfdsPairs(records, source_language, target_language, folder=folder)
 
 
@@ -110,13 +111,13 @@ def _damaged(folder: epath.PathLike, error: Exception) -> UserError:
 
 
 def import_tfds() -> Any:
-    """TensorFlow Datasets, imported at first use: it is an extra, and slow to import.
+    """Returns TensorFlow Datasets, imported at first use: it is an optional package, and slow to import.
 
     Raises:
       UserError: if it is not installed.
     """
     try:
-        import array_record  # noqa: F401  what reads the files: TFDS imports it too late to tell the user
+        import array_record  # noqa: F401  needed to read the files; TFDS itself imports it too late for this message
         import tensorflow_datasets
 
         return tensorflow_datasets
@@ -125,18 +126,18 @@ def import_tfds() -> Any:
 
 
 def default_data_dir(data_dir: epath.PathLike = "") -> epath.Path:
-    """The folder asked for, or where TFDS keeps its data sets."""
+    """Returns `data_dir`, or by default TFDS's folder of data sets."""
     return epath.Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 
 
 def _find_version(data_dir: epath.Path, name: str) -> epath.Path:
-    """The folder of the version asked for, or of the newest; `name` is data_set/configuration[:version]."""
+    """Returns the folder of a version, by default the newest; `name` is data_set/configuration[:version]."""
     name, _, version = name.partition(":")
     folder = data_dir / name
     versions = [
         child
         for child in (folder.iterdir() if folder.is_dir() else ())
-        # TFDS gives a version its name when it is complete, and may leave one half made beside it.
+        # Only complete versions have a version number as name; TFDS may leave incomplete ones beside them.
         if re.fullmatch(r"\d+(\.\d+)*", child.name)
         and version in ("", child.name)
         and (child / "dataset_info.json").exists()
@@ -150,22 +151,22 @@ def _find_version(data_dir: epath.Path, name: str) -> epath.Path:
 
 
 def _check_shards(folder: epath.Path, builder: Any, name: str) -> None:
-    """Notices a copy or a disk that lost something at the start of a training, not in its middle."""
+    """Checks at the start that every shard has all its records, so that training does not fail later."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     for split in builder.info.splits.values():
         for path, length in zip(split.filepaths, split.shard_lengths, strict=True):
             try:
-                found = ArrayRecordReader(os.fspath(path)).num_records()
+                num_records = ArrayRecordReader(os.fspath(path)).num_records()
             except RuntimeError:
-                found = None
-            if found != length:
+                num_records = None
+            if num_records != length:
                 command = f"tfx-jax prepare {name.partition(':')[0]}"
                 raise UserError(f"{path} is missing or damaged: delete {folder}, then run `{command}` or copy it again")
 
 
 def _copy_here(data_dir: epath.Path, name: str) -> epath.Path:
-    """The folder of a copy on this machine, made at the first call and never again; other processes wait for it."""
+    """Returns the folder of a local copy, made at the first call; other processes wait until it is complete."""
     import fcntl
 
     try:
@@ -186,7 +187,7 @@ def _copy_here(data_dir: epath.Path, name: str) -> epath.Path:
         return epath.Path(local)
     except UserError:
         raise
-    except Exception as error:  # every file system raises its own
+    except Exception as error:  # clients of file systems raise errors of many types
         hint = ": install what is missing" if isinstance(error, ImportError) else ""
         why = " ".join(str(error).split())
         raise UserError(f"cannot copy {data_dir}/{name} to this machine: {why}{hint}") from None

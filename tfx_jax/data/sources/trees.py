@@ -1,4 +1,4 @@
-"""Constituency trees as text, and as the symbols that a model writes for them.
+"""Constituency trees: Penn treebank text, and the sequences of symbols that a model generates for them.
 
 >>> tree = parse_tree("(TOP (S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .)))")
 >>> " ".join(linearize(tree))
@@ -17,20 +17,20 @@ from tfx_jax.data.sources import lines
 from tfx_jax.data.sources.lines import is_blank, read_lines
 from tfx_jax.errors import UserError
 
-WORD = "XX"  # stands for a word whose tag is not said
+WORD = "XX"  # placeholder for the tag of a word
 ROOT = "TOP"
-_TRACE = "-NONE-"  # tag of what is not said, such as "*T*-1"
+_TRACE = "-NONE-"  # tag of traces, such as "*T*-1", which are not words
 _BRACKETS = ("(", ")")
 _ESCAPES = str.maketrans({"(": "-LRB-", ")": "-RRB-"})
 
 
 class Tree(NamedTuple):
-    """A sentence and its constituents.
+    """A sentence with its constituents.
 
     Attributes:
-      words: none of them has a space or a round bracket.
-      symbols: the tree from left to right: "(NP" where a constituent begins, ")NP" where it ends, and the tag of each
-        word in its place.
+      words: words without spaces and round brackets.
+      symbols: the tree from left to right: "(NP" at the beginning of a constituent, ")NP" at its end, and for each word
+        its tag.
     """
 
     words: list[str]
@@ -43,19 +43,19 @@ class Tree(NamedTuple):
 
 
 class Parse(NamedTuple):
-    """A tree that was made of symbols, and whether it is another one than they say."""
+    """A tree made from predicted symbols, and whether they had to be repaired."""
 
     tree: Tree
     is_repaired: bool
 
 
 def is_bracket(symbol: str) -> bool:
-    """Whether a symbol begins or ends a constituent; the others stand for words."""
+    """Returns whether a symbol begins or ends a constituent; other symbols are the tags of words."""
     return symbol.startswith(_BRACKETS)
 
 
 def split_words(sentence: str) -> list[str]:
-    """Returns the words of a tokenized sentence as trees have them: round brackets become -LRB- and -RRB-.
+    """Returns the words of a tokenized sentence, with round brackets replaced by -LRB- and -RRB- as in trees.
 
     >>> split_words("BMP ( bone )")
     ['BMP', '-LRB-', 'bone', '-RRB-']
@@ -66,10 +66,10 @@ def split_words(sentence: str) -> list[str]:
 def read_trees(path: epath.PathLike) -> list[Tree]:
     """Reads the trees of a UTF-8 file, plain or `.gz`; blank lines are skipped.
 
-    A tree is a line, or a line and those after it that begin with a space or TAB, as in the Penn treebank's files.
+    A tree is one line, or a line and the following lines that begin with a space or TAB, as in the Penn treebank.
 
     Raises:
-      UserError: for a file that cannot be read, is not UTF-8 or has no tree, and for lines that are not one tree.
+      UserError: if the file cannot be read, is not UTF-8 or has no trees, or lines are not one tree.
     """
     trees = [parse_tree(text, where=f"{path}, line {number}") for number, text in _texts(path)]
     if not trees:
@@ -78,7 +78,7 @@ def read_trees(path: epath.PathLike) -> list[Tree]:
 
 
 def _texts(path: epath.PathLike) -> Iterator[tuple[int, str]]:
-    """Yields the number of the first line of each tree, and its text."""
+    """Yields (number of the first line, text) of each tree."""
     begin, parts, depth = 0, list[str](), 0
     for number, line in enumerate(read_lines(path), start=1):
         if is_blank(line):
@@ -94,47 +94,48 @@ def _texts(path: epath.PathLike) -> Iterator[tuple[int, str]]:
 
 
 def parse_tree(text: str, *, where: str = "the tree") -> Tree:
-    """Reads a tree in the Penn treebank's format, "(NP (DT a) (NN dog))"; the label of a constituent may be missing.
+    """Parses a tree in the Penn treebank's format, "(NP (DT a) (NN dog))"; constituents may have no label.
 
-    Traces, whose tag is -NONE-, are not words: they are left out, and so are constituents of traces alone.
+    Traces, whose tag is -NONE-, are removed, and so are constituents that contain only traces.
 
     Args:
-      text: one tree. How many spaces, TABs and line breaks stand between its parts does not matter.
-      where: what messages call it.
+      text: one tree; its parts may be separated by any number of spaces, TABs and line breaks.
+      where: name of the tree in error messages.
 
     Raises:
-      UserError: if it is not exactly one tree with a word in each constituent and a tag at each word.
+      UserError: if the text is not exactly one tree with a word in each constituent and a tag for each word.
     """
-    tree, labels = Tree([], []), []
+    tree, labels = Tree([], []), []  # `labels` are those of open constituents
     parts = re.findall(r"[()]|[^() \t\r\n]+", text)
-    place = 0
-    while place < len(parts):
-        if place and not labels:
-            raise UserError(f"{where}: {' '.join(parts[place:])[:40]!r} stands behind the end of the tree")
-        shape = "".join(part if part in _BRACKETS else "w" for part in parts[place : place + 4])
+    index = 0
+    while index < len(parts):
+        if index and not labels:
+            raise UserError(f"{where}: {' '.join(parts[index:])[:40]!r} follows the end of the tree")
+        # The next four parts as brackets and "w" for words: "(ww)" is a word with its tag.
+        shape = "".join(part if part in _BRACKETS else "w" for part in parts[index : index + 4])
         if shape[0] == ")" and labels:
             label = labels.pop()
-            if tree.symbols[-1].startswith("("):  # it had but traces
+            if tree.symbols[-1].startswith("("):  # the constituent had only traces
                 tree.symbols.pop()
             else:
                 tree.symbols.append(f"){label}")
-            place += 1
+            index += 1
         elif shape == "(ww)" and labels:
-            if parts[place + 1] != _TRACE:
-                tree.symbols.append(parts[place + 1])
-                tree.words.append(parts[place + 2])
-            place += 4
+            if parts[index + 1] != _TRACE:
+                tree.symbols.append(parts[index + 1])
+                tree.words.append(parts[index + 2])
+            index += 4
         elif shape.startswith(("(w(", "((")):
-            labels.append(parts[place + 1] if shape[1] == "w" else "")
+            labels.append(parts[index + 1] if shape[1] == "w" else "")
             tree.symbols.append(f"({labels[-1]}")
-            place += shape.index("(", 1)
+            index += shape.index("(", 1)
         else:
-            here = " ".join(parts[place : place + 4])[:40]
-            raise UserError(f"{where}: at {here!r} there is neither a constituent nor a word with its tag, (NN dog)")
+            here = " ".join(parts[index : index + 4])[:40]
+            raise UserError(f"{where}: at {here!r} a constituent or a word with its tag, such as (NN dog), is required")
     if labels:
         raise UserError(
-            f"{where}: {len(labels)} bracket{'s are' if len(labels) > 1 else ' is'} not closed; a tree that goes on "
-            "in the next line continues with a space there"
+            f"{where}: {len(labels)} bracket{'s are' if len(labels) > 1 else ' is'} not closed; if a tree continues on "
+            "the next line, that line must begin with a space"
         )
     if not tree.symbols:
         raise UserError(f"{where} has no words, only traces" if parts else f"{where} is empty")
@@ -142,7 +143,7 @@ def parse_tree(text: str, *, where: str = "the tree") -> Tree:
 
 
 def write_tree(tree: Tree) -> str:
-    """Writes a tree on one line, as `parse_tree` reads it; one of no words is empty."""
+    """Returns a tree as one line that `parse_tree` reads; an empty string for a tree without words."""
     words, parts = iter(tree.words), []
     for symbol in tree.symbols:
         if symbol.startswith(")"):
@@ -153,44 +154,44 @@ def write_tree(tree: Tree) -> str:
 
 
 def linearize(tree: Tree, *, with_tags: bool = False) -> list[str]:
-    """Returns what a model is to write: the symbols of the tree, its tags all XX.
+    """Returns the target sequence of a tree for a model: its symbols, with all tags replaced by XX.
 
-    "Grammar as a Foreign Language" (Vinyals et al., 2015, https://arxiv.org/abs/1412.7449), section 2.2 and figure 2:
-    each constituent says its label at its end again, and the words are left to the source.
+    This is the format of "Grammar as a Foreign Language" (Vinyals et al., 2015, https://arxiv.org/abs/1412.7449),
+    section 2.2 and figure 2: a constituent's label is repeated at its end, and the words are only in the source.
 
     Args:
-      tree: any.
-      with_tags: leaves the tags as they are.
+      tree: any tree.
+      with_tags: whether to keep the tags.
     """
     return [symbol if with_tags or is_bracket(symbol) else WORD for symbol in tree.symbols]
 
 
 def delinearize(symbols: Iterable[str], words: Sequence[str]) -> Parse:
-    """Makes a tree over exactly these words, whatever the symbols are.
+    """Returns a tree over exactly these words from any sequence of symbols, such as a model's output.
 
-    Symbols that are a tree with so many words give that tree. In others:
+    Symbols that are a tree with that number of words give this tree. Others are repaired:
 
-    * what ends a constituent ends those inside it too, and is dropped where no such one is open;
-    * a constituent without a word is dropped;
-    * words too many are dropped, words that are missing stand at the end, in the root alone;
-    * the root ends behind the last word; it is called TOP if a word stands before any constituent, or nothing does;
-    * an empty symbol, for anything that is none, is dropped.
+    * The end of a constituent also ends those inside it; it is dropped if no constituent of that label is open.
+    * Constituents without words are dropped.
+    * Surplus words are dropped; missing words are appended at the end, directly below the root.
+    * The root ends after the last word. It is TOP if a word precedes all constituents, or if there are no symbols.
+    * Empty symbols, which stand for unknown ones, are dropped.
 
     Args:
-      symbols: as of `linearize`.
-      words: of no words the tree has no symbols either.
+      symbols: symbols as in `linearize`.
+      words: words of the sentence; without words the tree has no symbols.
     """
     symbols, builder = list(symbols), _Builder(len(words))
     for symbol in symbols:
         if builder.is_complete:
             break
         builder.add(symbol)
-    built = builder.finish()
-    return Parse(Tree(list(words), built), built != symbols)
+    repaired = builder.finish()
+    return Parse(Tree(list(words), repaired), repaired != symbols)
 
 
 class _Builder:
-    """Takes symbols one by one; what it keeps is always the beginning of a tree."""
+    """Repairs symbols one by one, so that those kept are always the beginning of a valid tree."""
 
     def __init__(self, num_words: int):
         self._kept: list[str] = []

@@ -1,4 +1,4 @@
-"""WikiText: articles, their running text, and passages of them as bytes."""
+"""WikiText: its articles, their running text, and passages as byte ids."""
 
 import itertools
 import re
@@ -14,17 +14,17 @@ from tfx_jax.errors import UserError
 
 _TITLE = re.compile(r" ?= ([^=].*) = ?")
 _HEADING = re.compile(r" ?(=(?: =)*) .* \1 ?")
-_MAX_LINES = 1 << 24  # of an article: whole books have a thousandth
-_JOINT = re.compile(r" @([-,.])@ ")  # inside a word or a number
+_MAX_LINES = 1 << 24  # of an article, a thousand times those of a book
+_JOINT = re.compile(r" @([-,.])@ ")  # WikiText's spelling of a hyphen, comma or point inside a word or number
 
 
 class Article(NamedTuple):
-    """A document of some text.
+    """An article.
 
     Attributes:
-      title: from its heading.
-      lines: all its lines, the heading and empty ones too: those of all articles make up the file, as language models
-        count its tokens. For sentence pairs, take the lines with text.
+      title: text of its heading.
+      lines: all its lines, heading and empty lines included, so that the articles' lines together are the file, whose
+        tokens language models count. For sentence pairs, use the lines with text only.
     """
 
     title: str
@@ -32,17 +32,14 @@ class Article(NamedTuple):
 
 
 def read_articles(path: epath.PathLike) -> Iterator[Article]:
-    """Reads a UTF-8 file, plain or `.gz`, and cuts it at each " = Title = " between empty lines.
+    """Yields the articles of a UTF-8 file, plain or `.gz`, split at lines " = Title = " between empty lines.
 
-    Headings of sections have more "=", and formulas with one stand between other lines. Empty lines at the very
-    beginning belong to the first article.
-
-    Yields:
-      The articles in their order.
+    Headings of sections have more "=", and formulas of that form are not between empty lines. Empty lines at the
+    beginning of the file belong to the first article.
 
     Raises:
-      UserError: for a file that cannot be read, is empty or not UTF-8, for text before the first title, and for more
-        lines without a title than are an article.
+      UserError: if the file cannot be read, is empty or not UTF-8, has text before the first title, or has 16 million
+        lines without a title.
     """
     article, lines, was_blank = None, [], True
     for number, (line, following) in enumerate(itertools.pairwise(itertools.chain(read_lines(path), [""])), start=1):
@@ -64,10 +61,10 @@ def read_articles(path: epath.PathLike) -> Iterator[Article]:
 
 
 def running_text(text: str) -> str:
-    r"""What people would read of an article: no headings and no empty lines, and marks of the data set undone.
+    r"""Returns an article's text without headings, empty lines and the data set's markup.
 
-    "twenty @-@ one" is "twenty-one", and likewise commas and points of numbers; a word that the data set left out,
-    "<unk>", is "[UNK]", as BERT's tokenizers spell it, so that no one learns its letters.
+    "twenty @-@ one" becomes "twenty-one", and the same for commas and points in numbers. "<unk>", which replaces rare
+    words, becomes "[UNK]", BERT's unknown token, so that tokenizers do not learn its letters.
 
     >>> running_text(" = Title = \n \n They sold 1 @,@ 000 <unk> . ")
     'They sold 1,000 [UNK] .'
@@ -77,13 +74,13 @@ def running_text(text: str) -> str:
 
 
 NUM_BYTE_IDS = 257
-"""Of 256 bytes and, as 0, of padding."""
+"""Number of ids of `byte_ids`: 256 bytes, and 0 for padding."""
 
 _SECTION = re.compile(r" ?= = ([^=].*[^=]) = = ?")
 
 
 def byte_ids(text: str) -> UInt16[np.ndarray, " T"]:
-    """Returns the bytes of a text in UTF-8, each one higher: 0 is for padding.
+    """Returns the UTF-8 bytes of a text, each plus 1, because id 0 is padding.
 
     >>> byte_ids("é!").tolist()
     [196, 170, 34]
@@ -92,35 +89,36 @@ def byte_ids(text: str) -> UInt16[np.ndarray, " T"]:
 
 
 def sections(article: Article) -> list[tuple[str, str]]:
-    r"""Cuts an article at the headings of its sections, of which those of subsections are no part.
+    r"""Returns (heading, running text) of each section of an article.
 
-    Returns:
-      Of each section its heading and its running text, without any headings; the lead has no heading and is left out.
+    The text of a section includes its subsections without their headings. The text before the first section is left
+    out.
 
     >>> article = Article("A", [" = A = ", "It is .", " = = Plot = = ", "He goes .", " = = = End = = = ", "He stays ."])
     >>> sections(article)
     [('Plot', 'He goes .\nHe stays .')]
     """
-    found: list[tuple[str, list[str]]] = []
+    parts: list[tuple[str, list[str]]] = []
     for line in article.lines:
         heading = _SECTION.fullmatch(line)
         if heading:
-            found.append((heading[1], []))
-        elif found:
-            found[-1][1].append(line)
-    return [(heading, running_text("\n".join(lines))) for heading, lines in found]
+            parts.append((heading[1], []))
+        elif parts:
+            _, section_lines = parts[-1]
+            section_lines.append(line)
+    return [(heading, running_text("\n".join(lines))) for heading, lines in parts]
 
 
 def cut_passages(text: str, *, min_length: int, max_length: int) -> list[UInt16[np.ndarray, " T"]]:
-    """Cuts a text into passages that follow one another, without regard to words.
+    """Splits a text into consecutive passages of `max_length` bytes, also inside words.
 
     Args:
-      text: any.
-      min_length: bytes that a passage has at least; what is left at the end and shorter is dropped.
-      max_length: bytes of every other passage.
+      text: any text.
+      min_length: minimum length of the last passage in bytes; a shorter one is dropped.
+      max_length: length of all other passages in bytes.
 
     Returns:
-      The ids of the bytes of each passage, see `byte_ids`.
+      The `byte_ids` of each passage.
     """
     ids = byte_ids(text)
     pieces = (ids[start : start + max_length] for start in range(0, len(ids), max_length))
@@ -130,16 +128,16 @@ def cut_passages(text: str, *, min_length: int, max_length: int) -> list[UInt16[
 def draw_pair(
     articles: Sequence[Sequence[np.ndarray]], key: Sequence[int], *, is_same: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws two passages: different ones of the same article, or ones of two articles.
+    """Samples two different passages, from the same article or from two articles.
 
     Args:
-      articles: passages of each, of which there are at least two articles and two passages in each.
-      key: numbers, not negative; the same, the same pair.
-      is_same: whether both are of one article.
+      articles: passages of each article; at least two articles with at least two passages each.
+      key: seed, non-negative integers.
+      is_same: whether both passages are from the same article.
     """
     rng = np.random.default_rng(tuple(key))
     first, second = rng.choice(len(articles), 2, replace=False)
     if is_same:
-        here, there = rng.choice(len(articles[first]), 2, replace=False)
-        return articles[first][here], articles[first][there]
+        one, other = rng.choice(len(articles[first]), 2, replace=False)
+        return articles[first][one], articles[first][other]
     return tuple(articles[article][rng.integers(len(articles[article]))] for article in (first, second))

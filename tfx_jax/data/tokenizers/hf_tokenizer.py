@@ -24,7 +24,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json, read_small_file
 from tfx_jax.hub import local_folder
 
-# Where a folder names no token for a role, a special token of such a name has it.
+# Names of special tokens by role, for folders that do not name a token for the role.
 _USUAL_NAMES = {
     "pad": ("<pad>", "[PAD]"),
     "bos": ("<s>", "<|endoftext|>"),
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class SpecialIds(NamedTuple):
-    """The ids of special tokens; None where there is none."""
+    """Ids of special tokens by role; None if the tokenizer has none."""
 
     pad_id: int | None = None
     bos_id: int | None = None
@@ -53,22 +53,21 @@ class SpecialIds(NamedTuple):
 
 
 class TokenizerConfig:
-    """The JSON files beside a vocabulary; each may be missing.
+    """The optional JSON files beside a vocabulary: tokenizer_config.json, special_tokens_map.json and others.
 
     Attributes:
-      folder: where they are.
-      options: what tokenizer_config.json holds.
-      names: of special tokens, by role ("pad", "bos", "eos", "unk", "mask", "cls", "sep").
+      folder: folder of the files.
+      options: content of tokenizer_config.json.
+      names: names of special tokens by role ("pad", "bos", "eos", "unk", "mask", "cls", "sep").
       special: names of all special tokens, also of those without a role.
-      added: tokens that are not in the vocabulary's own file, or are more than words there, by id; options such as
-        "lstrip", "normalized" and "special" for each, and its name as "content".
+      added: added tokens by id: each with its name as "content" and options such as "lstrip", "normalized", "special".
     """
 
     def __init__(self, folder: epath.Path):
-        """Reads them.
+        """Reads the files that exist.
 
         Raises:
-          UserError: if one is damaged.
+          UserError: if a file is damaged.
         """
         self.folder = folder
         self.options = self._read("tokenizer_config.json")
@@ -90,7 +89,7 @@ class TokenizerConfig:
 
     @property
     def family(self) -> str | None:
-        """The model that the tokenizer belongs to, such as "gpt2" or "bert"; None if no file says it."""
+        """The model family of the tokenizer, such as "gpt2" or "bert"; None if no file states it."""
         config = self._configs[0]
         name = str(self.options.get("tokenizer_class") or config.get("tokenizer_class") or "").lower()
         family = name.removesuffix("fast").removesuffix("tokenizer")
@@ -99,14 +98,14 @@ class TokenizerConfig:
         return family or None
 
     def require_family(self, file: str, *families: str) -> None:
-        """Refuses a file of a family whose tokenizer does more than the file says."""
+        """Raises UserError if the family is not one of `families`, whose tokenizers `file` fully describes."""
         if self.family not in (None, *families):
             raise UserError(
                 f"{self.folder / file} belongs to a tokenizer of {self.family}, which is read from tokenizer.json only"
             )
 
     def option(self, name: str, default: T) -> T:
-        """A field of tokenizer_config.json, which has the type of `default`; that, if it does not say or says null."""
+        """Returns a field of tokenizer_config.json, or `default` if it is missing or null; both have the same type."""
         value = self.options.get(name)
         if value is None:
             return default
@@ -117,16 +116,16 @@ class TokenizerConfig:
         return value
 
     def name_by_default(self, **names: str) -> None:
-        """Names tokens that have a role in a family, for the roles ("pad", ...) to which no file gives a name."""
+        """Sets the family's default names for roles ("pad", ...) that no file names."""
         self.names = {**names, **self.names}
         self.special |= set(self.names.values())
 
     def special_ids(self, vocabulary: Mapping[str, int], special: Collection[str]) -> SpecialIds:
-        """Which ids have a role: by the token's name, by the id in config.json, or by one of the usual names.
+        """Finds the id of each role: by the token's name, by the id in config.json, or by one of the usual names.
 
         Args:
-          vocabulary: of all tokens.
-          special: those that may be found by a usual name.
+          vocabulary: ids of all tokens.
+          special: tokens that may be found by a usual name.
         """
         ids = set(vocabulary.values())
 
@@ -173,10 +172,10 @@ class TokenizerConfig:
 
 
 def read_json(path: epath.Path) -> dict[str, Any]:
-    """Reads a JSON object.
+    """Reads a file that holds a JSON object.
 
     Raises:
-      UserError: if there is none.
+      UserError: if the file cannot be read or does not hold an object.
     """
     values = read(path, parse_json)
     if not isinstance(values, dict):
@@ -185,10 +184,10 @@ def read_json(path: epath.Path) -> dict[str, Any]:
 
 
 def read(path: epath.Path, parse: Callable[[bytes], T]) -> T:
-    """Reads a file.
+    """Returns `parse(content)` of a file.
 
     Raises:
-      UserError: if that cannot be done, or `parse` fails in any way.
+      UserError: if the file cannot be read, or `parse` raises any exception.
     """
     try:
         return parse(read_small_file(path))
@@ -197,27 +196,26 @@ def read(path: epath.Path, parse: Callable[[bytes], T]) -> T:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except BaseException as error:
-        # What is written in Rust also fails with exceptions that are no `Exception`.
+        # Panics of Rust libraries are not subclasses of `Exception`.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path} is damaged ({reason}): fetch it again") from None
 
 
-_MAX_GROWTH = 1_000  # of a text by its normalizers; those of published tokenizers make of a character a few
-_MAX_SPECIALS = 100  # that a template puts around a text
+_MAX_GROWTH = 1_000  # of a text by normalizers; published ones turn a character into a few at most
+_MAX_SPECIALS = 100  # special tokens of a template
 
 
 def check_pipeline(values: Mapping[str, Any], path: Any) -> None:
-    """Checks a tokenizer.json that has been read.
+    """Checks the parsed content of a tokenizer.json for settings that would exhaust the memory.
 
     Args:
-      values: what it holds.
-      path: its name, for messages.
+      values: content of the file.
+      path: name of the file, for messages.
 
     Raises:
-      UserError: if its normalizers would make a text many times longer, or its template would put many tokens around
-        it.
+      UserError: if normalizers would make a text more than 1,000 times longer, or a template has more than 100 parts.
     """
     growth = 1
     for step in _steps(values.get("normalizer"), "normalizers"):
@@ -236,7 +234,7 @@ def check_pipeline(values: Mapping[str, Any], path: Any) -> None:
 
 
 def _steps(part: Any, name: str) -> list[Mapping[str, Any]]:
-    """The steps of a part that may be a sequence of others, as deep as it is nested."""
+    """Returns all steps of a part of the pipeline; sequences of steps, listed under `name`, may be nested."""
     found, waiting = [], [part]
     while waiting:
         step = waiting.pop()
@@ -247,16 +245,16 @@ def _steps(part: Any, name: str) -> list[Mapping[str, Any]]:
     return found
 
 
-_MORE_SPACES = "▁\N{ZERO WIDTH SPACE}"  # what SentencePiece takes for spaces, beside Unicode's
-_NO_SPACE = "\x85"  # which Unicode has, but SentencePiece has not
+_MORE_SPACES = "▁\N{ZERO WIDTH SPACE}"  # spaces for SentencePiece, but not in Unicode
+_NO_SPACE = "\x85"  # a space in Unicode, but not for SentencePiece
 
 
 class Inputs(NamedTuple):
-    """A text, or two, as a model is trained to see them.
+    """Model inputs for one or two texts.
 
     Attributes:
       ids: tokens, special ones included.
-      token_types: 0 for each token of the first text and 1 for each of the second, if the model tells them apart.
+      token_types: 0 for tokens of the first text and 1 for tokens of the second, if the model distinguishes them.
     """
 
     ids: list[int]
@@ -264,35 +262,35 @@ class Inputs(NamedTuple):
 
 
 class HFTokenizer(abc.ABC):
-    """What every tokenizer of a folder can do; `load_folder_tokenizer` makes them.
+    """Base class of the tokenizers of Hugging Face folders; `load_folder_tokenizer` makes them.
 
-    A special token that a text spells, such as "[MASK]", becomes that token, unless tokenizer_config.json says
-    `split_special_tokens`: then it is text like any other, and can neither end nor pad anything.
+    A special token spelled in a text, such as "[MASK]", is encoded as that token. If tokenizer_config.json sets
+    `split_special_tokens`, it is ordinary text instead.
 
     Attributes:
       vocab_size: one more than the highest id.
-      pad_id: of padding; this and the following are None where there is none.
-      bos_id: of the beginning of a text.
-      eos_id: of its end.
-      unk_id: of what the vocabulary does not have.
-      mask_id: of a token to guess.
-      cls_id: of what stands before a text that is classified.
-      sep_id: of what stands behind each text.
-      normalization: the rule by which texts are normalized, such as "nmt_nfkc", where tokenizer_config.json states it,
-        which only we write and read; "" otherwise.
+      pad_id: id of padding; this and the following ids are None if the tokenizer has no such token.
+      bos_id: id of the beginning of a text.
+      eos_id: id of the end of a text.
+      unk_id: id of unknown tokens.
+      mask_id: id of masked tokens.
+      cls_id: id of the token before a text to classify.
+      sep_id: id of the token after each text.
+      normalization: name of the normalization rule, such as "nmt_nfkc", from tokenizer_config.json; "" if not stated.
+        This field is our extension of the format.
     """
 
     def __init__(
         self, vocabulary: Mapping[str, int], config: TokenizerConfig, *, special: set[str], can_clean_up: bool = True
     ):
-        """Takes the ids of all tokens, and which tokens are special."""
+        """Checks that ids are unique and finds the special tokens; `special` are their names."""
         for index, token in config.added.items():
             if vocabulary.get(token["content"]) != index:
                 raise UserError(f"{config.folder} adds a token {token['content']!r} as {index}, which is not its id")
         self._pieces = {index: token for token, index in vocabulary.items()}
         if len(self._pieces) != len(vocabulary):
             twice = next(token for token, index in vocabulary.items() if self._pieces[index] != token)
-            raise UserError(f"{config.folder}: the id {vocabulary[twice]} of {twice!r} has another token too")
+            raise UserError(f"{config.folder}: the id {vocabulary[twice]} of {twice!r} belongs to another token too")
         self.vocab_size = max(self._pieces, default=-1) + 1
         ids = config.special_ids(vocabulary, special)
         self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.mask_id, self.cls_id, self.sep_id = ids
@@ -303,32 +301,33 @@ class HFTokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
-        """`encode`, and the first character of each id and the one behind its last, [number of ids, 2] int64."""
+        """Returns the ids of `encode` and their [begin, end) in characters, [number of ids, 2] int64."""
 
     @abc.abstractmethod
     def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
-        """A text, or two, among the special tokens that the model was trained with."""
+        """Encodes one or two texts with the special tokens that the model was trained with."""
 
     @abc.abstractmethod
     def _text(self, ids: Sequence[int]) -> str:
-        """The text of ids, `_hidden` ones left out, before spaces are cleaned up."""
+        """Decodes ids without the `_hidden` ones, before spaces are cleaned up."""
 
     @abc.abstractmethod
     def _normalized(self, text: str) -> str:
-        """A text as the model sees it, before it is split."""
+        """Applies the tokenizer's normalization."""
 
     def normalize(self, text: str) -> str:
-        """The text that `decode` can give back at best: normalized, where `normalization` states a rule."""
+        """Returns the text that `decode(encode(text))` can restore at best: normalized if `normalization` is stated."""
         return self._normalized(text) if self.normalization else text
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens around it."""
-        return self.encode_with_offsets(text)[0]
+        """Returns the ids of a text, without special tokens around it."""
+        ids, _ = self.encode_with_offsets(text)
+        return ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Returns the ids of a text to continue: special tokens in front of it, as Llama has one, and none after it.
+        """Returns the ids of a text to continue: with special tokens before it, such as Llama's BOS, but none after it.
 
-        A text without ids becomes the token that starts a text or, where there is none, ends one.
+        A text without ids becomes BOS or, if there is none, EOS.
         """
         ids, framed = self.encode(text), self.encode_with_specials(text).ids
         prefix = next((framed[:k] for k in range(len(framed)) if framed[k : k + len(ids)] == ids), [])
@@ -338,34 +337,34 @@ class HFTokenizer(abc.ABC):
         return [*prefix, *ids]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of every text."""
+        """Returns `encode` of every text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of all ids; special tokens, and ids that the vocabulary does not have, are left out.
+        """Returns the text of ids, without special tokens and ids outside the vocabulary.
 
-        The unknown token remains where tokenizer_config.json says `shows_unknown`, which only we write and read.
+        The unknown token is kept if tokenizer_config.json sets `shows_unknown`, our extension of the format.
         """
         text = self._text([int(index) for index in ids])
         return _clean_up(text) if self._cleans_up else text
 
     def stream(self) -> TextStream:
-        """The text of ids that are still being generated, in parts; together they are what `decode` gives.
+        """Returns an incremental decoder, whose parts together are `decode` of all ids.
 
-        Spaces before punctuation marks, which some folders want removed, remain.
+        It keeps spaces before punctuation marks, which `decode` removes for some folders.
         """
         return TextStream(self._text)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """What each id stands for, spelled as in the vocabulary; "" for an id that it does not have."""
+        """Returns each id's token as spelled in the vocabulary; "" for an id outside it."""
         return [self._pieces.get(int(index), "") for index in ids]
 
 
 class PipelineTokenizer(HFTokenizer):
-    """A tokenizer that the library `tokenizers` runs: byte-level BPE, WordPiece, or whatever a tokenizer.json says."""
+    """A tokenizer run by the library `tokenizers`: byte-level BPE, WordPiece, or any other tokenizer.json."""
 
     def __init__(self, pipeline: Any, config: TokenizerConfig):
-        """Takes a `tokenizers.Tokenizer`, which becomes this object's own.
+        """Wraps a `tokenizers.Tokenizer`, which is modified.
 
         Raises:
           UserError: if an id belongs to two tokens.
@@ -375,7 +374,7 @@ class PipelineTokenizer(HFTokenizer):
         known = {token.content for token in pipeline.get_added_tokens_decoder().values() if token.special}
         vocabulary = pipeline.get_vocab(with_added_tokens=True)
         pipeline.add_special_tokens(sorted((config.special & vocabulary.keys()) - known))
-        # A tokenizer.json may cut and fill every text to the length of some training.
+        # A tokenizer.json may truncate and pad every text to a length used in training.
         pipeline.no_truncation()
         pipeline.no_padding()
         pipeline.encode_special_tokens = config.option("split_special_tokens", False)
@@ -384,26 +383,26 @@ class PipelineTokenizer(HFTokenizer):
         super().__init__(vocabulary, config, special=known | config.special, can_clean_up=can_clean_up)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens around it."""
+        """Returns the ids of a text, without special tokens around it."""
         return _guarded(self._pipeline.encode, text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of every text, on all cores."""
+        """Returns `encode` of every text, computed on all cores."""
         texts = list_of_texts(texts, "texts")
         found = _guarded(self._pipeline.encode_batch_fast, texts, add_special_tokens=False)
         return [text.ids for text in found]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
-        """`encode`, and the first character of each id and the one behind its last, [number of ids, 2] int64.
+        """Returns the ids of `encode` and their [begin, end) in characters, [number of ids, 2] int64.
 
-        Ids that share a character, as parts of it in byte-level BPE, all have the whole of it. There, the space before
-        a word belongs to the word's first id.
+        In byte-level BPE, ids that are parts of one character each get the whole character, and the space before a word
+        belongs to the word's first id.
         """
         found = _guarded(self._pipeline.encode, text, add_special_tokens=False)
         return found.ids, np.array(found.offsets, np.int64).reshape(-1, 2)
 
     def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
-        """A text, or two, among the special tokens that the model was trained with."""
+        """Encodes one or two texts with the special tokens that the model was trained with."""
         found = _guarded(self._pipeline.encode, text, pair)
         return Inputs(found.ids, found.type_ids)
 
@@ -415,7 +414,7 @@ class PipelineTokenizer(HFTokenizer):
 
 
 def _guarded(encode: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Calls the library, whose panics are no `Exception`: a pattern of a stranger may give up on some text."""
+    """Calls the library and turns its panics (not an `Exception`) into UserError: a pattern may fail on some text."""
     try:
         return encode(*arguments, **options)
     except BaseException as error:
@@ -425,7 +424,7 @@ def _guarded(encode: Callable[..., Any], *arguments: Any, **options: Any) -> Any
 
 
 class PieceTokenizer(HFTokenizer):
-    """A SentencePiece model whose pieces have their ids in a vocabulary: T5's is its own, Marian's another."""
+    """SentencePiece model with ids from a vocabulary: its own (T5) or a separate one (Marian)."""
 
     def __init__(
         self,
@@ -439,20 +438,20 @@ class PieceTokenizer(HFTokenizer):
         dropped: str = "",
         is_pair_separated: bool,
     ):
-        """Binds them.
+        """Combines model and vocabulary.
 
         Args:
-          processor: splits texts.
-          vocabulary: ids of the pieces; those that it lacks are unknown.
-          config: of the folder.
-          text_of: joins pieces.
-          front: pattern of what at the beginning of a text is one token.
-          more_spaces: characters to take for spaces that the model does not know.
-          dropped: characters to leave out that the model does not know, which leaves out control characters.
-          is_pair_separated: whether the first of two texts has an end of its own.
+          processor: the SentencePiece model, which splits texts.
+          vocabulary: ids of the pieces; other pieces are unknown.
+          config: configuration of the folder.
+          text_of: joins pieces to text.
+          front: regular expression of a single token at the beginning of a text.
+          more_spaces: characters to be replaced by spaces, because the model does not know them as spaces.
+          dropped: characters to be dropped, by replacing them with a control character, which the model drops.
+          is_pair_separated: whether the first of two texts ends with EOS.
 
         Raises:
-          UserError: if an id belongs to two tokens, or the end of sentence or the unknown token has none.
+          UserError: if an id belongs to two tokens, or the EOS or the unknown token has no id.
         """
         vocabulary = {**{token["content"]: index for index, token in config.added.items()}, **vocabulary}
         special = config.special & vocabulary.keys()
@@ -462,11 +461,11 @@ class PieceTokenizer(HFTokenizer):
         self._eos, self._unk = self.eos_id, self.unk_id
         self._processor, self._text_of = processor, text_of
         self._front = re.compile(front or "(?!)", re.DOTALL)
-        # One character for another: offsets stay those of the text.
+        # Each character is replaced by one character, so that offsets do not change.
         self._replaced = str.maketrans(more_spaces + dropped, " " * len(more_spaces) + "\x01" * len(dropped))
         self._is_pair_separated = is_pair_separated
         self._visible = {index: token for index, token in self._pieces.items() if index not in self._hidden}
-        # A run of characters that SentencePiece does not know is a piece to it, which may spell a special token.
+        # SentencePiece returns a run of unknown characters as one piece, which may spell a special token.
         spelled = special if config.option("split_special_tokens", False) else set()
         self._ids = {token: index for token, index in vocabulary.items() if token not in spelled}
         self._id_by_number = [
@@ -478,11 +477,11 @@ class PieceTokenizer(HFTokenizer):
         self._whole = re.compile(f"({pattern})")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens around it."""
+        """Returns the ids of a text, without special tokens around it."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of every text, on all cores."""
+        """Returns `encode` of every text, computed on all cores."""
         texts = list_of_texts(texts, "texts")
         texts = [text.translate(self._replaced) for text in texts] if self._replaced else texts
         if not any(map(self._whole.search, texts)) and not any(map(self._front.match, texts)):
@@ -500,15 +499,15 @@ class PieceTokenizer(HFTokenizer):
         ]
 
     def _ids_of(self, text: str, numbers: list[int]) -> list[int]:
-        """The ids of a text's pieces, given their numbers in the model; only unknown pieces are spelled."""
+        """Returns ids from SentencePiece's own numbers; texts with unknown pieces are encoded again as strings."""
         if self._unknown_number in numbers:
             return [self._ids.get(piece, self._unk) for piece in self._processor.encode(text, out_type=str)]
         return list(map(self._id_by_number.__getitem__, numbers))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
-        """`encode`, and the first character of each id and the one behind its last, [number of ids, 2] int64.
+        """Returns the ids of `encode` and their [begin, end) in characters, [number of ids, 2] int64.
 
-        The space before a word belongs to no id. One without a character, such as a lone "▁", has that of the next.
+        The space before a word belongs to no id. An id without characters, such as a lone "▁", gets the next one.
         """
         text = text.translate(self._replaced)
         ids: list[int] = []
@@ -526,14 +525,14 @@ class PieceTokenizer(HFTokenizer):
         return ids, np.array(offsets, np.int64).reshape(-1, 2)
 
     def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
-        """A text, or two, and the end of sentence."""
+        """Encodes one or two texts, with EOS at the end."""
         ids = self.encode(text)
         if pair is not None:
             ids += [self._eos] * self._is_pair_separated + self.encode(pair)
         return Inputs([*ids, self._eos], [0] * (len(ids) + 1))
 
     def _parts(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yields what is one token, or "", and the text behind it."""
+        """Yields (text of one whole token or "", text after it that is to be split)."""
         for number, part in enumerate(self._whole.split(text)):
             match = self._front.match(part)
             whole = part if number % 2 else match.group() if match else ""
@@ -547,20 +546,20 @@ class PieceTokenizer(HFTokenizer):
 
 
 def _shown(text: str, begin: int, end: int) -> tuple[int, int]:
-    """A stretch of characters without the white space before it, of one character at least."""
+    """Returns [begin, end) without leading white space, at least one character long."""
     while begin < len(text) and text[begin] != _NO_SPACE and (text[begin].isspace() or text[begin] in _MORE_SPACES):
         begin += 1
     return begin, max(end, min(begin + 1, len(text)))
 
 
 def _clean_up(text: str) -> str:
-    """Removes the spaces that splitting English has left, in the order in which transformers does."""
+    """Removes spaces before English punctuation and contractions, in the same order as transformers."""
     for spaced in (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"):
         text = text.replace(spaced, spaced.strip())
     return text
 
 
-# Of all families: what has to be copied with a model.
+# Files of the tokenizers of all families, which have to be copied with a model.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -578,15 +577,15 @@ TOKENIZER_FILES = (
 def load_folder_tokenizer(folder: epath.PathLike) -> HFTokenizer:
     """Reads the tokenizer of a Hugging Face folder.
 
-    It is tokenizer.json, of any family; or else vocab.json and merges.txt of GPT-2 or GPT; vocab.txt of BERT;
-    spiece.model of T5; source.spm, target.spm and vocab.json of Marian, where `encode` splits the source language and
-    `decode` joins the target language.
+    Files, in this order of preference: tokenizer.json of any family; vocab.json and merges.txt of GPT-2 or GPT;
+    vocab.txt of BERT; spiece.model of T5; source.spm, target.spm and vocab.json of Marian, where `encode` uses the
+    source language and `decode` the target language.
 
     Args:
       folder: local or gs://, or the name of a model on the Hugging Face hub.
 
     Raises:
-      UserError: if there is none, or a file is damaged.
+      UserError: if the folder has no tokenizer, or a file is damaged.
     """
     folder = local_folder(folder)
     if not folder.is_dir():
@@ -614,17 +613,17 @@ def _from_tokenizer_json(config: TokenizerConfig) -> HFTokenizer:
         text = data.decode("utf-8-sig")
         values = json.loads(text)
         check_pipeline(values, path)
-        if values.get("padding") or values.get("truncation"):  # batching does both
+        if values.get("padding") or values.get("truncation"):  # both are done in batching
             text = json.dumps({**values, "padding": None, "truncation": None})
         pipeline = tokenizers.Tokenizer.from_str(text)
-        pipeline.encode("a 本")  # one whose parts do not fit together fails only here
+        pipeline.encode("a 本")  # incompatible parts of a pipeline fail only at the first use
         return pipeline
 
     return PipelineTokenizer(read(path, make), config)
 
 
 def _from_merges(config: TokenizerConfig) -> HFTokenizer:
-    """GPT-2's byte-level BPE (Radford et al., 2019, section 2.2), or GPT's, whose pieces say where a word ends."""
+    """Returns GPT-2's byte-level BPE (Radford et al., 2019, section 2.2), or GPT's BPE with "</w>" at ends of words."""
     config.require_family("vocab.json", "gpt2", "openaigpt")
     vocabulary = _read_vocabulary(config)
     is_gpt1 = config.family == "openaigpt" or (
@@ -655,7 +654,7 @@ def _from_merges(config: TokenizerConfig) -> HFTokenizer:
 
 
 def _from_word_pieces(config: TokenizerConfig) -> HFTokenizer:
-    """BERT's (Devlin et al., 2019): words and punctuation marks, split into the longest pieces from the left."""
+    """Returns BERT's WordPiece (Devlin et al., 2019): words and punctuation, split greedily into the longest pieces."""
     config.require_family("vocab.txt", "bert", "distilbert", "electra")
     config.name_by_default(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
     path = config.folder / "vocab.txt"
@@ -683,7 +682,7 @@ def _from_word_pieces(config: TokenizerConfig) -> HFTokenizer:
 
 
 def _from_t5(config: TokenizerConfig) -> HFTokenizer:
-    """T5's (Raffel et al., 2020): SentencePiece, and sentinels that count down from the end of the vocabulary."""
+    """Returns T5's tokenizer (Raffel et al., 2020): SentencePiece, with sentinels as the last ids in reverse order."""
     config.require_family("spiece.model", "t5", "mt5", "umt5")
     processor = _read_sentencepiece(config, "spiece.model")
     vocabulary = {processor.id_to_piece(index): index for index in range(processor.vocab_size())}
@@ -703,7 +702,7 @@ def _from_t5(config: TokenizerConfig) -> HFTokenizer:
 
 
 def _from_marian(config: TokenizerConfig) -> HFTokenizer:
-    """Marian's: one SentencePiece model for each language, and one vocabulary for both."""
+    """Returns Marian's tokenizer: one SentencePiece model for each language, and one vocabulary for both."""
     config.require_family("source.spm", "marian")
     if config.option("separate_vocabs", False):
         raise UserError(
@@ -735,18 +734,18 @@ def _read_vocabulary(config: TokenizerConfig) -> dict[str, int]:
 
 
 def _read_sentencepiece(config: TokenizerConfig, file: str) -> sentencepiece.SentencePieceProcessor:
-    # Empty bytes would pass for a model here and fail at the first use.
+    # An empty file would be accepted here and fail at the first use; b"\0" fails at once.
     return read(config.folder / file, lambda data: sentencepiece.SentencePieceProcessor(model_proto=data or b"\0"))
 
 
 def write_template(folder: epath.PathLike, tokenizer: HFTokenizer, *, first: int | None, last: int) -> bool:
-    """Has the tokenizer.json of a folder put special tokens around a text, unless it does.
+    """Changes the tokenizer.json of a folder so that it adds special tokens around texts, unless it already does.
 
     Args:
-      folder: of the file; without one there is nothing to do, as the other kinds of tokenizers put them there always.
-      tokenizer: what `load_folder_tokenizer` reads of the folder.
-      first: the token before the first text, or None.
-      last: the token behind each text.
+      folder: folder of the file. Without a tokenizer.json nothing is done, because other tokenizers always add them.
+      tokenizer: the result of `load_folder_tokenizer` for the folder.
+      first: id of the token before the first text, or None.
+      last: id of the token after each text.
 
     Returns:
       Whether the file was changed.
@@ -759,7 +758,7 @@ def write_template(folder: epath.PathLike, tokenizer: HFTokenizer, *, first: int
     start = "".join(f"{token[index]} " for index in before)
     pipeline.post_processor = tokenizers.processors.TemplateProcessing(
         single=f"{start}$A {token[last]}",
-        # Only models that have a token before the first text tell a second one by its type.
+        # Only models with a token before the first text (BERT) have token types.
         pair=f"{start}$A {token[last]} $B:1 {token[last]}:1" if before else f"$A {token[last]} $B {token[last]}",
         special_tokens=[(text, index) for index, text in token.items()],
     )

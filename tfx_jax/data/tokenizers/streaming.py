@@ -1,16 +1,16 @@
-"""Text as it is generated: what can be printed before the next token is known."""
+"""Incremental decoding: the text of generated tokens that is final before the next token is known."""
 
 from collections.abc import Callable, Sequence
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-_MAX_WITHHELD = 3  # a character of four bytes, of which the last is missing
+_MAX_WITHHELD = 3  # bytes of an incomplete character of four bytes
 
 
 class TextStream:
-    r"""The text of tokens that come one by one, in parts, each as soon as it is certain.
+    r"""Decodes tokens one by one into parts of the text, each returned as soon as it is final.
 
-    A token may be a part of a character, which is withheld until the rest has come; whether a space stands before a
-    token may depend on what is before it. The parts together are `decode` of all ids. The time for each token does not
+    A token may be a part of a character, which is withheld until it is complete. Whether a token begins with a space
+    may depend on the tokens before it. The concatenated parts equal `decode` of all ids. The time per token does not
     grow with the length of the text.
 
     >>> stream = TextStream(lambda ids: bytes(ids).decode(errors="replace"))
@@ -22,17 +22,17 @@ class TextStream:
         """Starts an empty text.
 
         Args:
-          decode: gives the text of ids. More ids may append to it, but must not change it, apart from incomplete
-            characters at the end.
+          decode: returns the text of ids. More ids may only append to the text, except for incomplete characters at its
+            end.
         """
         self._decode = decode
-        self._context: list[int] = []  # their text is out
-        self._pending: list[int] = []  # theirs is not, or not all of it
-        self._shown = 0  # how many characters of both together are out
+        self._context: list[int] = []  # ids whose text has been returned
+        self._pending: list[int] = []  # later ids, whose text has not or only partly been returned
+        self._shown = 0  # number of returned characters of the text of both
         self._text = ""
 
     def push(self, index: int) -> str:
-        """Takes a token; returns what is certain now and was not before, which may be nothing."""
+        """Adds a token; returns the text that has become final, possibly empty."""
         self._pending.append(index)
         self._text = text = self._decode(self._context + self._pending)
         broken = len(text) - len(text.rstrip(_BROKEN))
@@ -40,13 +40,13 @@ class TextStream:
         if certain <= self._shown:
             return ""
         part, self._shown = text[self._shown : certain], certain
-        # As a beginning, white space alone may vanish, and what follows would lose its own.
+        # A new context must not be white space only: `decode` may strip it, with the space of the next token.
         alone = self._decode(self._pending) if not broken else ""
         if alone.strip():
             self._context, self._pending, self._text, self._shown = self._pending, [], alone, len(alone)
         return part
 
     def finish(self) -> str:
-        """What was withheld, if no token comes any more."""
+        """Returns the withheld text after the last token."""
         part, self._shown = self._text[self._shown :], len(self._text)
         return part

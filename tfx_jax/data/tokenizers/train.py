@@ -1,4 +1,4 @@
-"""Training of tokenizers, written as Hugging Face folders: SentencePiece, WordPiece, BPE, characters and words.
+"""Training of tokenizers, saved as Hugging Face folders: SentencePiece, WordPiece, BPE, characters and words.
 
 train_or_load_folder("runs/gpt", lambda: [read_text(path)], kind="characters", family="gpt", vocab_size=256)
 """
@@ -22,18 +22,18 @@ from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.data.tokenizers.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, load_folder_tokenizer, read_json
 from tfx_jax.errors import UserError
 
-_NUM_SPECIALS = 4  # padding, beginning, end and unknown
+_NUM_SPECIALS = 4  # padding, BOS, EOS and unknown token
 
 
 def vocabulary_size(lines: Sequence[str]) -> int:
-    """Chooses the size of a joint vocabulary: every character, and 32 subwords for the root of each pair of lines.
+    """Returns the size of a joint vocabulary: all characters plus 32 * sqrt(number of pairs of lines) subwords.
 
-    A small text wants a small vocabulary (Sennrich and Zhang, 2019, https://arxiv.org/abs/1905.11901), or most of its
-    subwords occur too seldom to be learned. A text grows with the square of its vocabulary, roughly (Heaps' law), hence
-    the root; 32 of them are 32,000 subwords, as many as published systems have, for a million pairs.
+    A small text needs a small vocabulary (Sennrich and Zhang, 2019, https://arxiv.org/abs/1905.11901): otherwise most
+    subwords are too rare to be learned. A vocabulary grows roughly with the square root of its text (Heaps' law). The
+    factor 32 gives 32,000 subwords for a million pairs, as in published systems.
 
     Args:
-      lines: of both languages, so that two of them are a pair.
+      lines: lines of both languages, two for each pair.
 
     >>> vocabulary_size(["ein haus", "a house"] * 10_000)  # 8 letters, the space and 4 special tokens besides
     3213
@@ -41,29 +41,30 @@ def vocabulary_size(lines: Sequence[str]) -> int:
     return _NUM_SPECIALS + len(set().union(*lines)) + round(32 * math.sqrt(len(lines) / 2))
 
 
-# Characters that show nothing inside a word, such as the soft hyphen: `tokenizers` drops them with a normalizer, and
-# SentencePiece, whose rules keep them, by those of a control character.
+# Invisible characters inside words, such as the soft hyphen. `tokenizers` drops them with a normalizer. SentencePiece's
+# rule would keep them, so they are replaced by a control character, which it drops.
 _DROPPED = "\xad\u061c\u180e" + "".join(map(chr, [*range(0x202A, 0x202F), *range(0x2060, 0x206A)]))
-_SPACES = "\x85"  # white space that SentencePiece's rules keep
+_SPACES = "\x85"  # white space that SentencePiece's rule does not turn into a space
 _RULE = "nmt_nfkc"
-_MARK = "##"  # WordPiece's, of what continues a word
-# Below any text's in Unigram: where normalization turns full-width letters into "</s>", they are text, not the token.
+_MARK = "##"  # WordPiece's prefix of pieces that continue a word
+# Score of special tokens in Unigram, below that of any text: if normalization turns full-width letters into "</s>",
+# they are text, not the token.
 _NEVER = -1000.0
-_ALL = 2**31  # more than there are of anything
-_SIZED_BY_TEXT = ("sentencepiece", "words", "characters")
-# Written first: without a vocabulary, a folder with these has no tokenizer.
+_ALL = 2**31  # no limit of the number of pieces
+_SIZED_BY_TEXT = ("sentencepiece", "words", "characters")  # kinds that allow vocab_size=0
+# Files that are written first: a folder with only these has no vocabulary yet, and counts as without tokenizer.
 _BEFORE_VOCABULARY = ("tokenizer_config.json", "source.spm", "target.spm")
 
 
 class _Family(NamedTuple):
-    """What the models of a family expect of a tokenizer, whatever its kind.
+    """Requirements of a model family, independent of the kind of tokenizer.
 
     Attributes:
       roles: special tokens by role, in the order of their ids, from 0.
-      last: special tokens that have the highest ids, in the order of these.
-      around: templates of one text and of two, as a model sees them; none if they stand alone.
-      has_types: whether the model tells the first text from the second.
-      is_plain: whether a text that spells a special token is text like any other, and an unknown token is shown.
+      last: special tokens with the highest ids, in the order of their ids.
+      around: templates of one text and of two texts with special tokens; None for no special tokens.
+      has_types: whether the model has token types.
+      is_plain: whether special tokens spelled in a text are ordinary text, and decoding shows unknown tokens.
     """
 
     roles: dict[str, str]
@@ -92,12 +93,12 @@ _FAMILIES = {
 
 
 class _Training(NamedTuple):
-    """What a kind of tokenizer is made of.
+    """Inputs for training a tokenizer of any kind.
 
     Attributes:
-      read: begins the text again, without any special tokens that it spells, unless they are text.
-      size: how many pieces there may be, beside special tokens; `_ALL` if that goes by the text.
-      ids: of pieces in their order, and no more than may be, and of all special tokens.
+      read: starts a new pass over the text, without spelled special tokens (unless the family `is_plain`).
+      size: maximum number of pieces, without special tokens; `_ALL` for no limit.
+      ids: returns the ids of pieces, given in order and cut to `size`, and of all special tokens.
       roles: special tokens by role.
     """
 
@@ -110,59 +111,58 @@ class _Training(NamedTuple):
 def train_or_load_folder(
     folder: epath.PathLike, texts: Callable[[], Iterable[str]], *, kind: str, family: str, vocab_size: int
 ) -> HFTokenizer:
-    """Loads the tokenizer of a folder; at first use it is trained and written there.
+    """Loads the tokenizer of a folder; if it has none, trains one and writes it there.
 
-    Files, tokenizer.json and tokenizer_config.json as a rule, are written each at once or not at all, and the same
-    texts always give the same files. `tfx_jax.data.tokenizers.hf_tokenizer` reads them, and so do transformers and
-    the library
-    `tokenizers`. A special token that a text spells, such as "[MASK]" or "<unk>", is that token, and nothing is learned
-    from its letters; but in the family "marian" it is text like any other, which cannot end or pad a sentence.
+    Each file (usually tokenizer.json and tokenizer_config.json) is written atomically, and the same texts always give
+    the same files. transformers and the library `tokenizers` can read them too. A special token spelled in a text, such
+    as "[MASK]" or "<unk>", is that token, and nothing is learned from its letters. In the family "marian" it is
+    ordinary text instead, which cannot end or pad a sentence.
 
     Kinds:
 
-    * "characters": each one, line breaks and spaces too, the most frequent first.
-    * "words": what stands between white space, the most frequent first; decoding joins them with single spaces. Texts
-      are normalized: NFC, without soft hyphens and other characters that show nothing inside a word.
+    * "characters": every character, line breaks and spaces included, most frequent first.
+    * "words": words separated by white space, most frequent first; decoding joins them with single spaces. Texts are
+      normalized: NFC, without soft hyphens and other invisible characters inside words.
     * "wordpiece": BERT's (Devlin et al., 2019, https://arxiv.org/abs/1810.04805), cased: words and punctuation marks,
       split into the longest pieces from the left, after NFC.
-    * "bpe": GPT-2's byte-level BPE (Radford et al., 2019, section 2.2), which has no unknown text.
+    * "bpe": GPT-2's byte-level BPE (Radford et al., 2019, section 2.2), to which no text is unknown.
     * "unigram": T5's, the language model of Kudo (2018, https://arxiv.org/abs/1804.10959), as SentencePiece trains it,
       on text after NFKC.
 
-    Of the family "marian", whose ids are joint ones of two languages (Vaswani et al., 2017, section 5.1):
+    Kinds of the family "marian", with one vocabulary for two languages (Vaswani et al., 2017, section 5.1):
 
     * "sentencepiece": byte pairs (Sennrich et al., 2016) of raw text, as SentencePiece (Kudo and Richardson, 2018,
       https://arxiv.org/abs/1808.06226) learns them; each digit is a token. Texts are normalized by SentencePiece's
-      default rule "nmt_nfkc", which the model files hold: NFKC, any white space is a space, and control characters are
-      dropped. tokenizer_config.json adds what the rule leaves out: soft hyphens and their like are dropped
-      ("dropped_characters"), and U+0085 is a space ("more_spaces"). The folder is Marian's: one model as source.spm and
-      target.spm, and vocab.json. transformers takes ">>x<<" at the beginning of a text for one token, and we for text.
-    * "words": as above, but of the same frequency in the order of their first appearance; decoding joins subwords that
-      "@@" marks.
-    * "characters": as above, but in the order of code points, and normalized as "words" are.
+      default rule "nmt_nfkc", stored in the model files: NFKC, white space becomes a space, control characters are
+      dropped. tokenizer_config.json adds to it: soft hyphens and similar characters are dropped
+      ("dropped_characters"), and U+0085 is a space ("more_spaces"). The folder has Marian's format: the same model as
+      source.spm and target.spm, and vocab.json. transformers reads ">>x<<" at the beginning of a text as one token; we
+      read it as text.
+    * "words": as above, but words of equal frequency in order of first appearance; decoding joins subwords marked by
+      "@@".
+    * "characters": as above, but in the order of code points, and normalized like "words".
 
-    Families, which decide the special tokens:
+    Families, which determine the special tokens:
 
     * "gpt": "<|endoftext|>" = 0 at the beginning and end of texts, "<unk>" = 1 (no such for "bpe").
     * "bert": "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]" = 0 to 4; texts become [CLS] A [SEP] B [SEP].
     * "t5": "<pad>", "</s>", "<unk>" = 0 to 2, and the sentinels "<extra_id_99>" to "<extra_id_0>" as the highest ids;
       each text ends with "</s>".
-    * "marian": "<pad>", "<s>", "</s>", "<unk>" = 0 to 3; texts end with "</s>"; decoding shows what is unknown.
+    * "marian": "<pad>", "<s>", "</s>", "<unk>" = 0 to 3; texts end with "</s>"; decoding shows unknown tokens.
 
     Args:
-      folder: local or gs://; made if missing. One with a tokenizer from elsewhere is taken as it is.
-      texts: begins the training text again, in parts such as lines or documents; called, perhaps more than once, only
-      if
-        there is something to train. A part is read as a whole, which takes up to some 200 times its size in memory.
+      folder: local or gs://; created if missing. A tokenizer made by other software is loaded without being changed.
+      texts: starts a new pass over the training text, in parts such as lines or documents; called, possibly several
+        times, only for training. A part is processed as a whole, which takes up to 200 times its size in memory.
       kind: see above.
       family: see above.
-      vocab_size: how many ids at most, the special ones included; a small text yields fewer. Where not even all
-        characters fit, the rarest become unknown, or "sentencepiece" refuses. 0: all words or characters, or what
-        suits the size of the text for "sentencepiece"; the other kinds need a number.
+      vocab_size: maximum number of ids, special tokens included; a small text yields fewer. If not even all characters
+        fit, the rarest become unknown ("sentencepiece" raises UserError instead). 0 means all words or characters, and
+        for "sentencepiece" `vocabulary_size`; other kinds need a positive number.
 
     Raises:
-      UserError: for an unknown kind or family, no text, a vocabulary too small for anything but special tokens, and a
-        folder whose tokenizer is another one, has more ids than that, or is damaged.
+      UserError: if the kind or family is unknown, there is no text, `vocab_size` has no room for anything but special
+        tokens, or the folder's tokenizer is damaged, of another kind or family, or has more than `vocab_size` ids.
     """
     for name, value, known in (("family", family, _FAMILIES), ("kind", kind, _KINDS.get(family, _COMMON_KINDS))):
         if value not in known:
@@ -179,10 +179,10 @@ def train_or_load_folder(
 
 
 def load_made_as(folder: epath.PathLike, *, kind: str, family: str, vocab_size: int) -> HFTokenizer:
-    """Loads the tokenizer of a folder, and checks that `train_or_load_folder` could have made it of some text.
+    """Loads the tokenizer of a folder and checks that its kind, family and size fit.
 
     Raises:
-      UserError: if there is none, it is damaged, of another kind or family, or has more than `vocab_size` ids.
+      UserError: if there is none, or it is damaged, of another kind or family, or has more than `vocab_size` ids.
     """
     folder, made_as = epath.Path(folder), f"{kind}, {family}"
     config = folder / "tokenizer_config.json"
@@ -201,7 +201,7 @@ def load_made_as(folder: epath.PathLike, *, kind: str, family: str, vocab_size: 
 def _train(
     texts: Callable[[], Iterable[str]], kind: str, family: str, vocab_size: int
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """The files of the vocabulary, in the order in which they are written, and what tokenizer_config.json says."""
+    """Returns the files of the vocabulary, in the order in which to write them, and tokenizer_config.json's content."""
     roles, last, around, has_types, is_plain = _FAMILIES[family]
     if kind == "bpe" and family == "gpt":
         roles = {role: token for role, token in roles.items() if role != "unk"}
@@ -229,7 +229,7 @@ def _train(
     options = {
         "tokenizer_class": "MarianTokenizer" if isinstance(made, dict) else "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        # GPT-2 would take types for words.
+        # No token types for GPT-2, which would add the word vectors of their ids.
         "model_input_names": ["input_ids", *["token_type_ids"] * has_types, "attention_mask"],
         **{f"{role}_token": token for role, token in roles.items()},
         **({"additional_special_tokens": list(last)} if last else {}),
@@ -246,7 +246,7 @@ def _train(
 
 
 def _characters(training: _Training) -> tokenizers.Tokenizer:
-    """BPE that merges nothing: unlike one word for each character, it can take a whole book at once."""
+    """Returns BPE without merges: unlike a word-level model of characters, it can encode a whole book in one call."""
     return _tokens_of_characters(training, _by_frequency(training.read())[: training.size])
 
 
@@ -272,7 +272,7 @@ def _words(training: _Training) -> tokenizers.Tokenizer:
 
 
 def _joined_words(training: _Training) -> tokenizers.Tokenizer:
-    """Words of which some are subwords, and none is a special token."""
+    """Returns a word-level tokenizer that joins "@@" subwords in decoding and encodes no special token from text."""
     counts = collections.Counter(word for part in training.read() for word in _plain().normalize_str(part).split())
     pipeline = _tokens_between_spaces(training, [word for word, _ in counts.most_common()])
     unk = training.roles["unk"]
@@ -284,7 +284,7 @@ def _joined_words(training: _Training) -> tokenizers.Tokenizer:
             normalizers.Replace(tokenizers.Regex(rf"(?<!\S)({spelled})(?!\S)"), unk),
         ]
     )
-    # To this decoder nothing continues a word, as none begins with a space: one is put before all but the first.
+    # No word begins with the prefix " ", so this decoder treats none as a continuation and joins all with spaces.
     spaces = decoders.WordPiece(prefix=" ", cleanup=False)
     joins = [decoders.Replace("@@ ", ""), decoders.Replace(tokenizers.Regex(r"@@\z"), "")]
     pipeline.decoder = decoders.Sequence([spaces, decoders.Fuse(), *joins])
@@ -306,7 +306,7 @@ def _tokens_between_spaces(training: _Training, words: list[str]) -> tokenizers.
 
 
 def _word_pieces(training: _Training) -> tokenizers.Tokenizer:
-    """In two passes, because the trainer numbers marked characters by chance, and breaks ties by these numbers."""
+    """Trains in two passes, because the trainer numbers "##" characters in random order and breaks ties by it."""
 
     def untrained(model: models.Model) -> tokenizers.Tokenizer:
         pipeline = tokenizers.Tokenizer(model)
@@ -331,7 +331,7 @@ def _word_pieces(training: _Training) -> tokenizers.Tokenizer:
     trainer = trainers.WordPieceTrainer(
         vocab_size=training.size,
         min_frequency=2,
-        special_tokens=sorted(marked),  # these it numbers in this order, and the others by code point
+        special_tokens=sorted(marked),  # numbered in this order; other characters by code point
         show_progress=False,
     )
     pieces = _learn(untrained(models.WordPiece()), _without(rare, text()), trainer)
@@ -355,14 +355,13 @@ def _bytes(training: _Training) -> tokenizers.Tokenizer:
 
 
 def _unigram(training: _Training) -> tokenizers.Tokenizer:
-    """By SentencePiece, because the sums of the trainer in `tokenizers` have another order each time."""
+    """Trains with SentencePiece, because the trainer in `tokenizers` is not deterministic (order of summation)."""
     normalizer = normalizers.Sequence([_dropping(), normalizers.Nmt(), normalizers.NFKC()])
     text = [" ".join(normalizer.normalize_str(part).split()) for part in training.read()]
-    # One place is for the mark of a word's beginning. SentencePiece skips whatever has the character that it puts for
-    # unknown ones.
+    # One piece is "▁", the beginning of a word. SentencePiece skips text with "▅", its symbol for unknown characters.
     rare = _by_frequency(part.replace(" ", "") for part in text)[training.size - 1 :]
     text = [part for part in _without([*rare, "▅"], text) if part.strip()]
-    # The longest parts that it allows, in bytes, are read; it has an unknown token of its own.
+    # The limit of a part's length is raised to the maximum, in bytes. SentencePiece needs its own unknown token.
     own: dict[str, Any] = {"max_sentence_length": 2**30, "unk_id": 0, "bos_id": -1, "eos_id": -1}
     model = _train_sentencepiece(text, "unigram", training.size + 1, normalization_rule_name="identity", **own)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -377,7 +376,7 @@ def _unigram(training: _Training) -> tokenizers.Tokenizer:
 
 
 def _sentencepiece(training: _Training) -> dict[str, bytes]:
-    """Byte pairs, whose ids are those of SentencePiece itself."""
+    """Trains BPE with SentencePiece, whose ids are used unchanged; returns the files of a Marian folder."""
     normalizer = sentencepiece.SentencePieceNormalizer(rule_name=_RULE, escape_whitespaces=False)
     table = str.maketrans(dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SPACES, " "))
     text = [line for part in training.read() if (line := normalizer.normalize(part.translate(table)).strip())]
@@ -391,7 +390,7 @@ def _sentencepiece(training: _Training) -> dict[str, bytes]:
 
 
 def _train_sentencepiece(text: list[str], kind: str, vocab_size: int, **options: Any) -> bytes:
-    """Learns a model; the text is no iterator, of which SentencePiece would turn an error, or Ctrl-C, into its own."""
+    """Trains a model; `text` is a list, because SentencePiece hides errors and Ctrl-C raised in an iterator."""
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(  # pyright: ignore[reportAttributeAccessIssue]
@@ -405,7 +404,7 @@ def _train_sentencepiece(text: list[str], kind: str, vocab_size: int, **options:
             **options,
         )
     except RuntimeError as error:
-        reason = " ".join(str(error).rsplit("] ", 1)[-1].split())  # behind a place in its code and a condition there
+        reason = " ".join(str(error).rsplit("] ", 1)[-1].split())  # without the location in SentencePiece's code
         raise UserError(f"cannot train a {kind} model of {vocab_size} pieces on this text: {reason}") from None
     return written.getvalue()
 
@@ -428,19 +427,19 @@ _KINDS: dict[str, _Kinds] = {
 
 
 def _learn(pipeline: tokenizers.Tokenizer, text: Iterator[str], trainer: Any) -> list[str]:
-    """Trains; returns the pieces in the order of their ids."""
+    """Trains a pipeline and returns its pieces in the order of their ids."""
     pipeline.train_from_iterator(text, trainer)
     vocabulary = pipeline.get_vocab()
     return sorted(vocabulary, key=lambda piece: vocabulary[piece])
 
 
 def _by_frequency(text: Iterable[Iterable[str]]) -> list[str]:
-    """The characters or words of parts, the most frequent first, those of the same frequency by code points."""
+    """Returns the characters or words of parts by descending frequency, and by code points if equal."""
     counts = collections.Counter(itertools.chain.from_iterable(text))
     return sorted(counts, key=lambda token: (-counts[token], token))
 
 
 def _without(rare: list[str], text: Iterable[str]) -> Iterator[str]:
-    """A text with spaces for some characters."""
+    """Yields a text with the characters `rare` replaced by spaces."""
     table = str.maketrans(dict.fromkeys(rare, " "))
     return (part.translate(table) for part in text)

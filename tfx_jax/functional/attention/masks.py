@@ -235,13 +235,12 @@ def refuse_pairs(
     if mask is not None and mask.shape[1:3] != (1, 1):
         raise ValueError(
             f"{attention} takes only a padding mask, [B, 1, 1, S], got shape {mask.shape}, because all queries share "
-            "the "
-            f"{shared}. It has neither is_causal nor segment_ids: give each sequence its own row"
+            f"the {shared}. It has neither is_causal nor segment_ids: give each sequence its own row"
         )
     if is_causal:
         raise ValueError(
-            f"{attention} has no causal form, because {shared} are means that include future tokens: pass "
-            "is_causal=False"
+            f"{attention} has no causal form, because {shared} are means that include future tokens: "
+            "pass is_causal=False"
         )
 
 

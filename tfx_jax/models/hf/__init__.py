@@ -28,10 +28,11 @@ from tfx_jax.models.bert import Bert
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
-from tfx_jax.models.hf import bert, bigbird, gpt, llama, longformer, marian, peft, t5, vit
+from tfx_jax.models.hf import bert, bigbird, gpt, llama, longformer, marian, modernbert, peft, t5, vit
 from tfx_jax.models.hf.encoders import ENCODERS
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
+from tfx_jax.models.hf.peft import is_adapter
 from tfx_jax.models.t5 import T5
 from tfx_jax.models.transformer import Transformer
 from tfx_jax.models.vit import ViT
@@ -137,7 +138,7 @@ def _with_heads(module: Any, architecture: str) -> Family:
         ignored=module.IGNORED,
         copies=module.COPIES if is_masked_lm else (),
         renamed=module.renamed(architecture),
-        fits=module.fits,
+        fits=functools.partial(module.fits, architecture) if module is vit else module.fits,
     )
 
 
@@ -167,7 +168,7 @@ def _llama(architecture: str) -> Family:
     )
 
 
-_MODULES = (bert, *ENCODERS, bigbird, longformer, vit)
+_MODULES = (bert, *ENCODERS, modernbert, bigbird, longformer, vit)
 
 # By the name in "architectures" or, in a folder without that, by "model_type". Of those with one class, the first is
 # what a model is saved as that does not say otherwise.
@@ -186,6 +187,8 @@ _BY_MODEL_TYPE = {
     "big_bird": "BigBirdModel",
     "longformer": "LongformerModel",
     "vit": "ViTModel",
+    "deit": "DeiTModel",
+    "modernbert": "ModernBertModel",
     **t5.MODEL_TYPES,
     **marian.MODEL_TYPES,
     **llama.MODEL_TYPES,
@@ -266,6 +269,16 @@ def load(
     return nnx.merge(graphdef, params)
 
 
+def supported() -> str:
+    """A table of `FAMILIES` in Markdown: what loads, as what it is saved, and what can generate text."""
+    heading = ("architecture", "loads as", "saves as", "generates")
+    lines = [heading, tuple("---" for _ in heading)]
+    for name, family in sorted(FAMILIES.items(), key=lambda item: item[0].lower()):
+        saved = "T5ForConditionalGeneration" if name == "T5WithLMHeadModel" else name
+        lines.append((name, family.model.__name__, saved, "yes" if hasattr(family.model, "decoder") else "no"))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def load_config(path: epath.PathLike, *, architecture: str | None = None) -> Any:
     """Reads a model's configuration, and not its parameters; arguments and errors as for `load`."""
     return _open(base_folder(path), architecture)[1]
@@ -278,7 +291,7 @@ def base_folder(path: epath.PathLike) -> epath.Path:
       UserError: if there is none.
     """
     folder = local_folder(path)
-    return local_folder(peft.base_of(folder)) if peft.is_adapter(folder) else folder
+    return local_folder(peft.base_of(folder)) if is_adapter(folder) else folder
 
 
 def end_ids(path: epath.PathLike) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections,
 _LAYERS = "encoder_layers"
 # What of a configuration tells families apart, and what a BERT has.
 OPTIONS = {"first_position": 0, "share_layers": False, "pooler_activation": "tanh", "num_segments": True}
+OPTIONS |= {"first_layer": False, "pre_norm": False, "use_bias": True, "is_gated": False, "rotary": None}
 
 EMBEDDINGS = [
     table("embedding/table", "embeddings.word_embeddings.weight"),

@@ -120,6 +120,8 @@ def _scale(fields: Fields, module: str) -> float:
     """By how much the product of a module's matrices is multiplied."""
     rank: Any = _of_pattern(fields.get("rank_pattern", {}), module, fields.get("r", 8))
     alpha: Any = _of_pattern(fields.get("alpha_pattern", {}), module, fields.get("lora_alpha", 8.0))
+    if type(rank) is not int or rank < 1 or not isinstance(alpha, (int, float)):
+        raise UserError(f"{CONFIG}: the rank of {module} is {rank!r} and its alpha {alpha!r}: need numbers above 0")
     return float(alpha) / (math.sqrt(rank) if fields.get("use_rslora", False) else rank)
 
 

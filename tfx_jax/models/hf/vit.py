@@ -1,4 +1,4 @@
-"""The Vision Transformer in Hugging Face folders, alone and as a classifier."""
+"""The Vision Transformer and DeiT in Hugging Face folders, alone and as classifiers."""
 
 from typing import Any
 
@@ -13,30 +13,50 @@ _POOLER = dense("pooler", "pooler.dense")
 HEADS: dict[str, tuple[Any, list[Row]]] = {
     "ViTModel": (ViT, []),
     "ViTForImageClassification": (ViTClassifier, dense("classifier", "classifier")),
+    "DeiTModel": (ViT, []),
+    "DeiTForImageClassification": (ViTClassifier, dense("classifier", "classifier")),
+    "DeiTForImageClassificationWithTeacher": (
+        ViTClassifier,
+        [*dense("classifier", "cls_classifier"), *dense("distillation_classifier", "distillation_classifier")],
+    ),
 }
 
 # What another architecture has in the same file.
-IGNORED = [r"(vit\.)?embeddings\.mask_token", r"(vit\.)?pooler\.dense\.(weight|bias)", r"classifier\.(weight|bias)"]
+IGNORED = [
+    r"((vit|deit)\.)?embeddings\.mask_token",
+    r"((vit|deit)\.)?pooler\.dense\.(weight|bias)",
+    r"(cls_|distillation_)?classifier\.(weight|bias)",
+]
+
+
+def _prefix(architecture: str) -> str:
+    return "deit" if architecture.startswith("DeiT") else "vit"
 
 
 def renamed(architecture: str) -> list[tuple[str, str]]:
     """A body alone may be taken out of any folder."""
-    return [(r"^vit\.", "")] if architecture == "ViTModel" else []
+    return [(rf"^{_prefix(architecture)}\.", "")] if architecture.endswith("Model") else []
 
 
-def fits(config: ViTConfig) -> bool:
+def fits(architecture: str, config: ViTConfig) -> bool:
     """Whether a folder can say it."""
-    return config.attention.name == "dense"
+    tokens = config.distillation_token, config.distillation_head
+    return config.attention.name == "dense" and tokens == _tokens(architecture)
+
+
+def _tokens(architecture: str) -> tuple[bool, bool]:
+    """Whether there is a token of distillation, and whether it is classified."""
+    return architecture.startswith("DeiT"), architecture.endswith("WithTeacher")
 
 
 def read_config(architecture: str, fields: Fields) -> ViTConfig:
     """From the fields of a ViT."""
     d_model = fields.get("hidden_size", 768)
     fields.require(qkv_bias=True)
-    if architecture == "ViTModel":
+    if architecture.endswith("Model"):
         fields.require(pooler_act="tanh", pooler_output_size=d_model)
     classifier: dict[str, Any] = {}
-    if architecture == "ViTForImageClassification":
+    if "ForImageClassification" in architecture:
         classifier = {"labels": fields.labels(), "problem_type": fields.optional("problem_type", str)}
     return ViTConfig(
         image_size=fields.get("image_size", 224),
@@ -50,6 +70,8 @@ def read_config(architecture: str, fields: Fields) -> ViTConfig:
         attention_dropout_rate=float(fields.get("attention_probs_dropout_prob", 0.0)),
         activation=fields.choose("hidden_act", ACTIVATIONS, "gelu"),
         layer_norm_epsilon=fields.get("layer_norm_eps", 1e-12),
+        distillation_token=_tokens(architecture)[0],
+        distillation_head=_tokens(architecture)[1],
         **classifier,
     )
 
@@ -57,10 +79,10 @@ def read_config(architecture: str, fields: Fields) -> ViTConfig:
 def write_config(architecture: str, config: ViTConfig) -> dict[str, Any]:
     """The fields of a ViT."""
     classifier = {}
-    if architecture == "ViTForImageClassification":
+    if "ForImageClassification" in architecture:
         classifier = label_fields(config.labels) | {"problem_type": config.problem_type}
     return {
-        "model_type": "vit",
+        "model_type": _prefix(architecture),
         "architectures": [architecture],
         "image_size": config.image_size,
         "patch_size": config.patch_size,
@@ -83,6 +105,11 @@ def rows(architecture: str, config: ViTConfig) -> list[Row]:
     model, head = HEADS[architecture]
     body = [
         vector("class_token", "embeddings.cls_token", num_ones=2),
+        *(
+            [vector("distillation_token", "embeddings.distillation_token", num_ones=2)]
+            if config.distillation_token
+            else []
+        ),
         Row("positions/table", "embeddings.position_embeddings", num_inputs=1, num_ones=1),
         Row(
             "patches/kernel",
@@ -109,4 +136,4 @@ def rows(architecture: str, config: ViTConfig) -> list[Row]:
     ]
     if model is ViT:
         return [*body, *(_POOLER if config.has_pooler else [])]
-    return [*under("vit", "vit", body), *head]
+    return [*under("vit", _prefix(architecture), body), *head]

@@ -1,0 +1,159 @@
+"""ModernBERT in Hugging Face folders: a BERT with rotary positions, gated layers, windows, and norms in front."""
+
+import dataclasses
+from typing import Any
+
+from tfx_jax.errors import UserError
+from tfx_jax.models.bert import Bert, BertConfig, BertMaskedLM
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
+from tfx_jax.models.hf.names import Row, linear, table, under, vector
+from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, RotaryConfig
+
+MODEL_TYPE = "modernbert"
+_HEAD = [
+    linear("masked_lm/dense/kernel", "head.dense.weight"),
+    vector("masked_lm/norm/scale", "head.norm.weight"),
+    vector("masked_lm/bias", "decoder.bias"),
+]
+
+# Of each architecture our class and the rows of its head.
+HEADS: dict[str, tuple[Any, list[Row]]] = {
+    "ModernBertModel": (Bert, []),
+    "ModernBertForMaskedLM": (BertMaskedLM, _HEAD),
+}
+IGNORED = [r"decoder\.(weight|bias)", r"head\.(dense|norm)\.weight"]
+COPIES = [(r"decoder\.weight", "model.embeddings.tok_embeddings.weight")]
+
+# What config.json does not say.
+_OPTIONS: dict[str, Any] = {"num_segments": 0, "has_pooler": False, "first_layer": True, "pre_norm": True}
+_OPTIONS |= {"use_bias": False, "is_gated": True}
+
+
+def renamed(architecture: str) -> list[tuple[str, str]]:
+    """A body alone may be taken out of any folder."""
+    return [(r"^model\.", "")] if architecture == "ModernBertModel" else []
+
+
+def fits(config: BertConfig) -> bool:
+    """Whether a folder can say it."""
+    wanted = {name: value for name, value in _OPTIONS.items() if name != "has_pooler"}
+    is_plain = config.rotary == RotaryConfig(base=0.0 if config.rotary is None else config.rotary.base)
+    return is_plain and all(getattr(config, name) == value for name, value in wanted.items())
+
+
+def read_config(architecture: str, fields: Fields) -> BertConfig:
+    """From the fields of a ModernBERT.
+
+    Raises:
+      UserError: for an option that the model does not have.
+    """
+    fields.require(attention_bias=False, mlp_bias=False, norm_bias=False, decoder_bias=True, classifier_bias=False)
+    fields.require(attention_dropout=0.0, embedding_dropout=0.0, mlp_dropout=0.0)
+    activation = fields.choose("hidden_activation", ACTIVATIONS, "gelu")
+    if "ForMaskedLM" in architecture:
+        fields.require(classifier_activation=fields.get("hidden_activation", "gelu"))
+    num_layers, every = fields.get("num_hidden_layers", 22), fields.get("global_attn_every_n_layers", 3)
+    if num_layers < 2 or every < 1:
+        raise UserError(f"num_hidden_layers is {num_layers} and global_attn_every_n_layers {every}: too few")
+    types = fields.get("layer_types", []) or [
+        "sliding_attention" if index % every else "full_attention" for index in range(num_layers)
+    ]
+    if types[0] != "full_attention" or len(types) != num_layers:
+        raise UserError(f"layer_types is {types!r}, but the first of {num_layers} layers must see all")
+    names = ["window" if kind == "sliding_attention" else "dense" for kind in types[1:]]
+    count = len(names)
+    period = next(p for p in range(1, count + 1) if count % p == 0 and names == names[:p] * (count // p))
+    has_windows = "window" in names
+    window = AttentionOptions(window=fields.get("local_attention", 128) // 2) if has_windows else AttentionOptions()
+    bases = {"full_attention": fields.get("global_rope_theta", 160_000.0)}
+    bases["sliding_attention"] = fields.get("local_rope_theta", 10_000.0)
+    for kind, values in fields.get("rope_parameters", {}).items():
+        if kind not in bases or values.get("rope_type", "default") != "default":
+            raise UserError(f"rope_parameters has {kind}: {values!r}, but only the default rope_type is supported")
+        bases[kind] = values.get("rope_theta", bases[kind])
+    return BertConfig(
+        vocab_size=fields.get("vocab_size", 50_368),
+        max_length=fields.get("max_position_embeddings", 8192),
+        num_layers=num_layers - 1,
+        d_model=fields.get("hidden_size", 768),
+        num_heads=fields.get("num_attention_heads", 12),
+        d_ff=fields.get("intermediate_size", 1152),
+        dropout_rate=0.0,
+        attention_dropout_rate=0.0,
+        activation=activation,
+        layer_norm_epsilon=fields.get("norm_eps", 1e-5),
+        is_tied=fields.get("tie_word_embeddings", True) or "ForMaskedLM" not in architecture,
+        rotary=RotaryConfig(base=float(bases["full_attention"])),
+        window_rotary_base=float(bases["sliding_attention"]) if has_windows else None,
+        attention=AttentionConfig(",".join(names[:period]), window),
+        **_OPTIONS,
+    )
+
+
+def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
+    """The fields of a ModernBERT."""
+    kinds = {"window": "sliding_attention", "dense": "full_attention"}
+    names = ["dense", *config.attention.names * (config.num_layers // len(config.attention.names))]
+    base = 0.0 if config.rotary is None else config.rotary.base
+    bases = {"full_attention": base, "sliding_attention": config.window_rotary_base or base}
+    activation = activation_field(config.activation, {"gelu": "gelu", **ACTIVATIONS})
+    return {
+        "model_type": MODEL_TYPE,
+        "architectures": [architecture],
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_length,
+        "num_hidden_layers": config.num_layers + 1,
+        "hidden_size": config.d_model,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": 4 * config.d_model if config.d_ff is None else config.d_ff,
+        "hidden_activation": activation,
+        "classifier_activation": activation,
+        "norm_eps": config.layer_norm_epsilon,
+        "local_attention": 2 * (config.attention.options.window or 64),
+        "layer_types": [kinds[name] for name in names],
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
+        "tie_word_embeddings": config.is_tied,
+        **({"pad_token_id": 0} if config.vocab_size <= 50_283 else {}),  # their own is beyond a small vocabulary
+    }
+
+
+def rows(architecture: str, config: BertConfig) -> list[Row]:
+    """The table of names."""
+    model, head = HEADS[architecture]
+    period = len(config.attention.names)
+    body = [
+        table("embedding/table", "embeddings.tok_embeddings.weight"),
+        vector("norm/scale", "embeddings.norm.weight"),
+    ]
+    body += [row for row in _layer_rows("first_layer", "layers.0", config) if "self_attention_residual" not in row.ours]
+    for kind in range(period):
+        ours = "encoder_layers" if period == 1 else f"encoder_layers/layers/{kind}"
+        layer = _layer_rows(ours, "layers.{}", config)
+        body += [dataclasses.replace(row, first_layer=1 + kind, layer_step=period) for row in layer]
+    body.append(vector("last_norm/scale", "final_norm.weight"))
+    if model is Bert:
+        return body
+    output = [] if config.is_tied else [table("masked_lm/output_embedding/table", "decoder.weight")]
+    return [*under("bert", "model", body), *head, *output]
+
+
+def _layer_rows(ours: str, theirs: str, config: BertConfig) -> list[Row]:
+    d_ff = 4 * config.d_model if config.d_ff is None else config.d_ff
+    joined = [linear(f"{ours}/feed_forward/{name}", f"{theirs}.mlp.Wi.weight") for name in ("up", "gate")]
+    projections = [
+        linear(f"{ours}/self_attention/{name}/kernel", f"{theirs}.attn.Wqkv.weight")
+        for name in ("query", "key", "value")
+    ]
+    sizes = [(row, config.d_model, 3) for row in projections]
+    found = [
+        dataclasses.replace(row, columns=(index * size, (index + 1) * size, count * size))
+        for group in (sizes, [(row, d_ff, 2) for row in joined])
+        for index, (row, size, count) in enumerate(group)
+    ]
+    return [
+        *found,
+        linear(f"{ours}/self_attention/out/kernel", f"{theirs}.attn.Wo.weight", 2),
+        linear(f"{ours}/feed_forward/down", f"{theirs}.mlp.Wo.weight"),
+        vector(f"{ours}/self_attention_residual/norm/scale", f"{theirs}.attn_norm.weight"),
+        vector(f"{ours}/feed_forward_residual/norm/scale", f"{theirs}.mlp_norm.weight"),
+    ]
