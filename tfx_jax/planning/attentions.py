@@ -43,7 +43,7 @@ def _from_spec(name: str) -> Measured:
 def _with_gates(
     core: Callable[..., Any], shapes: dict[str, tuple[int, ...]], query: Array, key: Array, *args: Any, **options: Any
 ) -> Any:
-    """Attends with gates taken from the features of the keys, repeated where gates are larger."""
+    """Attends with gates taken from the features of the keys, repeated if a gate needs more of them."""
     flat = key.reshape(*key.shape[:2], -1)
     gates = {
         name: flat[..., np.arange(math.prod(shape)) % flat.shape[-1]].reshape(*key.shape[:2], *shape)
