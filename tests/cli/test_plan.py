@@ -109,7 +109,7 @@ class TestTooLarge:
         (["--topology=cpu:8", "--slices=2"], "simulated devices have the form cpu:N"),
         (["--topology=cpu:8", "--price=much"], '"much" is not a price'),
         (["--topology=cpu:8", "--config.mesh.data=16"], "does not fit 8 devices"),
-        (["--topology=cpu:9"], "this process already has 8 devices, fewer than 9"),
+        (["--topology=cpu:9"], "already started in this process with 8 devices, but the plan simulates 9"),
     ],
 )
 def test_mistakes_are_one_line(capsys, arguments, message):

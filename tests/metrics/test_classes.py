@@ -60,7 +60,7 @@ def test_scores_are_those_of_scikit_learn():
     [
         (["a"], ["a", "b"], "1 predictions"),
         ([], [], "0 predictions"),
-        (["e"], ["a"], "the class 'e' is not one of the 4 labels"),
+        (["e"], ["a"], "the label 'e' is not one of the 4 labels"),
     ],
 )
 def test_what_cannot_be_scored(predictions, references, message):

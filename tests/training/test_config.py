@@ -102,7 +102,7 @@ def test_workdir_of_another_experiment_is_refused(workdir, field, value, message
 
 def test_all_differences_are_named(workdir):
     save_config(ExperimentConfig(), workdir)
-    with pytest.raises(UserError, match=r"model.d_ff=2048, not 3; seed=0, not 4: take"):
+    with pytest.raises(UserError, match=r"model.d_ff=2048, not 3; seed=0, not 4: restore"):
         save_config(changed(**{"model.d_ff": 3, "seed": 4}), workdir)
 
 
@@ -247,7 +247,10 @@ def test_classes_of_model_and_task_are_kept(workdir, model, task):
 def test_other_data_with_the_same_fields_are_another_training(workdir):
     """All that tagged data have, labeled ones have too."""
     save_config(ExperimentConfig(model=T5Config(), task=TextToTextConfig(data=LabeledData())), workdir)
-    with pytest.raises(UserError, match=r"was made with task\.data='LabeledData', not 'TaggedData': take another"):
+    with pytest.raises(
+        UserError,
+        match=r"was made with task\.data='LabeledData', not 'TaggedData': restore these values, or use another",
+    ):
         save_config(ExperimentConfig(model=T5Config(), task=TextToTextConfig(data=TaggedData())), workdir)
 
 

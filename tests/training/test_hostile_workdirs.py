@@ -115,7 +115,9 @@ def test_a_file_in_place_of_the_newest_checkpoint(workdir, is_link):
 def test_lists_that_name_other_files(workdir, name):
     files = json.loads((workdir / "artifacts.json").read_text())["files"]
     write_sealed(workdir / "artifacts.json", {"files": files | {name: "0" * 64}})
-    with pytest.raises(UserError, match=r"artifacts.json is damaged \(.* is not a file of the workdir\)"):
+    with pytest.raises(
+        UserError, match=r"artifacts.json is damaged \(.* is not the path of a file inside the workdir\)"
+    ):
         check_artifact(workdir, "tokenizer")
 
 

@@ -210,7 +210,8 @@ def test_several_hosts_share_all_devices(devices, sizes, named):
 @pytest.mark.parametrize("sizes", [{"fsdp": 32}, {"data": 1, "tensor": 32}])
 def test_slices_divide_data_alone(sizes):
     with pytest.raises(
-        UserError, match=r"^config.mesh: 2 slices can share the axis data only, but data=1 is not a multiple of 2: "
+        UserError,
+        match=r"^config.mesh: only the axis data can span TPU slices, so data=1 must be a multiple of the 2 slices: ",
     ):
         make_mesh(**sizes, devices=tpu_slices((4, 4, 1), num_slices=2))
 

@@ -77,7 +77,7 @@ def test_defaults_are_the_base_model_and_valid():
         (
             "optimizer.weight_decay",
             0.1,
-            'optimizer.weight_decay must be 0 for "adam": use config.optimizer.name="adamw"',
+            'optimizer.weight_decay must be 0 for "adam": use config.optimizer.name="adamw" for weight decay',
         ),
         ("optimizer.clip_norm", -1.0, "optimizer.clip_norm must be at least 0, got -1.0"),
         ("task.z_loss", -1.0, "task.z_loss must be at least 0, got -1.0"),

@@ -212,8 +212,8 @@ def _devices(topology: str, num_slices: int) -> Sequence[Any]:
         jax.config.update("jax_num_cpu_devices", int(count))
     if len(jax.devices()) < int(count):
         raise UserError(
-            f"--topology={topology}: this process already has {len(jax.devices())} devices, fewer than {count}: run "
-            "the command in a new process"
+            f"--topology={topology}: JAX already started in this process with {len(jax.devices())} devices, but the "
+            f"plan simulates {count}: run the command in a new process"
         )
     return jax.devices()[: int(count)]
 

@@ -52,7 +52,7 @@ def answer_scores(
     """
     exact_match_fn, f1_fn = exact_match_fn or squad_exact_match, f1_fn or squad_f1
     if not references:
-        raise ValueError("no questions to score")
+        raise ValueError("there are no questions to score: pass at least one")
     exact = overlap = 0.0
     for name, answers in references.items():
         if not answers:

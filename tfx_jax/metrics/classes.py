@@ -43,7 +43,7 @@ def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: 
     number = {label: index for index, label in enumerate(labels)}
     unknown = {*predictions, *references} - number.keys()
     if unknown:
-        raise ValueError(f"the class {min(unknown, key=str)!r} is not one of the {len(number)} labels")
+        raise ValueError(f"the label {min(unknown, key=str)!r} is not one of the {len(number)} labels")
     predicted, expected = (np.array([number[label] for label in side]) for side in (predictions, references))
     is_correct = predicted == expected
     num_correct, num_predicted, num_expected = (

@@ -59,8 +59,8 @@ class CaptionerConfig:
             raise ValueError(f"channels must be one or more positive numbers, got {self.channels}")
         if self.image_size % 2 ** len(self.channels):
             raise ValueError(
-                f"image_size={self.image_size} cannot be halved {len(self.channels)} times, once for each of "
-                f"channels={self.channels}"
+                f"image_size={self.image_size} must be divisible by {2 ** len(self.channels)}, because each of "
+                f"channels={self.channels} halves the image"
             )
 
     def tiny(self, *, max_length: int) -> None:

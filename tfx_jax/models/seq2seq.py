@@ -441,12 +441,18 @@ class Seq2Seq(nnx.Module):
     def _logits(
         self, outputs: tuple[Array, Array], words: Float[Array, "*batch D"], rngs: nnx.Rngs | None = None
     ) -> Float[Array, "*batch V"]:
-        """Returns logits: from the attentional vector for "luong", otherwise from a maxout layer."""
+        """Returns logits: from the attentional vector for "luong", otherwise from a maxout layer.
+
+        Args:
+          outputs: of `_advance`: the decoder's output and the context; for "luong" the first is the attentional vector.
+          words: embeddings of the previous target words, for the maxout layer.
+          rngs: stream `dropout`; None means evaluation.
+        """
         x, context = outputs
-        if self.readout_bias is not None:
+        if self.readout_bias is not None:  # all variants but "luong"
             inputs = jnp.concatenate([x, words.astype(x.dtype), context], axis=-1).astype(self.embedding.dtype)
             hidden = add_bias(mixed_product(inputs, self.readout[...]), self.readout_bias[...])
-            x = hidden.reshape(*hidden.shape[:-1], -1, 2).max(axis=-1)
+            x = hidden.reshape(*hidden.shape[:-1], -1, 2).max(axis=-1)  # maxout: the larger of each two units
         return self.embedding.attend(drop(x, self.config.dropout_rate, rngs))
 
     def _step_keys(self, rngs: nnx.Rngs | None, num_steps: int) -> Array | None:

@@ -168,7 +168,7 @@ class _Trainer:
         self.meter = MetricAccumulator(count_flops, self.device_kinds)
         steps = profile if is_primary() else None
         self.profile = Profile(
-            workdir, steps, first_step=self.first_step, meter=self.meter, message=self.progress.message
+            workdir, steps, last_done_step=self.first_step, meter=self.meter, message=self.progress.message
         )
 
     def _restore(self, training: TrainSetup) -> TrainState:

@@ -109,7 +109,7 @@ def test_first_fit_of_many_items():
 
 @pytest.mark.parametrize("sizes", [[3, 9], [0, 3], [-1]])
 def test_items_that_do_not_fit(sizes):
-    with pytest.raises(ValueError, match=r"sizes must be in 1 \.\. capacity=8, got"):
+    with pytest.raises(ValueError, match=r"each size must be from 1 to capacity=8, got"):
         first_fit(sizes, 8)
 
 

@@ -86,7 +86,7 @@ def test_what_is_no_sound_is_one_line(tmp_path):
         (b"", "a.wav cannot be read as a WAV file: "),
         (b"no sound at all", "a.wav cannot be read as a WAV file: "),
         (whole[:30], "a.wav cannot be read as a WAV file: "),
-        (wav(np.zeros(0, np.int16)), "a.wav has no samples"),
+        (wav(np.zeros(0, np.int16)), "the recording a.wav is empty (0 audio samples)"),
         (wav(np.array([0, np.nan])), "a.wav has a sample that is NaN or infinite"),
     ):
         with pytest.raises(UserError) as caught:

@@ -166,7 +166,7 @@ def test_mistakes_leave_nothing_behind(tmp_path):
         UserError, match=r"local disk, not to gs://b/d: .*gcloud storage cp -r DIR/wmt14_translate gs://b/d/"
     ):
         prepare(GERMAN, "gs://b/d")
-    with pytest.raises(UserError, match="choose a --data-dir without"):
+    with pytest.raises(UserError, match="which TFDS reads as wildcards: choose another folder"):
         prepare(GERMAN, tmp_path / "data[1]")
     assert list(tmp_path.iterdir()) == []
 

@@ -97,7 +97,9 @@ def test_missing_and_damaged_weights_are_refused(adapter):
     path.write_bytes(path.read_bytes()[:30])
     assert_refused(adapter, "is damaged or cut short")
     path.unlink()
-    assert_refused(adapter, r"adapter_model\.safetensors does not exist: an adapter needs it beside adapter_config")
+    assert_refused(
+        adapter, r"adapter_model\.safetensors does not exist: the folder of an adapter holds it beside adapter"
+    )
 
 
 def test_a_model_without_adapters_is_not_saved_as_one(base, tmp_path):

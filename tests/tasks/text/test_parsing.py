@@ -85,7 +85,10 @@ def test_training_has_every_tree_that_is_short_enough():
         targets = {tuple(row[row != PAD_ID]) for batch in found for row in batch["target"] if row.any()}
         assert targets == {tuple(example["target"]) for example in task().encode(wanted)}
         assert all(batch["source"].shape == batch["target"].shape for batch in found)
-    with pytest.raises(UserError, match=r"^no training tree has at most 2 tokens: raise config.task.data.max_length$"):
+    with pytest.raises(
+        UserError,
+        match=r"^every training tree or its sentence has more than 2 tokens: raise config.task.data.max_length$",
+    ):
         task(max_length=2).train_data(LoaderOptions(seed=0))
 
 

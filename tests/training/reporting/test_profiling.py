@@ -43,7 +43,7 @@ class Traces:
 
     def run(self, workdir, steps, first_step, last_step, lines):
         meter = MetricAccumulator(lambda shapes: 0, ["cpu"])
-        profile = Profile(workdir, steps, first_step=first_step, meter=meter, message=lines.append)
+        profile = Profile(workdir, steps, last_done_step=first_step, meter=meter, message=lines.append)
         for step in range(first_step + 1, last_step + 1):
             with profile.step(step, jax.numpy.ones(())):
                 self.calls.append(step)

@@ -39,8 +39,9 @@ def set_up_streams() -> None:
     Closed descriptors are opened on /dev/null. Otherwise a file could get descriptor 2, and C++ libraries would write
     their messages into it. `sys.stdin` and `sys.stdout` stay None if they were closed.
     """
+    # The lowest free descriptor is opened: 0, 1 and 2 if they were closed, then a higher one, which is not needed.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
+        os.set_inheritable(descriptor, True)  # so that child processes have it too
     os.close(descriptor)
     use_utf8(sys.stdin, sys.stdout)
     with contextlib.suppress(OSError, ValueError):

@@ -145,7 +145,9 @@ def first_fit(sizes: Sequence[int], capacity: int) -> np.ndarray:
       ValueError: if a size is not in 1 .. capacity.
     """
     if any(not 0 < size <= capacity for size in sizes):
-        raise ValueError(f"sizes must be in 1 .. capacity={capacity}, got {min(sizes)} to {max(sizes)}")
+        raise ValueError(
+            f"each size must be from 1 to capacity={capacity}, got sizes from {min(sizes)} to {max(sizes)}"
+        )
     bins, num_bins = np.zeros(len(sizes), np.int64), 0
     # For each amount of free space, a heap of the bins that have it, and the first bin of each heap for a fast search.
     bins_by_space: list[list[int]] = [[] for _ in range(capacity + 1)]

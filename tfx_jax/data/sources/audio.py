@@ -85,7 +85,7 @@ def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
         reason = " ".join(str(error).split()) if isinstance(error, ValueError) else "it is damaged"
         raise UserError(f"{name} cannot be read as a WAV file: {reason}") from None
     if not samples.size or rate < 1:
-        raise UserError(f"{name} has no samples")
+        raise UserError(f"the recording {name} is empty (0 audio samples)")
     if samples.dtype == np.uint8:
         sound = (samples.astype(np.float64) - 128) / 128
     elif np.issubdtype(samples.dtype, np.integer):

@@ -70,7 +70,7 @@ def prepare(
         raise UserError(f"--base-url={base_url} should begin with http:// or https://")
     folder = pathlib.Path(root).absolute()
     if set("*?[") & set(str(folder)):
-        raise UserError(f"TFDS would take {folder} for a pattern: choose a --data-dir without * ? [")
+        raise UserError(f"--data-dir={folder} contains *, ? or [, which TFDS reads as wildcards: choose another folder")
     try:
         builder = _stock_builder(name, folder)
         if not (builder.data_path / "dataset_info.json").exists():

@@ -43,23 +43,21 @@ def get_pairs(pairs: PairSource, indices: Sequence[int] | np.ndarray) -> Sequenc
 
 
 def lines_of(pairs: PairSource, max_pairs: int | None = None) -> Iterator[str]:
-    """Yields both sides of all pairs, for training a joint tokenizer.
+    """Yields both sides of pairs, for training a joint tokenizer.
 
     Args:
       pairs: any source of pairs.
-      max_pairs: limit of the number of pairs, evenly spaced; a million is plenty for SentencePiece, which keeps all in
-        memory.
+      max_pairs: if there are more pairs, as many are taken at even distances; None: all pairs. A million is plenty for
+        SentencePiece, which keeps all lines in memory.
 
-    >>> pairs = [{"source": "a", "target": "b"}, {"source": "c", "target": "d"}]
-    >>> list(lines_of(pairs))
-    ['a', 'b', 'c', 'd']
-    >>> list(lines_of(pairs, max_pairs=1))
-    ['a', 'b']
+    >>> pairs = [{"source": letter, "target": letter.upper()} for letter in "abcd"]
+    >>> list(lines_of(pairs, max_pairs=2))
+    ['a', 'A', 'c', 'C']
     """
     count = len(pairs) if max_pairs is None else min(max_pairs, len(pairs))
     for start in range(0, count, _PAIRS_PER_READ):
-        numbers = range(start, min(start + _PAIRS_PER_READ, count))
-        for pair in get_pairs(pairs, [number * len(pairs) // count for number in numbers]):
+        indices = range(start, min(start + _PAIRS_PER_READ, count))
+        for pair in get_pairs(pairs, [index * len(pairs) // count for index in indices]):
             yield pair["source"]
             yield pair["target"]
 

@@ -405,7 +405,7 @@ def _train_sentencepiece(text: list[str], kind: str, vocab_size: int, **options:
         )
     except RuntimeError as error:
         reason = " ".join(str(error).rsplit("] ", 1)[-1].split())  # without the location in SentencePiece's code
-        raise UserError(f"cannot train a {kind} model of {vocab_size} pieces on this text: {reason}") from None
+        raise UserError(f"cannot train a {kind} tokenizer of {vocab_size} pieces on this text: {reason}") from None
     return written.getvalue()
 
 

@@ -254,14 +254,24 @@ class Derivation:
         action: Action,
         tense: Tense,
         subject: NounPhrase,
-        more: Slots | None = None,
+        extra_slots: Slots | None = None,
         *,
         negative: bool = False,
         rule: Rule = CLAUSE,
     ) -> Pair:
-        """Returns a clause with the slots of `more`; the object is sampled unless `more` has it."""
+        """Returns a clause in English and Japanese, such as "the girl saw a dog".
+
+        Args:
+          action: verb, and what may be its subject and its object.
+          tense: of the verb.
+          subject: noun phrase.
+          extra_slots: further slots of the rule, such as TIME, or others than those that are made here. The object is
+            sampled unless it is one of them.
+          negative: whether the verb is negated.
+          rule: orders the slots in both languages.
+        """
         predicate = self.predicate(action, tense, subject.agreement, negative=negative)
-        slots = {"SUBJECT": subject.topic(), **predicate, **(more or {})}
+        slots = {"SUBJECT": subject.topic(), **predicate, **(extra_slots or {})}
         if "OBJECT" not in slots:
             slots["OBJECT"] = self.object(action, is_new=not negative)
         return rule(**slots)

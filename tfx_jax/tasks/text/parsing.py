@@ -116,9 +116,9 @@ class ParsingConfig(TaskConfig):
         size = tokenizer.vocab_size + len(symbols)
         if artifacts.starts_from_model and model.vocab_size < size:
             raise UserError(
-                f"config.init_from names a model of {model.vocab_size} tokens, but {tokenizer.vocab_size} of words "
-                "plus "
-                f"{len(symbols)} of symbols of trees make {size}: start from a model that was trained to parse"
+                f"the model of config.init_from has vocab_size={model.vocab_size}, but parsing needs {size} "
+                f"({tokenizer.vocab_size} word pieces and {len(symbols)} tree symbols): start from a model that was "
+                "trained to parse"
             )
         if not artifacts.starts_from_model:
             model = dataclasses.replace(cast(Any, model), vocab_size=size)
@@ -172,17 +172,20 @@ class ParsingTask:
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, {"source": pad_id, "target": pad_id})
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """Returns the training data, without trees that are too long.
+        """Returns the training data, without examples whose sentence or tree exceeds `max_length` tokens.
 
         Raises:
-          UserError: if all trees are too long.
+          UserError: if no example is left.
         """
-        encoded, limit = self.encode(self._splits["train"]), self.config.data.max_length
+        encoded = self.encode(self._splits["train"])
+        limit = self.config.data.max_length
         examples = ExampleList(encoded, by="target")
         lengths = np.array([max(map(len, example.values())) for example in encoded])
         if lengths.min() > limit:
-            raise UserError(f"no training tree has at most {limit} tokens: raise config.task.data.max_length")
-        examples.lengths = np.where(lengths <= limit, lengths, -1)
+            raise UserError(
+                f"every training tree or its sentence has more than {limit} tokens: raise config.task.data.max_length"
+            )
+        examples.lengths = np.where(lengths <= limit, lengths, -1)  # -1: left out of all batches
         return train_batches(lambda epoch: examples, self.batch_spec, options, num_examples=len(encoded))
 
     def encode(self, trees: Sequence[Tree]) -> list[Example]:

@@ -163,17 +163,18 @@ class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig
           target: the second sentence, or hypothesis.
 
         Returns:
-          Both maps by name, [1, S, T] and [1, T, S] float32, and the words of each sentence.
+          The maps of `pair_attention`, float32 with one head, [1, S, T] and [1, T, S], and the tokens of each sentence.
+          Sentences longer than `max_length` are cut, with a warning.
 
         Raises:
-          UserError: if the second sentence is missing.
+          UserError: if the second sentence is missing or blank.
         """
         if target is None or is_blank(target):
             raise UserError("a pair needs a second sentence: give --target=SENTENCE")
         limit = self.config.data.max_length
-        whole = self.tokenizer.encode_batch([self.config.plain(text) for text in (source, target)])
-        warn_shortened(whole, limit, what="sentences", effect="only their beginnings are read")
-        first, second = (ids[:limit] for ids in whole)
+        token_ids = self.tokenizer.encode_batch([self.config.plain(text) for text in (source, target)])
+        warn_shortened(token_ids, limit, what="sentences", effect="only their beginnings are read")
+        first, second = (ids[:limit] for ids in token_ids)
         pieces = self.tokenizer.pieces
         return PairAttention(pair_attention(model, first, second), pieces(first), pieces(second))
 

@@ -126,7 +126,9 @@ class CaptionData(FileData):
                 f"{name}.image_size={self.image_size} must be {IMAGE_SIZE}, the size of the built-in images"
             )
         if self.tokenizer != "words":
-            raise UserError(f'{name}.tokenizer must be "words" for shapes: each word has its own box')
+            raise UserError(
+                f'{name}.tokenizer must be "words" with dataset="shapes", where each word has one bounding box'
+            )
         if self.max_length <= MAX_WORDS:
             raise UserError(
                 f"{name}.max_length={self.max_length} must be more than {MAX_WORDS}, the words of the longest caption"

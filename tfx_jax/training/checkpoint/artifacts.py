@@ -142,7 +142,7 @@ def _read_manifest(folder: epath.Path) -> dict[str, str]:
         for name in files:
             parts = pathlib.PurePosixPath(name).parts
             if not parts or ".." in parts or name != "/".join(parts) or name.startswith("/"):
-                raise ValueError(f"{name!r} is not a file of the workdir")
+                raise ValueError(f"{name!r} is not the path of a file inside the workdir")
         return files
     except OSError as error:
         raise _unreadable(path, error) from None

@@ -161,11 +161,11 @@ def save_attention(
     target_inputs: Sequence[str] | None = None,
     lead_layer: int | None = None,
 ) -> None:
-    """Writes the figure of `plot_attention` to a PNG, PDF or SVG file, by the suffix of `path`.
+    """Saves the figure of `plot_attention`, with its arguments; the suffix of `path` chooses PNG, PDF or SVG.
 
     Raises:
       ValueError: as `plot_attention`.
-      UserError: if the suffix is unknown, the folder is missing or the file cannot be written.
+      UserError: as `plot_attention`, and if the suffix is unknown, the folder is missing or the file cannot be written.
     """
     options: dict[str, Any] = {"target_inputs": target_inputs, "lead_layer": lead_layer}
     save_figure(path, lambda: plot_attention(maps, source_tokens, target_tokens, **options))

@@ -39,17 +39,17 @@ class Profile:
         workdir: epath.PathLike,
         steps: range | None,
         *,
-        first_step: int,
+        last_done_step: int,
         meter: MetricAccumulator,
         message: Callable[[str], None],
     ):
         """Prepares the trace, and prints a line if some of the steps are already done.
 
         Args:
-          workdir: workdir; the trace is written to its folder `profile`.
-          steps: steps to trace; None for none.
-          first_step: last step that was done before this run.
-          meter: counts the writing of the trace as saving.
+          workdir: folder of the run; the trace is written to its folder `profile`.
+          steps: steps to trace; those that are already done are dropped. None: trace nothing.
+          last_done_step: last step of the run before this process; 0 for a new run.
+          meter: timer of the run; it books the time of starting and writing the trace as saving.
           message: function that prints a line.
         """
         self._directory = epath.Path(workdir) / "profile"
@@ -57,13 +57,13 @@ class Profile:
         self._meter = meter
         self._message = message
         self._is_tracing = False
-        if self._steps and self._steps.start <= first_step:
-            left = range(first_step + 1, self._steps.stop)
+        if self._steps and self._steps.start <= last_done_step:
+            remaining = range(last_done_step + 1, self._steps.stop)
             message(
-                f"profile: steps up to {first_step} are done already, "
-                + (f"tracing {_name(left)}" if left else "there is none left to trace")
+                f"profile: steps up to {last_done_step} are done already, "
+                + (f"tracing {_name(remaining)}" if remaining else "there is none left to trace")
             )
-            self._steps = left
+            self._steps = remaining
 
     @contextlib.contextmanager
     def step(self, step: int, state: Any) -> Iterator[None]:

@@ -87,25 +87,31 @@ def _check_free(port: int) -> None:
 
 
 def _await_listener(host: str, port: int, seconds: float = 300.0, patience: float = 10.0) -> None:
-    """Waits until process 0 listens. JAX would wait as long, but then abort with a C++ stack trace.
+    """Waits until process 0 listens. JAX itself would also wait 5 minutes, but then abort with a C++ stack trace.
 
     Args:
       host: host of process 0.
       port: port on which it will listen.
-      seconds: time after which waiting fails.
-      patience: time after which a listener that does not answer like JAX's service is considered another program.
+      seconds: seconds after which waiting fails.
+      patience: seconds from the first connection after which a listener that does not answer like JAX's service counts
+        as another program.
+
+    Raises:
+      UserError: if nothing listens in time, or another program does.
     """
-    end, connected = time.monotonic() + seconds, math.inf
+    deadline, first_connected_at = time.monotonic() + seconds, math.inf
     while True:
         try:
-            with socket.create_connection((host.strip("[]"), port), timeout=min(5.0, patience)) as connection:
-                connected = min(connected, time.monotonic())
+            with socket.create_connection(
+                (host.strip("[]"), port), timeout=min(5.0, patience)
+            ) as connection:  # [] of IPv6
+                first_connected_at = min(first_connected_at, time.monotonic())
                 if _is_coordinator(connection):
                     return
         except OSError as error:
-            if time.monotonic() > end:
+            if time.monotonic() > deadline:
                 raise UserError(f"nothing listens at --coordinator={host}:{port} ({error}): start process 0") from None
-        if time.monotonic() > connected + patience:
+        if time.monotonic() > first_connected_at + patience:
             raise UserError(f"another program listens at --coordinator={host}:{port}: use another port")
         time.sleep(0.5)
 
@@ -122,7 +128,8 @@ def _connect(problem: str, remedy: str, **arguments: Any) -> None:
     try:
         jax.distributed.initialize(**arguments)
     except (ValueError, RuntimeError, OSError) as error:
-        raise UserError(f"{problem} ({next(iter(str(error).splitlines()), '')}): {remedy}") from None
+        reason = next(iter(str(error).splitlines()), "")
+        raise UserError(f"{problem} ({reason}): {remedy}" if reason else f"{problem}: {remedy}") from None
 
 
 def _cluster(environment: Mapping[str, str]) -> str | None:

@@ -123,8 +123,8 @@ def _arrange(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
         data, *others = sizes
         if data % num_slices:
             raise UserError(
-                f"config.mesh: {num_slices} slices can share the axis data only, but data={data} is not a multiple of "
-                f"{num_slices}: lower fsdp, expert, sequence or tensor"
+                f"config.mesh: only the axis data can span TPU slices, so data={data} must be a multiple of the "
+                f"{num_slices} slices: lower fsdp, expert, sequence or tensor"
             )
         inside, across = (data // num_slices, *others), (num_slices, *(1 for _ in others))
         return mesh_utils.create_hybrid_device_mesh(inside, across, devices, allow_split_physical_axes=True)
