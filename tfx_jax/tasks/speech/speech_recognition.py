@@ -205,7 +205,7 @@ class SpeechRecognitionTask:
         frames, transcript = utterance
         if strange := {*transcript} - number.keys():
             raise UserError(
-                f"a transcript has the character {min(strange)!r}, which no training transcript has: remove or replace it"
+                f"a transcript has the character {min(strange)!r}, which no training transcript has: replace it"
             )
         if len(transcript) > (most := self.config.data.max_characters):
             raise UserError(f"a transcript has {len(transcript)} characters, but max_characters={most}")
