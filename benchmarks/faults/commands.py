@@ -62,7 +62,7 @@ def flags_of(command: Sequence[str]) -> list[argparse.Action]:
 
     with mock.patch.object(Parser, "parse_known_args", see), mock.patch.object(Parser, "parse_args", see):
         try:
-            importlib.import_module(f"tfx_jax.cli.{command[0]}").run(list(command[1:]))
+            importlib.import_module(f"tfx_jax.cli.{command[0].replace('-', '_')}").run(list(command[1:]))
         except _Seen as seen:
             return [action for action in seen.args[0] if action.dest != "help"]
     raise RuntimeError(f"{command} has no parser")

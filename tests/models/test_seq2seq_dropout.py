@@ -48,7 +48,7 @@ def test_logits_are_those_of_a_loop_with_the_same_masks(name, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_are_those_of_training_with_the_masks_of_a_source(name):
     def told(model, key):
-        memory = model._read(SOURCE, nnx.Rngs(dropout=key))
+        memory = model._encode(SOURCE, nnx.Rngs(dropout=key))
         cache, start = model.init_cache(memory, max_length=T)
 
         def step(cache, newest):
@@ -73,7 +73,7 @@ def test_what_is_dropped_is_dropped_at_every_step(name):
         return jax.nn.log_softmax(logits)[..., 5].sum()
 
     def run(params, key):
-        return jax.grad(total)(params, key), model._read(source, nnx.Rngs(dropout=key)).kept
+        return jax.grad(total)(params, key), model._encode(source, nnx.Rngs(dropout=key)).kept
 
     grads, kept = jitted(run)(nnx.to_pure_dict(params), jax.random.key(2))
     seen = lambda layer: np.abs(layer["recurrent"]).max(axis=-1) > 0  # noqa: E731

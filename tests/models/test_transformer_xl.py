@@ -208,7 +208,7 @@ def test_bfloat16_computes_in_bfloat16_and_scores_in_float32():
 def test_what_is_refused():
     for overrides, message in (
         ({"num_heads": 5}, "d_model=12 is not divisible by num_heads=5"),
-        ({"d_model": 9}, "d_model=9 is odd"),
+        ({"d_model": 9}, "d_model=9 must be even"),
     ):
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(CONFIG, **overrides).validate()

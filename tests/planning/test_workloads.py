@@ -164,7 +164,7 @@ def test_flops_of_attention_are_its_products():
 
 
 def test_attention_tells_what_cannot_be():
-    with pytest.raises(UserError, match=r"^unknown function 'lstm'; there are dense, chunked, splash, "):
+    with pytest.raises(UserError, match=r"^unknown function 'lstm'; use one of dense, chunked, splash, "):
         attention("lstm", length=8)
     with pytest.raises(UserError, match=r"^bigbird: .*causal"):
         attention("bigbird", length=256, is_causal=True)

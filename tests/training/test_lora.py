@@ -132,7 +132,7 @@ def test_exported_adapters_are_the_model_that_was_trained(base, tuned, tmp_path,
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"lora": LoraConfig(2)}, r"^config\.lora\.rank needs config\.init_from: adapters change"),
+        ({"lora": LoraConfig(2)}, r"^config\.lora\.rank needs config\.init_from: adapters modify"),
         (
             {"lora": LoraConfig(2, targets="x"), "init_from": "."},
             r"^config\.lora\.targets='x' matches none of the matrices, such as",

@@ -151,7 +151,7 @@ def test_what_is_no_workdir_or_lacks_a_file_is_refused(workdir, tmp_path):
     with pytest.raises(UserError, match=r"has no config\.json: it is not the --workdir of a run$"):
         load_run(tmp_path, TranslationTask)
     shutil.copy(workdir / "config.json", tmp_path)
-    with pytest.raises(UserError, match=r"tokenizer is missing: run tfx-jax train with this$"):
+    with pytest.raises(UserError, match=r"tokenizer is missing: run tfx-jax train with this --workdir first$"):
         load_run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 

@@ -111,6 +111,8 @@ def test_what_we_save_they_load(theirs, ours, tmp_path):
     assert not any(info.values())
     tensors, want = again.state_dict(), theirs.state_dict()
     assert tensors.keys() == want.keys()
-    assert all(torch.equal(tensors[name], want[name]) for name in want)
+    # Beside the bias of an untied output layer stands a second one that transformers never reads.
+    unread = {name for name in want if name.removesuffix("bias") + "decoder.bias" in want}
+    assert [name for name in want.keys() - unread if not torch.equal(tensors[name], want[name])] == []
     for got, expected in zip(run_theirs(again.eval()), run_theirs(theirs), strict=True):
         np.testing.assert_allclose(got, expected, atol=1e-6)

@@ -126,14 +126,14 @@ def test_nobody_makes_what_a_checkpoint_was_trained_with(workdir, file):
 
 
 def test_only_a_training_makes_anything(tmp_path):
-    with pytest.raises(UserError, match=r"labels\.json is missing: run tfx-jax train with this$"):
+    with pytest.raises(UserError, match=r"labels\.json is missing: run tfx-jax train with this --workdir first$"):
         read(tmp_path, "labels.json")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_before_the_first_checkpoint_a_training_makes_what_is_missing(young):
     (young / "tokenizer" / "b.txt").unlink()
-    with pytest.raises(UserError, match=r"b\.txt is missing: run tfx-jax train with this$"):
+    with pytest.raises(UserError, match=r"b\.txt is missing: run tfx-jax train with this --workdir first$"):
         read(young, "tokenizer")
     assert make(young) == ["tokenizer/b.txt"]
     read(young, "tokenizer")

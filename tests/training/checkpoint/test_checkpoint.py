@@ -563,7 +563,7 @@ def test_average_that_cannot_be_written_says_what_helps(workdir, monkeypatch, nu
         raise ValueError("not saved") from OSError(number, os.strerror(number))
 
     monkeypatch.setattr("tfx_jax.training.checkpoint.checkpoints.ocp.save", refuse)
-    with pytest.raises(UserError, match=rf"^cannot write .*average \(.*{os.strerror(number)}\): {remedy} and run"):
+    with pytest.raises(UserError, match=rf"^cannot write .*average \(.*{os.strerror(number)}\): {remedy} and rerun"):
         average_checkpoints(workdir, last=2)
 
 

@@ -191,7 +191,7 @@ def test_evaluate_prints_a_line_for_each_score(trained, capsys):
     assert main(["evaluate", f"--workdir={workdir}", "--beam=2"]) == 2
     assert "--beam needs a translation model" in capsys.readouterr().err
     assert main(["translate", f"--workdir={workdir}"]) == 2
-    assert "but a translation task is required" in capsys.readouterr().err
+    assert "but a translation task or a parsing task is required" in capsys.readouterr().err
 
 
 def test_convert_writes_a_folder_of_a_workdir(trained, tmp_path, capsys):

@@ -161,6 +161,6 @@ def test_mistakes_are_one_line(folder, trained):
         validate(config)
     config = tiny_config(folder)
     config.model.attention.name = "dense"
-    with pytest.raises(UserError, match=r'config\.model\.attention\.name="dense": a Transformer-XL has'):
+    with pytest.raises(UserError, match=r'config\.model\.attention\.name must be "relative" in a Transformer-XL'):
         validate(config)
     assert load_config(trained[0]) == tiny_config(folder)

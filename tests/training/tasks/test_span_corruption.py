@@ -135,7 +135,7 @@ def test_command_line_evaluates(trained, capsys):
     ("section", "field", "value", "message"),
     [
         ("data", "max_length", 2, "config.task.data.max_length=2 is too short for a span"),
-        ("data", "max_length", 4096, "means 228 sentinels in a target, but T5's tokenizers have 100: lower it"),
+        ("data", "max_length", 4096, "needs 228 sentinels in a target, but T5's tokenizers have 100: lower it"),
         ("model", "num_buckets", 3, "config.model.num_buckets=3 must be at least 4"),
         ("model", "max_distance", 16, "less than twice max_distance=16"),
     ],
@@ -167,7 +167,7 @@ def test_learned_positions_that_are_too_few_are_refused():
 def test_other_special_tokens_are_refused(trained):
     config = tiny_config()
     config.model.eos_id = 2
-    with pytest.raises(UserError, match=r"config.model.eos_id is 2, but the tokenizer of .* has 1 for it"):
+    with pytest.raises(UserError, match=r"config.model.eos_id is 2, but the tokenizer of .* has 1: set"):
         make_run(config, trained[0])
 
 

@@ -210,7 +210,7 @@ def test_a_workdir_is_of_one_kind_of_data(trained):
     values = dataclasses.asdict(config.task.data)
     names = [field.name for field in dataclasses.fields(TaggedData)]
     config.task.data = TaggedData(**{name: values[name] for name in names})
-    with pytest.raises(UserError, match=r"was made with task\.data='LabeledData', not 'TaggedData': take another"):
+    with pytest.raises(UserError, match=r"was made with task\.data='LabeledData', not 'TaggedData': restore"):
         save_config(config, epath.Path(trained[0]))
 
 
