@@ -449,10 +449,9 @@ def _(subject: _Subject) -> None:
     _equal(np.asarray(subject(query, key, 1e30 * value), np.float64) / 1e30, _formula(query, key, value))
 
 
-def _in_dtype(subject: _Subject, dtype: Any, tolerance: float, factor: float = 1.0) -> None:
+def _in_dtype(subject: _Subject, dtype: Any, tolerance: float) -> None:
     """Compares with the formula for the same rounded inputs; the output has their dtype."""
     query, key, value = (jnp.asarray(array, dtype) for array in _inputs(length=64, size=32))
-    query = query * jnp.asarray(factor, dtype)
     output = subject(query, key, value)
     if output.dtype != dtype:
         raise _WrongError(f"{output.dtype} instead of {jnp.dtype(dtype)}")
