@@ -110,21 +110,22 @@ class ClassificationBase(Generic[Config, Model, Rows]):
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         examples = self.encode(self.rows("train"))
-        return train_batches(lambda epoch: examples, self.batch_spec, options)
+        return train_batches(lambda epoch: examples, self.batch_spec, options)  # the same examples in every epoch
 
     def predict(self, model: TrainedModel, rows: Rows) -> list[str]:
         """Returns the most likely label of each row."""
-        predictions = model.predict(self.classify, self.encode(rows), self.batch_spec)
-        return [self.labels[index] for index, _ in predictions]
+        predictions = model.predict(self.classify, self.encode(rows), self.batch_spec)  # pairs (predicted, true id)
+        return [self.labels[predicted_id] for predicted_id, _ in predictions]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Classifies every row of a split."""
         pairs = model.predict(self.classify, self.encode(self.rows(split)), self.batch_spec)
-        predicted, expected = ([self.labels[pair[side]] for pair in pairs] for side in (0, 1))
+        predicted = [self.labels[predicted_id] for predicted_id, _ in pairs]
+        expected = [self.labels[true_id] for _, true_id in pairs]
         return class_result(class_scores(predicted, expected, self.labels), len(pairs), self.row_name)
 
     def classify(self, model: Any, batch: dict[str, Array]) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-        """Returns the ids of the most likely class and of the true class, for `TrainedModel.predict`."""
+        """Returns the pair (id of the most likely class, id of the true class), for `TrainedModel.predict`."""
         return self.logits(model, batch).argmax(axis=-1), batch["label"]
 
     def probabilities(self, model: Any, batch: dict[str, Array]) -> Float[Array, "B C"]:
