@@ -438,7 +438,7 @@ def augment(
 
 
 def _class_attention(model: Any, batch: dict[str, Array]) -> tuple[Array, Array, Array]:
-    """Returns logits [B, V] and attention of the class token to patches: rollout [B, P], layers' head means [L, B, P]."""
+    """Returns logits [B, V], and the class token's attention to patches: rollout [B, P], and of layers [L, B, P]."""
     logits, maps = model(normalized(batch["image"]), return_attention=True)
     layers = [maps[f"encoder/{index}/self"] for index in range(len(maps))]
     layer_means = jnp.stack([weights.mean(axis=1)[:, 0, 1:] for weights in layers]).astype(jnp.float32)
