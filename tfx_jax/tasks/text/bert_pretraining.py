@@ -116,7 +116,8 @@ class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig,
         """How examples become batches, with three lengths: each is compiled, and nine in ten examples are full."""
         data = self.config.data
         boundaries = (data.max_length // 4, data.max_length // 2, data.max_length)
-        return BatchSpec(boundaries, data.tokens_per_batch, {"tokens": cast(int, self.tokenizer.pad_id)})
+        pad_values = {"tokens": cast(int, self.tokenizer.pad_id)}
+        return BatchSpec(boundaries, data.tokens_per_batch, pad_values=pad_values)
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
         """Returns `epoch_examples(epoch)`: every epoch has new pairs and masks."""

@@ -200,8 +200,9 @@ class ClassificationTask(TextLabelTask[ClassificationConfig, BertConfig]):
     @property
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: those of similar length together."""
-        data, pad_values = self.config.data, {"tokens": cast(int, self.tokenizer.pad_id)}
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+        data = self.config.data
+        pad_values = {"tokens": cast(int, self.tokenizer.pad_id)}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values=pad_values)
 
     def encode(self, rows: LabeledTexts) -> ExampleList:
         """Returns an example for each text or pair.

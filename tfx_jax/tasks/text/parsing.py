@@ -169,7 +169,8 @@ class ParsingTask:
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: examples of similar length together."""
         data, pad_id = self.config.data, cast(int, self.tokenizer.pad_id)
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, {"source": pad_id, "target": pad_id})
+        pad_values = {"source": pad_id, "target": pad_id}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values=pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         """Returns the training data, without examples whose sentence or tree exceeds `max_length` tokens.

@@ -331,8 +331,9 @@ class QuestionAnsweringTask:
     @property
     def batch_spec(self) -> BatchSpec:
         """How windows become batches: windows of similar length together."""
-        data, pad_values = self.config.data, {"tokens": cast(int, self.tokenizer.pad_id)}
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+        data = self.config.data
+        pad_values = {"tokens": cast(int, self.tokenizer.pad_id)}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values=pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         questions = self._splits["train"]

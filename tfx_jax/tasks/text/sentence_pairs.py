@@ -112,7 +112,7 @@ class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig
         """How examples become batches: examples of similar length together."""
         data, pad_id = self.config.data, self.model_config.pad_id
         pad_values = {"premise": pad_id, "hypothesis": pad_id}
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values=pad_values)
 
     def rows(self, split: Split) -> Pairs:
         """Returns the pairs of a split; training adds those of `swapped_labels` in reverse order.

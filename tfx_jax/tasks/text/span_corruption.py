@@ -107,7 +107,12 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
         """How examples become batches: all sources have one length, and all targets another."""
         source_length, target_length = span_corruption_lengths(self._text_length)
         pad_values = {"source": self.model_config.pad_id, "target": self.model_config.pad_id}
-        return BatchSpec((source_length,), self.config.data.tokens_per_batch, pad_values, {"target": target_length})
+        return BatchSpec(
+            (source_length,),
+            self.config.data.tokens_per_batch,
+            pad_values=pad_values,
+            fixed_lengths={"target": target_length},
+        )
 
     def make_epochs(self, seed: int) -> Callable[[int], CorruptedTexts]:
         """Returns `epoch_examples(epoch)`: every epoch has new cuts and new spans."""

@@ -240,8 +240,9 @@ class TaggingTask:
     @property
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: examples of similar length together."""
-        data, pad_values = self.config.data, {**self.encoding.pad_values, "targets": IGNORED}
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+        data = self.config.data
+        pad_values = {**self.encoding.pad_values, "targets": IGNORED}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values=pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         if "validation" in self._splits:  # raises for unknown tags before training, not at the first evaluation

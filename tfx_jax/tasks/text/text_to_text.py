@@ -176,9 +176,13 @@ class TextToTextTask:
     @property
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: sources of similar length together, all targets padded to one length."""
-        data, pad_values = self.config.data, {"source": self.model_config.pad_id, "target": self.model_config.pad_id}
-        widths = {"target": self.target_length}
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values, widths)
+        data = self.config.data
+        return BatchSpec(
+            few_boundaries(data.max_length),
+            data.tokens_per_batch,
+            pad_values={"source": self.model_config.pad_id, "target": self.model_config.pad_id},
+            fixed_lengths={"target": self.target_length},
+        )
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         examples = ExampleList(self.encode(self._splits["train"]), by="source")
