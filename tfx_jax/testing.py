@@ -357,9 +357,9 @@ def _(subject: _Subject) -> str:
     inputs = _inputs()
     output = np.asarray(subject(*inputs, mask=mask))
     _finite(output)
-    others = np.ones((2, 5), bool)
-    others[0, 2] = False
-    _equal(output[others], _formula(*inputs, mask=mask)[others])
+    sees_a_key = np.ones((2, 5), bool)
+    sees_a_key[0, 2] = False
+    _equal(output[sees_a_key], _formula(*inputs, mask=mask)[sees_a_key])
     return "zeros" if not output[0, 2].any() else "a mean" if np.ptp(output[0, 2]) else "constant"
 
 
@@ -641,15 +641,15 @@ def _(subject: _Subject) -> None:
 @_case("independence: sequences of a batch")
 def _(subject: _Subject) -> None:
     query, key, value = _inputs()
-    other = [np.concatenate([array[:1], 1e3 * array[1:]]) for array in (query, key, value)]
-    _equal(np.asarray(subject(*other))[0], _formula(query, key, value)[0])
+    changed = [np.concatenate([array[:1], 1e3 * array[1:]]) for array in (query, key, value)]
+    _equal(np.asarray(subject(*changed))[0], _formula(query, key, value)[0])
 
 
 @_case("independence: heads")
 def _(subject: _Subject) -> None:
     query, key, value = _inputs()
-    other = [np.concatenate([array[:, :, :1], 1e3 * array[:, :, 1:]], axis=2) for array in (query, key, value)]
-    _equal(np.asarray(subject(*other))[:, :, 0], _formula(query, key, value)[:, :, 0])
+    changed = [np.concatenate([array[:, :, :1], 1e3 * array[:, :, 1:]], axis=2) for array in (query, key, value)]
+    _equal(np.asarray(subject(*changed))[:, :, 0], _formula(query, key, value)[:, :, 0])
 
 
 @_case("independence: the order of keys")

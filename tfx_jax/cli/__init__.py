@@ -169,9 +169,9 @@ def _line(error: Exception) -> str | None:
     if is_store_error(error):
         return f"a remote store cannot be reached ({one_line(error)}): check the network and rerun the same command"
     if isinstance(error, OSError):  # a file error that no other code has explained
-        place = printable(str(error.filename)) if error.filename else "a file"
+        file = printable(str(error.filename)) if error.filename else "a file"
         reason = error.strerror or one_line(error)
-        return f"{place}: {reason}; set TFX_JAX_TRACEBACK=1 to see the traceback"
+        return f"{file}: {reason}; set TFX_JAX_TRACEBACK=1 to see the traceback"
     reason = str(error).partition("\n")[0]
     if isinstance(error, RuntimeError) and "Unable to initialize backend" in reason:
         return f"{printable(reason, 300)}: correct or unset the variables JAX_..., or free the device"

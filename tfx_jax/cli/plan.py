@@ -120,7 +120,7 @@ def described(plan: Plan, *, remedy: str | None = None, cost: dict[str, float] |
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in plan.batch.items())
     reading = f"{hosts} host{'s' * (hosts > 1)}"
     if hosts > 1:
-        examples = next(iter(plan.batch.values()))[0]
+        examples = next(iter(plan.batch.values()))[0]  # the first axis of every array of a batch
         reading += f", each reads {examples // shares} of {examples} examples"
         reading += "" if shares == hosts else f" ({shares} shares)"
     lines = [

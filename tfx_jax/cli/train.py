@@ -105,5 +105,5 @@ def _broken(path: pathlib.Path, error: Exception) -> UserError:
     if isinstance(error, SyntaxError):
         return UserError(f"{path}, line {error.lineno}: {error.msg}")
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    place = f", line {lines[-1]}" if lines else ""
-    return UserError(f"{path}{place}: {type(error).__name__}: {' '.join(str(error).split())}")
+    line = f", line {lines[-1]}" if lines else ""
+    return UserError(f"{path}{line}: {type(error).__name__}: {' '.join(str(error).split())}")

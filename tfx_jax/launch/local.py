@@ -74,7 +74,8 @@ def with_process_flags(command: Sequence[str], num_processes: int) -> list[list[
     with socket.socket() as probe:
         # The port is free again until process 0 starts; meanwhile the system hands out others.
         probe.bind(("127.0.0.1", 0))  # port 0: the system chooses a free port
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+        host, port = probe.getsockname()
+        address = f"{host}:{port}"
     return [
         [*command, f"--coordinator={address}", f"--num-processes={num_processes}", f"--process-id={index}"]
         for index in range(num_processes)

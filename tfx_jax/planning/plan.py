@@ -134,7 +134,7 @@ def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slice
     """
     step = plan_step(config, devices)
     step_fn: Any = step.setup.step_fn  # a function of jax.jit
-    device = jax.tree.leaves(step.batch)[0].sharding.mesh.devices.flat[0]
+    device = jax.tree.leaves(step.batch)[0].sharding.mesh.devices.flat[0]  # any device of the mesh
     is_here = device.client is jax.devices()[0].client
     # For absent GPUs, JAX does not know that the vendor is NVIDIA.
     platforms = ("cuda",) if device.platform == "gpu" and not is_here else None

@@ -134,7 +134,7 @@ class ClassificationBase(Generic[Config, Model, Rows]):
 
 
 def class_result(scores: ClassScores, count: int, what: str = "texts") -> EvalResult:
-    """Returns the scores of `count` examples, which the summary calls `what`, as an evaluation result."""
+    """Returns scores as an evaluation result; its summary ends with the number of examples, as in "3 texts"."""
     return eval_result(CLASS_METRICS, scores._asdict(), f"{count:,} {what}")
 
 
@@ -152,7 +152,7 @@ def check_labels(rows: Sequence[Any], labels: Sequence[str], where: str = "") ->
     known = set(labels)
     for number, row in enumerate(rows, 1):
         if row.label not in known:
-            place = f"{where}, text {number}: " if where else ""
+            location = f"{where}, text {number}: " if where else ""
             raise UserError(
-                f"{place}the label {row.label!r} does not occur in the training split ({len(known)} labels)"
+                f"{location}the label {row.label!r} does not occur in the training split ({len(known)} labels)"
             )

@@ -158,7 +158,12 @@ class ImageAttention(NamedTuple):
 
 
 def drawable_pair(pairs: Iterable[tuple[str, str]], encode: Callable[[str], Sequence[Any]]) -> tuple[str, str] | None:
-    """Returns the first of the first hundred pairs whose sides have 4 to 24 tokens, which plots legibly; else None."""
+    """Returns a pair that a plot shows legibly: the first, of a hundred, with 4 to 24 tokens in both texts; else None.
+
+    Args:
+      pairs: pairs of texts.
+      encode: returns the tokens of a text.
+    """
     for pair in itertools.islice(pairs, 100):
         if all(4 <= len(encode(text)) <= 24 for text in pair):
             return pair
@@ -190,4 +195,5 @@ def _attention_maps(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
         raise UserError(
             f"{type(model).__name__} cannot return attention maps: its call has no argument return_attention"
         )
-    return model(batch["source"], batch["target"], return_attention=True)[1]
+    _, maps = model(batch["source"], batch["target"], return_attention=True)
+    return maps

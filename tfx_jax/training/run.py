@@ -62,12 +62,13 @@ class Run(Generic[AnyTask]):
         Raises:
           UserError: if a name or a shape differs, as after `num_layers` was edited in `config.json`.
         """
-        expected, actual = (
-            {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
-            for leaves in map(
-                jax.tree_util.tree_leaves_with_path, (nnx.to_pure_dict(nnx.state(self._abstract_model)), params)
-            )
-        )
+
+        def shapes(tree: Params) -> dict[str, tuple[int, ...]]:
+            leaves = jax.tree_util.tree_leaves_with_path(tree)
+            return {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
+
+        expected = shapes(nnx.to_pure_dict(nnx.state(self._abstract_model)))
+        actual = shapes(params)
         for name in sorted(expected.keys() | actual.keys()):
             if expected.get(name) != actual.get(name):
                 raise UserError(

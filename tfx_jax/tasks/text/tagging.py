@@ -268,8 +268,8 @@ class TaggingTask:
         for number, sentence in enumerate(sentences, 1):
             for tag in sentence.tags:
                 if tag not in ids:
-                    place = f"{where}, sentence {number}: " if where else ""
-                    raise UserError(f"{place}the tag {tag!r} does not occur in the training split ({len(ids)} tags)")
+                    location = f"{where}, sentence {number}: " if where else ""
+                    raise UserError(f"{location}the tag {tag!r} does not occur in the training split ({len(ids)} tags)")
         return ids
 
     def loss(self, model: BertTagger | ElmoTagger, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:

@@ -101,6 +101,7 @@ class MetricAccumulator:
         """Waits for all steps; returns (step, metrics) of those that have finished since the last call."""
         finished = []
         for step, metrics in self._waiting:
+            # `fetched` is returned, `counted` is added to the sums.
             fetched = counted = jax.tree.map(lambda value: float(np.asarray(value)), metrics)
             if fetched.numbers.get("bad"):  # metrics of skipped steps are not part of the curves
                 counted = jax.tree.map(lambda _: 0.0, fetched)

@@ -217,10 +217,12 @@ def gather_lists(local: list[Any]) -> list[Any]:
     count = jax.process_count()
     if count == 1:
         return local
+    # Arrays of all processes must have one shape: the texts are padded to the longest.
     data = np.frombuffer(json.dumps(local).encode(), np.uint8)
     sizes = gather_arrays(np.array([data.size], np.int32))[:, 0]
     texts = gather_arrays(np.pad(data, (0, sizes.max() - data.size)))
     parts = [json.loads(text[:size].tobytes()) for text, size in zip(texts, sizes, strict=True)]
+    # Element `index` was number `index // count` in the list of process `index % count`.
     return [parts[index % count][index // count] for index in range(sum(map(len, parts)))]
 
 
@@ -288,7 +290,7 @@ def check_agreement(describe: Callable[[], Mapping[str, str]]) -> None:
         return
     parts = describe()
     local = np.array([zlib.crc32(part.encode()) for part in parts.values()], np.uint32)
-    checksums = gather_arrays(local)
+    checksums = gather_arrays(local)  # [processes, parts]
     for name, values in zip(parts, checksums.T, strict=True):
         different = np.flatnonzero(values != values[0])
         if different.size:
