@@ -139,8 +139,8 @@ def _for_each_layer(optimizer: optax.GradientTransformation) -> optax.GradientTr
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         results = apply(optimizer.update, _split_at_stacks(updates), state, _split_at_stacks(params))
-        new_updates = {name: new_updates for name, (new_updates, _) in results.items()}
-        new_state = {name: new_state for name, (_, new_state) in results.items()}
+        new_updates = {name: part_updates for name, (part_updates, _) in results.items()}
+        new_state = {name: part_state for name, (_, part_state) in results.items()}
         return _join(new_updates), new_state
 
     return optax.GradientTransformation(init, update)
