@@ -32,7 +32,7 @@ def test_what_can_be_read_stays(text):
 
 
 def _train(tmp_path, monkeypatch):
-    progress = training.Progress(tmp_path, first_step=0, num_steps=1)
+    progress = training.Progress(tmp_path, last_done_step=0, num_steps=1)
     progress.message(HOSTILE)
     progress.close()
 

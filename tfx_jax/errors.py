@@ -52,5 +52,5 @@ def one_line(error: BaseException) -> str:
 
 
 def is_store_error(error: BaseException) -> bool:
-    """Returns whether the client of a remote store (gs://, s3://) raised the error."""
+    """Returns whether the class of an error belongs to the client of a remote store (gs://, s3://)."""
     return type(error).__module__.partition(".")[0] in _CLIENTS

@@ -83,6 +83,7 @@ def check_fields(config: Any, name: str = "config") -> None:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
+    """Returns the annotated type of each field of a dataclass."""
     return typing.get_type_hints(kind)
 
 
@@ -103,6 +104,7 @@ def _check_integers(path: str, value: Any, most: float) -> None:
 
 
 def _has_type(value: Any, hint: Any) -> bool:
+    """Returns whether a value has an annotated type: a class, X | Y or tuple[X, ...]; see `_check_type`."""
     if isinstance(hint, types.UnionType):
         return any(_has_type(value, kind) for kind in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
@@ -115,8 +117,10 @@ def _has_type(value: Any, hint: Any) -> bool:
 
 
 def _type_name(kind: Any) -> str:
+    """Returns a type in words, such as "a whole number" or "a list of whole numbers"."""
     if typing.get_origin(kind) is tuple:
-        return f"a list of {_type_name(typing.get_args(kind)[0]).partition(' ')[2]}s"
+        _, _, noun = _type_name(typing.get_args(kind)[0]).partition(" ")  # without the article
+        return f"a list of {noun}s"
     names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", type(None): "None"}
     return names.get(kind) or f"an instance of {kind.__name__}"
 
@@ -154,6 +158,7 @@ def meanings(kind: type) -> dict[str, str]:
 
 
 def _fields(kind: type) -> list[tuple[str, Any]]:
+    """Returns pairs (name, field) of a dataclass."""
     return [(field.name, field) for field in dataclasses.fields(kind)]
 
 
@@ -191,12 +196,18 @@ def _comments(kind: type) -> dict[str, str]:
                 trailing = [
                     comments[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in comments
                 ]
-                result[node.target.id] = " ".join(trailing or _above(node.lineno, lines, comments))
+                result[node.target.id] = " ".join(trailing or _comments_above(node.lineno, lines, comments))
     return result
 
 
-def _above(line: int, lines: list[str], comments: dict[int, str]) -> list[str]:
-    """Returns the lines of comment directly above a line of source."""
+def _comments_above(line: int, lines: list[str], comments: dict[int, str]) -> list[str]:
+    """Returns the comments directly above a line of source.
+
+    Args:
+      line: number of the line, from 1.
+      lines: all lines of the source.
+      comments: the comments of the source, by the number of their line.
+    """
     above: list[str] = []
     while (line := line - 1) in comments and lines[line - 1].lstrip().startswith("#"):
         above.insert(0, comments[line])

@@ -65,6 +65,7 @@ def check_regular(path: epath.PathLike) -> None:
 
 
 def _check_mode(mode: int, path: epath.PathLike) -> None:
+    """Raises the errors of `check_regular` for the mode of a file."""
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(mode):
@@ -86,9 +87,10 @@ def check_tree(folder: epath.PathLike, *, data_folder: str, max_bytes: int = MAX
     """
     if not is_local(folder) or not pathlib.Path(folder).is_dir():
         return
-    waiting, seen = [pathlib.Path(folder)], set[tuple[int, int]]()
-    while waiting:
-        for path in sorted(waiting.pop().iterdir()):
+    unchecked = [pathlib.Path(folder)]
+    seen: set[tuple[int, int]] = set()  # device and inode of each folder
+    while unchecked:
+        for path in sorted(unchecked.pop().iterdir()):
             try:
                 status = path.stat()
             except FileNotFoundError:
@@ -102,7 +104,7 @@ def check_tree(folder: epath.PathLike, *, data_folder: str, max_bytes: int = MAX
                     raise UserError(f"{path} is a link to {path.resolve()}, a folder that contains it: delete the link")
                 if (status.st_dev, status.st_ino) not in seen:  # links may lead in circles
                     seen.add((status.st_dev, status.st_ino))
-                    waiting.append(path)
+                    unchecked.append(path)
                 continue
             _check_mode(status.st_mode, path)
             if path.parent.name != data_folder and status.st_size > max_bytes:
@@ -178,8 +180,8 @@ def check_store(name: epath.PathLike) -> None:
     Raises:
       UserError: if it has another scheme, such as https://.
     """
-    store, mark, _ = os.fspath(name).partition("://")
-    if mark and store not in _STORES:
+    scheme, separator, _ = os.fspath(name).partition("://")
+    if separator and scheme not in _STORES:
         listed = ", ".join(f"{store}://" for store in _STORES)
         raise UserError(f"{name} cannot be read: name a local folder or one in a store ({listed})")
 

@@ -90,6 +90,12 @@ _CASES: dict[str, Callable[[_Subject], str | None]] = {}
 
 
 def _case(name: str) -> Callable[[Callable[[_Subject], str | None]], Callable[[_Subject], str | None]]:
+    """Decorates a check as the case `name`.
+
+    A check gets the function under test; it returns a detail of the outcome or None, and raises _WrongError if the
+    function returned something else than the formula.
+    """
+
     def register(check: Callable[[_Subject], str | None]) -> Callable[[_Subject], str | None]:
         _CASES[name] = check
         return check
@@ -122,6 +128,7 @@ def check_attention(attention_fn: AttentionFunction, *, cases: Iterable[str] | N
 
 
 def _outcome(name: str, subject: _Subject) -> Check:
+    """Runs one case."""
     try:
         return Check(name, "passed", _CASES[name](subject) or "")
     except _UnsupportedError as error:
@@ -188,15 +195,18 @@ def _weights(
 
 
 def _gradients(query: Any, key: Any, value: Any, cotangent: Any, **options: Any) -> tuple[np.ndarray, ...]:
-    """Computes the gradients of sum(cotangent * output) by query, key and value in float64; N = K heads."""
+    """Computes the gradients of sum(cotangent * output) by (query, key, value) in float64.
+
+    Queries and keys have equally many heads; `cotangent` is [B, T, N, U].
+    """
     scale = query.shape[3] ** -0.5
     weights = _weights(query, key, **options)
     query, key, value, cotangent = (np.asarray(array, np.float64) for array in (query, key, value, cotangent))
-    of_weights = np.einsum("btnu,bsnu->bnts", cotangent, value)
-    of_logits = weights * (of_weights - (weights * of_weights).sum(axis=-1, keepdims=True))
+    weight_gradients = np.einsum("btnu,bsnu->bnts", cotangent, value)
+    logit_gradients = weights * (weight_gradients - (weights * weight_gradients).sum(axis=-1, keepdims=True))
     return (
-        scale * np.einsum("bnts,bsnh->btnh", of_logits, key),
-        scale * np.einsum("bnts,btnh->bsnh", of_logits, query),
+        scale * np.einsum("bnts,bsnh->btnh", logit_gradients, key),
+        scale * np.einsum("bnts,btnh->bsnh", logit_gradients, query),
         np.einsum("bnts,btnu->bsnu", weights, cotangent),
     )
 
@@ -213,9 +223,22 @@ def _inputs(
     dtype: Any = np.float32,
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draws query, key and value."""
+    """Samples query [B, T, N, H], key [B, S, K, H] and value [B, S, K, U].
+
+    Args:
+      batch: B.
+      length: T.
+      num_keys: S; None means T.
+      heads: N.
+      kv_heads: K; None means N.
+      size: H.
+      value_size: U; None means H.
+      dtype: dtype of the arrays.
+      seed: seed of the values.
+    """
     rng = np.random.default_rng(seed)
-    num_keys, kv_heads = length if num_keys is None else num_keys, heads if kv_heads is None else kv_heads
+    num_keys = length if num_keys is None else num_keys
+    kv_heads = heads if kv_heads is None else kv_heads
     shapes = [(batch, length, heads, size), (batch, num_keys, kv_heads, size)]
     shapes.append((batch, num_keys, kv_heads, size if value_size is None else value_size))
     query, key, value = (rng.normal(size=shape).astype(dtype) for shape in shapes)
@@ -223,7 +246,7 @@ def _inputs(
 
 
 def _mask(*shape: int, seed: int = 1) -> np.ndarray:
-    """Draws a mask in which each query sees the first key at least."""
+    """Samples a mask of this shape in which each query sees the first key at least."""
     mask = np.random.default_rng(seed).random(shape) < 0.6
     mask[..., 0] = True
     return mask
@@ -248,6 +271,7 @@ def _equal(got: Any, want: Any, *, tolerance: float = 1e-5) -> None:
 
 
 def _finite(array: Any) -> None:
+    """Raises _WrongError unless all values are finite."""
     if not np.isfinite(np.asarray(array, np.float64)).all():
         raise _WrongError("not finite")
 
@@ -322,8 +346,8 @@ def _(subject: _Subject) -> None:
 def _(subject: _Subject) -> None:
     (query, key, value), mask = _inputs(), _mask(2, 1, 1, 5).repeat(5, axis=2)
     hidden = ~mask[:, 0, 0, :, None, None]
-    loud = query, np.where(hidden, 1e30, key).astype(np.float32), np.where(hidden, 1e30, value).astype(np.float32)
-    _equal(subject(*loud, mask=mask), _formula(query, key, value, mask=mask))
+    large_key, large_value = (np.where(hidden, 1e30, array).astype(np.float32) for array in (key, value))
+    _equal(subject(query, large_key, large_value, mask=mask), _formula(query, key, value, mask=mask))
 
 
 @_case("mask: a query that sees nothing is finite")
@@ -333,9 +357,9 @@ def _(subject: _Subject) -> str:
     inputs = _inputs()
     output = np.asarray(subject(*inputs, mask=mask))
     _finite(output)
-    others = np.ones((2, 5), bool)
-    others[0, 2] = False
-    _equal(output[others], _formula(*inputs, mask=mask)[others])
+    sees_a_key = np.ones((2, 5), bool)
+    sees_a_key[0, 2] = False
+    _equal(output[sees_a_key], _formula(*inputs, mask=mask)[sees_a_key])
     return "zeros" if not output[0, 2].any() else "a mean" if np.ptp(output[0, 2]) else "constant"
 
 
@@ -343,7 +367,7 @@ def _(subject: _Subject) -> str:
 def _(subject: _Subject) -> None:
     mask = _mask(2, 1, 5, 5)
     mask[0, :, 2] = False
-    for gradient in _gradients_of(subject, _inputs(), mask=mask):
+    for gradient in _subject_gradients(subject, _inputs(), mask=mask):
         _finite(gradient)
 
 
@@ -366,9 +390,9 @@ def _(subject: _Subject) -> None:
     inputs, bias, cotangent = _inputs(), _normal(1, 3, 5, 5), _normal(2, 5, 3, 4, seed=3)
     gradient = jax.jit(jax.grad(lambda bias: (subject(*inputs, bias=bias) * cotangent).sum()))(jnp.asarray(bias))
     weights = _weights(*inputs[:2], bias=bias)
-    of_weights = np.einsum("btnu,bsnu->bnts", cotangent, inputs[2], dtype=np.float64)
-    of_logits = weights * (of_weights - (weights * of_weights).sum(axis=-1, keepdims=True))
-    _equal(gradient, of_logits.sum(axis=0, keepdims=True))
+    weight_gradients = np.einsum("btnu,bsnu->bnts", cotangent, inputs[2], dtype=np.float64)
+    logit_gradients = weights * (weight_gradients - (weights * weight_gradients).sum(axis=-1, keepdims=True))
+    _equal(gradient, logit_gradients.sum(axis=0, keepdims=True))  # the bias is shared by the sequences of the batch
 
 
 # Causality.
@@ -383,11 +407,11 @@ def _(subject: _Subject) -> None:
 def _(subject: _Subject) -> str:
     query, key, value = _inputs(length=3, num_keys=7)
     output = subject(query, key, value, is_causal=True)
-    first = np.tri(3, 7, dtype=bool)[None, None]
+    aligned_at_start = np.tri(3, 7, dtype=bool)[None, None]  # the other convention: query t sees keys 0 .. t
     try:
         _equal(output, _formula(query, key, value, is_causal=True))
     except _WrongError:
-        _equal(output, _formula(query, key, value, mask=first))
+        _equal(output, _formula(query, key, value, mask=aligned_at_start))
         return "query t sees keys 0 .. t"
     return "the last query sees all keys"
 
@@ -395,8 +419,11 @@ def _(subject: _Subject) -> str:
 @_case("causal: later keys have no gradient")
 def _(subject: _Subject) -> None:
     query, key, value = (jnp.asarray(array) for array in _inputs())
-    loss = jax.jit(jax.grad(lambda key, value: (subject(query, key, value, is_causal=True)[:, 2] ** 2).sum(), (0, 1)))
-    for gradient in loss(key, value):
+
+    def loss(key: Any, value: Any) -> Any:
+        return (subject(query, key, value, is_causal=True)[:, 2] ** 2).sum()
+
+    for gradient in jax.jit(jax.grad(loss, argnums=(0, 1)))(key, value):
         if np.asarray(gradient)[:, 3:].any():
             raise _WrongError("query 2 depends on keys 3 and 4")
 
@@ -490,7 +517,8 @@ def _(subject: _Subject) -> None:
 # Derivatives.
 
 
-def _gradients_of(subject: _Subject, inputs: tuple[Any, Any, Any], **options: Any) -> tuple[Any, Any, Any]:
+def _subject_gradients(subject: _Subject, inputs: tuple[Any, Any, Any], **options: Any) -> tuple[Any, Any, Any]:
+    """Computes the gradients of `_gradients` by the function under test, for the cotangent of seed 3."""
     cotangent = _normal(*inputs[0].shape[:3], inputs[2].shape[3], seed=3)
 
     def loss(query: Any, key: Any, value: Any) -> Any:
@@ -500,9 +528,10 @@ def _gradients_of(subject: _Subject, inputs: tuple[Any, Any, Any], **options: An
 
 
 def _check_gradients(subject: _Subject, which: int | None = None, **options: Any) -> None:
+    """Compares the gradient by input number `which` (query, key, value), or all three, with the formula."""
     inputs = _inputs()
     want = _gradients(*inputs, _normal(2, 5, 3, 4, seed=3), **options)
-    for index, pair in enumerate(zip(_gradients_of(subject, inputs, **options), want, strict=True)):
+    for index, pair in enumerate(zip(_subject_gradients(subject, inputs, **options), want, strict=True)):
         if which is None or which == index:
             _equal(*pair)
 
@@ -523,13 +552,13 @@ def _(subject: _Subject) -> None:
 
 @_case("gradients: grouped queries")
 def _(subject: _Subject) -> None:
-    """Those of a head of keys are the sums over its query heads."""
+    """The gradient of a head of keys is the sum over its query heads."""
     query, key, value = _inputs(heads=4, kv_heads=2)
     repeated = query, key.repeat(2, axis=2), value.repeat(2, axis=2)
-    of_query, *others = _gradients(*repeated, _normal(2, 5, 4, 4, seed=3))
-    got = _gradients_of(subject, (query, key, value))
-    _equal(got[0], of_query)
-    for gradient, want in zip(got[1:], others, strict=True):
+    query_gradient, *repeated_gradients = _gradients(*repeated, _normal(2, 5, 4, 4, seed=3))
+    got = _subject_gradients(subject, (query, key, value))
+    _equal(got[0], query_gradient)
+    for gradient, want in zip(got[1:], repeated_gradients, strict=True):
         _equal(gradient, want.reshape(2, 5, 2, 2, 4).sum(axis=3))
 
 
@@ -545,9 +574,10 @@ def _(subject: _Subject) -> None:
 
 @_case("gradients: of gradients")
 def _(subject: _Subject) -> None:
-    """Compares the derivative along a direction with the difference of two gradients in float64."""
+    """Compares the derivative along a direction with the central difference of two gradients in float64."""
     query, key, value = _inputs()
-    cotangent, direction, step = _normal(2, 5, 3, 4, seed=3), _normal(*query.shape, seed=5), 1e-4
+    cotangent, direction = _normal(2, 5, 3, 4, seed=3), _normal(*query.shape, seed=5)
+    step = 1e-4
 
     def along(query: Any) -> Any:
         gradient = jax.grad(lambda query: (subject(query, key, value) * cotangent).sum())(query)
@@ -610,15 +640,15 @@ def _(subject: _Subject) -> None:
 @_case("independence: sequences of a batch")
 def _(subject: _Subject) -> None:
     query, key, value = _inputs()
-    other = [np.concatenate([array[:1], 1e3 * array[1:]]) for array in (query, key, value)]
-    _equal(np.asarray(subject(*other))[0], _formula(query, key, value)[0])
+    changed = [np.concatenate([array[:1], 1e3 * array[1:]]) for array in (query, key, value)]
+    _equal(np.asarray(subject(*changed))[0], _formula(query, key, value)[0])
 
 
 @_case("independence: heads")
 def _(subject: _Subject) -> None:
     query, key, value = _inputs()
-    other = [np.concatenate([array[:, :, :1], 1e3 * array[:, :, 1:]], axis=2) for array in (query, key, value)]
-    _equal(np.asarray(subject(*other))[:, :, 0], _formula(query, key, value)[:, :, 0])
+    changed = [np.concatenate([array[:, :, :1], 1e3 * array[:, :, 1:]], axis=2) for array in (query, key, value)]
+    _equal(np.asarray(subject(*changed))[:, :, 0], _formula(query, key, value)[:, :, 0])
 
 
 @_case("independence: the order of keys")
@@ -665,6 +695,7 @@ _LENGTHS = np.array([5, 2], np.int32)
 
 
 def _seen(lengths: np.ndarray) -> np.ndarray:
+    """Returns the mask [B, 1, 1, 5] of the first `lengths` [B] of five keys."""
     return (np.arange(5) < lengths[:, None])[:, None, None, :]
 
 

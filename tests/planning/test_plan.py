@@ -10,7 +10,7 @@ from tests.training.configs import default_config
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPTConfig, TransformerConfig
 from tfx_jax.planning.chips import CHIPS
-from tfx_jax.planning.plan import Plan, _predict, _record_failure, alternatives, plan_training, variants
+from tfx_jax.planning.plan import Plan, _record_failure, _set_times, alternatives, plan_training, variants
 from tfx_jax.planning.programs import Collective, Kernel, Operation, Program
 from tfx_jax.planning.topologies import TOPOLOGIES
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
@@ -79,7 +79,7 @@ def test_kernels_add_to_what_the_compiler_expects():
         [], [Operation("mul", 1_500_000)], [Kernel("splash", 197 * 10**9, 1), Kernel("copy", 0, 819 * 10**6)]
     )
     plan = known()
-    _predict(plan, program, CHIPS["TPU v5 lite"], 0, 1)
+    _set_times(plan, program, CHIPS["TPU v5 lite"], 0, 1)
     assert plan.seconds["cycles"] == pytest.approx(1e-3)
     assert plan.seconds["kernels"] == pytest.approx(2 * (1e-3 + 1e-3))  # at half of the peak, and of the bandwidth
     assert plan.predicted_step_seconds == pytest.approx(5e-3)
@@ -90,7 +90,7 @@ def test_kernels_add_to_what_the_compiler_expects():
 def test_gpus_of_a_node_are_near():
     exchanges = [Collective("all-to-all", devices, 10**9, 1, False, "") for devices in ((0, 3), (3, 4))]
     plan = dataclasses.replace(known(), device_kind="NVIDIA H100 80GB HBM3", num_devices=8, hosts=(2, 2))
-    _predict(plan, Program(exchanges, [], []), CHIPS[plan.device_kind], 3350, 1)
+    _set_times(plan, Program(exchanges, [], []), CHIPS[plan.device_kind], 3350, 1)
     assert plan.seconds == pytest.approx(
         {"memory": 2e-9, "network": 0.5 / 450 + 0.5 / 50, "compute": 197 / 8 / 989.4e3}
     )

@@ -52,11 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
-        return _flushed(0 if arguments else 2)
+        return _flush(0 if arguments else 2)
     if arguments[0] in ("-V", "--version"):
         packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "flax"))
         print(f"tfx-jax {__version__} ({packages}, Python {platform.python_version()})")
-        return _flushed(0)
+        return _flush(0)
     if sys.platform == "win32":  # the workdir's lock and `select` on standard input need POSIX
         print("tfx-jax: the command is for Linux and macOS: on Windows, run it in WSL", file=sys.stderr)
         return 2
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except SystemExit:  # raised by `VERB --help`
-        if status := _flushed(0):
+        if status := _flush(0):
             raise SystemExit(status) from None
         raise
     except BrokenPipeError:
@@ -116,7 +116,7 @@ def _module(verb: str) -> Any:
         ) from None
 
 
-def _flushed(status: int) -> int:
+def _flush(status: int) -> int:
     """Flushes standard output and returns `status`, or the exit status of the failure: 141 (closed pipe) or 2.
 
     Without this, Python would flush at exit and report a failure in two lines of its own.
@@ -133,6 +133,7 @@ def _flushed(status: int) -> int:
 
 
 def _can_flush_output() -> bool:
+    """Returns whether standard output still accepts what was written to it."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -168,9 +169,9 @@ def _line(error: Exception) -> str | None:
     if is_store_error(error):
         return f"a remote store cannot be reached ({one_line(error)}): check the network and rerun the same command"
     if isinstance(error, OSError):  # a file error that no other code has explained
-        place = printable(str(error.filename)) if error.filename else "a file"
+        file = printable(str(error.filename)) if error.filename else "a file"
         reason = error.strerror or one_line(error)
-        return f"{place}: {reason}; set TFX_JAX_TRACEBACK=1 to see the traceback"
+        return f"{file}: {reason}; set TFX_JAX_TRACEBACK=1 to see the traceback"
     reason = str(error).partition("\n")[0]
     if isinstance(error, RuntimeError) and "Unable to initialize backend" in reason:
         return f"{printable(reason, 300)}: correct or unset the variables JAX_..., or free the device"

@@ -50,7 +50,8 @@ def run(argv: Sequence[str]) -> int:
         help="split that --row, or --image with a number, refers to; %(default)s by default",
     )
     arguments = parser.parse_args(argv)
-    if [arguments.source, arguments.image, arguments.row].count(None) != 2:
+    given = [value for value in (arguments.source, arguments.image, arguments.row) if value is not None]
+    if len(given) != 1:
         raise UserError(
             "attend needs exactly one of --source=SENTENCE (sentence pairs), --image=FILE (images) and --row=NUMBER "
             "(events)"
@@ -73,7 +74,7 @@ def _attend_to_sentence(arguments: argparse.Namespace) -> int:
             f"--source needs a model of translations or sentence pairs, but {arguments.workdir} holds another"
         )
     maps, source, target = run.task.attention(run.trained(params), arguments.source, arguments.target)
-    target_inputs = ["<s>", *target[:-1]]
+    target_inputs = ["<s>", *target[:-1]]  # the decoder reads the target delayed by one step
     if arguments.output is not None:
         save_attention(arguments.output, maps, source, target, target_inputs=target_inputs)
         print(f"drew {len(maps)} attention maps in {arguments.output}")
@@ -94,7 +95,7 @@ def _attend_to_image(arguments: argparse.Namespace) -> int:
         raise UserError(
             f"--image needs a model that captions or classifies images, but {arguments.workdir} holds another"
         )
-    image = _read(task, arguments.image, arguments.split)
+    image = _read_image(task, arguments.image, arguments.split)
     if isinstance(task, CaptioningTask):
         result = task.attention(model, image, arguments.target)
     else:
@@ -106,7 +107,7 @@ def _attend_to_image(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(task: CaptioningTask | ImageClassificationTask, image: str, split: Split) -> np.ndarray:
+def _read_image(task: CaptioningTask | ImageClassificationTask, image: str, split: Split) -> np.ndarray:
     """Returns the pixels of an image file, or of the image of that number in a split."""
     if not image.isdecimal():
         if isinstance(task, CaptioningTask):
@@ -127,8 +128,12 @@ def _list_events(arguments: argparse.Namespace) -> int:
     run, params = load_model(arguments, EventClassificationTask)
     probability, label, shares = run.task.attention(run.trained(params), arguments.split, arguments.row - 1)
     print(f"record {arguments.row} of {arguments.split}: label {label}, probability of label 1 {probability:.3f}")
-    has_times = any(share.time for share in shares)
+    has_times = any(share.time for share in shares)  # in tables all times are 0
     for share in shares:
-        columns = [f"{share.time:.2f}"] * has_times + [f"{hop:.4f}" for hop in share.hops if len(share.hops) > 1]
-        print("\t".join([f"{share.weight:.4f}", printable(share.name), f"{share.value:g}", *columns]))
+        columns = [f"{share.weight:.4f}", printable(share.name), f"{share.value:g}"]
+        if has_times:
+            columns.append(f"{share.time:.2f}")
+        if len(share.hops) > 1:
+            columns += [f"{hop:.4f}" for hop in share.hops]
+        print("\t".join(columns))
     return 0

@@ -25,7 +25,7 @@ Options = argparse.Namespace
 
 
 class _Kind(NamedTuple):
-    """A benchmark: its summary, its flags and the function that measures it."""
+    """A benchmark: its summary, its flags, the function that measures it, and whether it takes `--config.` flags."""
 
     summary: str
     add_options: Callable[[Parser], None]
@@ -58,6 +58,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _general_help(arguments: list[str]) -> NoReturn:
+    """Prints the help of `bench` without WHAT and exits; raises UserError unless -h or --help asked for it."""
     if arguments[:1] not in (["-h"], ["--help"]):
         raise UserError(f"name what to measure: one of {', '.join(_KINDS)}")
     parser = Parser("bench", "Measures training, decoding, attention functions or input pipelines on this machine.")
@@ -70,6 +71,7 @@ def _general_help(arguments: list[str]) -> NoReturn:
 
 
 def _machine() -> dict[str, Any]:
+    """Returns the values of a measurement that describe the machine."""
     devices = jax.devices()
     return {
         "device": devices[0].device_kind,
@@ -93,7 +95,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def _line(name: str, value: Any) -> tuple[str, str]:
-    """Returns the label of a value and its text; the suffix of `name` gives the unit."""
+    """Returns the pair (label, text) of a value; the suffix of `name` gives its unit."""
     label = name.replace("_", " ")
     if value is None:
         return label.removesuffix(" seconds").removesuffix(" bytes"), "unknown"
@@ -137,6 +139,7 @@ def _add_model_options(parser: Parser, steps: int) -> None:
 
 
 def _measured(workload: Workload, options: Options, **settings: Any) -> dict[str, Any]:
+    """Times a workload, and returns the settings with the result."""
     settings |= {"dtype": options.dtype}
     return settings | measured(workload, steps=options.steps, dtype=options.dtype)
 
@@ -241,17 +244,25 @@ def _data(options: Options) -> dict[str, Any]:
 
 _KINDS = {
     "train": _Kind(
-        "one training step of a translation model.", lambda parser: _add_model_options(parser, steps=10), _train
+        "one training step of a translation model.",
+        add_options=lambda parser: _add_model_options(parser, steps=10),
+        measure=_train,
     ),
     "step": _Kind(
         "a training step of an experiment, compared with the prediction of tfx-jax plan.",
-        _add_step_options,
-        _step,
+        add_options=_add_step_options,
+        measure=_step,
         takes_overrides=True,
     ),
     "decode": _Kind(
-        "beam search over a batch with random weights; all targets have one length.", _add_decode_options, _decode
+        "beam search over a batch with random weights; all targets have one length.",
+        add_options=_add_decode_options,
+        measure=_decode,
     ),
-    "attention": _Kind("one attention function, forward and backward.", _add_attention_options, _attention),
-    "data": _Kind("the input pipeline of an experiment.", _add_data_options, _data, takes_overrides=True),
+    "attention": _Kind(
+        "one attention function, forward and backward.", add_options=_add_attention_options, measure=_attention
+    ),
+    "data": _Kind(
+        "the input pipeline of an experiment.", add_options=_add_data_options, measure=_data, takes_overrides=True
+    ),
 }

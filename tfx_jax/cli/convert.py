@@ -61,7 +61,8 @@ def run(argv: Sequence[str]) -> int:
     if arguments.adapter:
         return _write_adapter(arguments)
     options = {"dtype": arguments.dtype, "allow_nonfinite": arguments.allow_nonfinite}
-    output, progress = pathlib.Path(_local(arguments.output)), Progress("read {} parameters")
+    output = pathlib.Path(_local(arguments.output))
+    progress = Progress("read {} parameters")
     progress.stage(f"reading {arguments.model or arguments.workdir}")
     if arguments.workdir is not None:
         _check_output(None, output, allowed=arguments.overwrite)
@@ -71,18 +72,23 @@ def run(argv: Sequence[str]) -> int:
         except ValueError as error:
             raise UserError(f"{arguments.workdir}: {error}") from None
         # Other programs read from these fields where a generated text ends.
-        ends = {f"{role}_token_id": getattr(tokenizer, f"{role}_id") for role in ("bos", "eos")}
-        _save(model, output, {name: index for name, index in ends.items() if index is not None}, options, progress)
-        copied, left_out, before = _copy(epath.Path(arguments.workdir) / "tokenizer", output), [], None
+        special_ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_id") for role in ("bos", "eos")}
+        fields = {name: index for name, index in special_ids.items() if index is not None}
+        _save(model, output, fields, options, progress)
+        copied = _copy(epath.Path(arguments.workdir) / "tokenizer", output)
+        left_out, source_bytes = [], None
         _write_special_tokens(output, tokenizer, model.config.kind)
     else:
         source = pathlib.Path(hf.base_folder(_local(arguments.model)))
         _check_output(source, output, allowed=arguments.overwrite)
-        fields = _config(source)
+        source_fields = _config(source)
         model = hf.load(arguments.model, allow_nonfinite=arguments.allow_nonfinite, on_read=progress.update)
-        kept = {name: value for name, value in fields.items() if not (name in _DROPPED or name.startswith("_"))}
-        _save(model, output, kept, options, progress)
-        copied, before = _copy(source, output), Tensors(source).num_bytes
+        fields = {
+            name: value for name, value in source_fields.items() if not (name in _DROPPED or name.startswith("_"))
+        }
+        _save(model, output, fields, options, progress)
+        copied = _copy(source, output)
+        source_bytes = Tensors(source).num_bytes
         left_out = _left_out(source, output, hf.FAMILIES[_config(output)["architectures"][0]])
     _verify(model, output, arguments.dtype)
     progress.clear()
@@ -90,23 +96,23 @@ def run(argv: Sequence[str]) -> int:
         "architecture": _config(output)["architectures"][0],
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))),
         "dtype": arguments.dtype,
-        "bytes_before": before,
+        "bytes_before": source_bytes,
         "bytes_after": Tensors(output).num_bytes,
         "output": str(output),
         "files": ["config.json", "model.safetensors", *copied],
         "left_out": left_out,
     }
-    after = f"{summary['bytes_after']:,}"
-    sizes = f"{after} bytes" if before is None else f"{before:,} bytes before, {after}"
+    written_bytes = f"{summary['bytes_after']:,}"
+    sizes = f"{written_bytes} bytes" if source_bytes is None else f"{source_bytes:,} bytes before, {written_bytes}"
     print(
         f"{summary['architecture']}: {summary['parameters']:,} parameters; {sizes} as {arguments.dtype}",
         file=sys.stderr,
     )
     print(f"{output}: {', '.join(summary['files'])}; verified by reading it back", file=sys.stderr)
     if left_out:
-        more = f" and {len(left_out) - 3:,} more" if len(left_out) > 3 else ""
+        others = f" and {len(left_out) - 3:,} more" if len(left_out) > 3 else ""
         reasons = "copies, constants, or parts of another architecture"
-        print(f"tensors left out ({reasons}): {', '.join(left_out[:3])}{more}", file=sys.stderr)
+        print(f"tensors left out ({reasons}): {', '.join(left_out[:3])}{others}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(summary))
     return 0
@@ -118,7 +124,8 @@ def _write_adapter(arguments: argparse.Namespace) -> int:
         raise UserError("--adapter needs the --workdir of a run trained with config.lora, not --model")
     if arguments.dtype != "float32":
         raise UserError(f"--adapter writes float32: leave out --dtype={arguments.dtype}")
-    output, base = pathlib.Path(_local(arguments.output)), load_config(arguments.workdir).init_from
+    output = pathlib.Path(_local(arguments.output))
+    base = load_config(arguments.workdir).init_from
     if base and is_workdir(local_folder(base)):
         raise UserError(
             f"the run started from the workdir {base}, and PEFT needs a Hugging Face folder: leave out --adapter, and "
@@ -126,16 +133,16 @@ def _write_adapter(arguments: argparse.Namespace) -> int:
         )
     _check_output(None, output, allowed=arguments.overwrite)
     model, _ = load_trained(arguments)
-    where = str(pathlib.Path(base).resolve()) if pathlib.Path(base).exists() else base
+    base_name = str(pathlib.Path(base).resolve()) if pathlib.Path(base).exists() else base  # else a name on the hub
     try:
-        hf.save_adapter(model, output, base=where, allow_nonfinite=arguments.allow_nonfinite)
+        hf.save_adapter(model, output, base=base_name, allow_nonfinite=arguments.allow_nonfinite)
     except ValueError as error:
         raise UserError(f"{arguments.workdir}: {error}") from None
-    files = ["adapter_config.json", "adapter_model.safetensors"]
-    files += _copy(epath.Path(arguments.workdir) / "tokenizer", output)
-    size = (output / files[1]).stat().st_size
-    summary = {"base": where, "bytes_after": size, "output": str(output), "files": files}
-    print(f"adapters of {where}: {size:,} bytes; {output}: {', '.join(files)}", file=sys.stderr)
+    weights = "adapter_model.safetensors"
+    files = ["adapter_config.json", weights, *_copy(epath.Path(arguments.workdir) / "tokenizer", output)]
+    size = (output / weights).stat().st_size
+    summary = {"base": base_name, "bytes_after": size, "output": str(output), "files": files}
+    print(f"adapters of {base_name}: {size:,} bytes; {output}: {', '.join(files)}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(summary))
     return 0
@@ -153,6 +160,7 @@ def _save(
 
 
 def _local(path: str) -> str:
+    """Returns the path of a local folder; raises UserError for a folder in a store."""
     if not is_local(path):
         raise UserError(f"{path} is not a local folder: convert a local copy, then copy the output to the store")
     return path
@@ -166,11 +174,11 @@ def _check_output(source: pathlib.Path | None, output: pathlib.Path, *, allowed:
         raise UserError(f"--output={output} is a file: name a folder")
     if source is not None and source.exists() and output.samefile(source):
         raise UserError(f"--output={output} is the folder that --model reads: name another folder")
-    held = next(
+    existing = next(
         (path.name for name in ("config.json", *_COPIED, *_WEIGHTS) for path in sorted(output.glob(name))), None
     )
-    if held and not allowed:
-        raise UserError(f"--output={output} already contains {held}: name another folder, or add --overwrite")
+    if existing and not allowed:
+        raise UserError(f"--output={output} already contains {existing}: name another folder, or add --overwrite")
 
 
 def _copy(source: pathlib.Path | epath.Path, output: pathlib.Path) -> list[str]:
@@ -188,6 +196,7 @@ def _copy(source: pathlib.Path | epath.Path, output: pathlib.Path) -> list[str]:
 
 def _write_special_tokens(output: pathlib.Path, tokenizer: HFTokenizer, kind: str) -> None:
     """Makes the written tokenizer add the special tokens that training added: [CLS] ... [SEP] (BERT) or a final EOS."""
+    # For each kind of model, the tokens to add before and after a text; None: no such token.
     first, last = {
         "bert": (tokenizer.cls_id, tokenizer.sep_id),
         "encoder_decoder": (None, tokenizer.eos_id),
@@ -221,16 +230,17 @@ def _verify(model: Any, output: pathlib.Path, dtype: str) -> None:
     progress = Progress("read {} parameters again")
     progress.stage(f"reading {output} again")
     # Non-finite parameters were rejected or allowed before writing.
-    again = hf.load(output, allow_nonfinite=True, on_read=progress.update)
+    read_back = hf.load(output, allow_nonfinite=True, on_read=progress.update)
     progress.clear()
-    pairs = zip(*(jax.tree.leaves(nnx.state(each, nnx.Param)) for each in (model, again)), strict=True)
-    stored = jax.numpy.dtype(dtype)
-    same = all(
-        np.array_equal(np.asarray(a).astype(stored), np.asarray(b).astype(stored), equal_nan=True) for a, b in pairs
+    pairs = zip(*(jax.tree.leaves(nnx.state(one, nnx.Param)) for one in (model, read_back)), strict=True)
+    stored_dtype = jax.numpy.dtype(dtype)
+    is_equal = all(
+        np.array_equal(np.asarray(ours).astype(stored_dtype), np.asarray(read).astype(stored_dtype), equal_nan=True)
+        for ours, read in pairs
     )
     # Compares the fields of config.json: it has no initializers and does not say whether d_ff was given or 4 * d_model.
-    described = hf.FAMILIES[_config(output)["architectures"][0]].write_config
-    if described(again.config) != described(model.config) or not same:
+    write_fields = hf.FAMILIES[_config(output)["architectures"][0]].write_config
+    if write_fields(read_back.config) != write_fields(model.config) or not is_equal:
         raise UserError(f"{output} differs from the model when read back: delete it, check the disk and convert again")
 
 

@@ -64,6 +64,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _evaluate_translation(run: Run[TranslationTask], params: Params, arguments: argparse.Namespace) -> int:
+    """Translates a split, or the file of --source, prints the scores, and returns the exit status."""
     if arguments.source is None:
         pairs: PairSource = run.config.task.splits()[arguments.split]
     else:

@@ -70,7 +70,8 @@ def experiment_file(name: str) -> pathlib.Path:
     Raises:
       UserError: if there is no such experiment or file; the message suggests similar names.
     """
-    files, path = experiment_files(), pathlib.Path(name)
+    files = experiment_files()
+    path = pathlib.Path(name)
     if name in files:
         return files[name]
     if path.is_file():

@@ -112,37 +112,39 @@ def run(argv: Sequence[str]) -> int:
         on_text=write if arguments.stream else None,
         int8=arguments.int8,
     )
-    reader, num_lines = LineReader(sys.stdin.buffer), 0
+    reader, num_done = LineReader(sys.stdin.buffer), 0
     progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
 
     def answer(chunk: list[str], first: int) -> list[str]:
+        """Returns the output line of each prompt; `first` is the index of the first, with which sampling is seeded."""
         if arguments.stream and generator.continues_prompts:
             sys.stdout.write(shown(chunk[0]))
         outputs = generator(chunk, seed=arguments.seed, first=first)
         progress.clear()
-        if arguments.stream:
+        if arguments.stream:  # all but the line break is printed already
             return [""]
         if arguments.json:
             pairs = zip(chunk, outputs, strict=True)
-            objects = ({"prompt": line, "text": out.text, "tokens": out.num_tokens} for line, out in pairs)
-            return [json.dumps(one, ensure_ascii=False) for one in objects]
+            objects = ({"prompt": line, "text": output.text, "tokens": output.num_tokens} for line, output in pairs)
+            return [json.dumps(fields, ensure_ascii=False) for fields in objects]
         beginnings = chunk if generator.continues_prompts else [""] * len(chunk)
-        return [_on_one_line(line + out.text) for line, out in zip(beginnings, outputs, strict=True)]
+        return [_on_one_line(line + output.text) for line, output in zip(beginnings, outputs, strict=True)]
 
     while chunk := reader.take(1 if arguments.stream else arguments.batch):
-        for answers in answered(chunk, answer, num_lines):
+        for answers in answered(chunk, answer, num_done):
             sys.stdout.write("".join(f"{shown(text)}\n" for text in answers))
             sys.stdout.flush()
             if not (arguments.stream or reader.is_terminal):
                 progress.advance(len(answers))
-        num_lines += len(chunk)
+        num_done += len(chunk)
     progress.clear()
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    """Raises UserError for flags that do not go together or values out of range, before the model is loaded."""
     check_one_source(arguments)
-    _search(arguments)  # raises for values out of range, before the model is loaded
+    _search(arguments)  # raises for values out of range
     if arguments.beam > 1 and (arguments.stop or arguments.stream):
         raise UserError("--stop and --stream need sampling, but --beam is above 1 (beam search): leave one of them out")
     if arguments.beam > 1 and arguments.repetition_penalty != 1:
@@ -156,11 +158,18 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _search(arguments: argparse.Namespace) -> Search:
-    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.repetition_penalty)
+    """Returns how tokens are chosen; checks the flags of sampling in any case."""
+    sampling = Sampling(
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        repetition_penalty=arguments.repetition_penalty,
+    )
     return sampling if arguments.beam == 1 else BeamSearch(arguments.beam, arguments.length_penalty)
 
 
 def _on_one_line(text: str) -> str:
+    """Escapes line breaks and, only in a text that has some, backslashes."""
     return (
         text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n") if "\n" in text or "\r" in text else text
     )

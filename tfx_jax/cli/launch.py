@@ -49,6 +49,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _general_help(arguments: list[str]) -> NoReturn:
+    """Prints the help of `launch` without a target and exits; raises UserError unless -h or --help asked for it."""
     if arguments[:1] not in (["-h"], ["--help"]):
         raise UserError(f"launch needs a target; use one of {', '.join(TARGETS)}")
     parser = Parser("launch", "Runs a verb on several processes or machines.")
@@ -61,6 +62,7 @@ def _general_help(arguments: list[str]) -> NoReturn:
 
 
 def _check_command(command: Sequence[str]) -> None:
+    """Raises UserError unless the command begins with a verb that can be launched."""
     if not command:
         raise UserError(f"nothing to launch: put a verb and its arguments after --, as in {_EXAMPLE}")
     verbs = [verb for verb in VERBS if verb not in ("launch", "experiments")]
@@ -69,6 +71,7 @@ def _check_command(command: Sequence[str]) -> None:
 
 
 def _write(text: str, output: str | None) -> int:
+    """Writes the text to the file `output` (None: standard output), and returns the exit status 0."""
     if output is None:
         print(text, end="")
         return 0
@@ -89,7 +92,7 @@ def _print_plan(arguments: Sequence[str], topology: str, num_slices: int) -> Non
         parser = Parser("train", "")
         parser.add_argument("--config", required=True)
         try:
-            known, others = parser.parse_known_args(arguments)
+            known, others = parser.parse_known_args(arguments)  # `others` also has flags of train such as --workdir
             overrides = [argument for argument in others if argument.startswith("--config.")]
             lines = described(plan_topology(known.config, overrides, topology, num_slices))
         except UserError as error:
@@ -98,6 +101,7 @@ def _print_plan(arguments: Sequence[str], topology: str, num_slices: int) -> Non
 
 
 def _start(plan: Plan) -> int:
+    """Prints the plan to stderr, starts it, and returns its exit status."""
     if shutil.which(plan.program) is None:
         raise UserError(
             f"{plan.program} is not installed here: install it, or write the commands to a file with "

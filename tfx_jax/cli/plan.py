@@ -70,6 +70,12 @@ def run(argv: Sequence[str]) -> int:
 def plan_topology(config: str, overrides: Sequence[str], topology: str, num_slices: int = 1) -> Plan:
     """Plans the run that `--config` and its overrides describe.
 
+    Args:
+      config: value of `--config`.
+      overrides: flags of the form `--config.field=value`.
+      topology: value of `--topology`.
+      num_slices: number of TPU slices.
+
     Raises:
       UserError: if there is no such configuration or topology, or the configuration is invalid for it.
     """
@@ -108,13 +114,13 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def described(plan: Plan, *, remedy: str | None = None, cost: dict[str, float] | None = None) -> list[str]:
-    """Formats a plan as lines of text."""
+    """Formats a plan as lines of text, with the results of `_remedy` and `_cost`, if any."""
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items()) or "one device"
     hosts, shares = plan.hosts
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in plan.batch.items())
     reading = f"{hosts} host{'s' * (hosts > 1)}"
     if hosts > 1:
-        examples = next(iter(plan.batch.values()))[0]
+        examples = next(iter(plan.batch.values()))[0]  # the first axis of every array of a batch
         reading += f", each reads {examples // shares} of {examples} examples"
         reading += "" if shares == hosts else f" ({shares} shares)"
     lines = [
@@ -141,10 +147,10 @@ def described(plan: Plan, *, remedy: str | None = None, cost: dict[str, float] |
     seconds, mfu = plan.predicted_step_seconds, plan.predicted_mfu
     if seconds is not None:
         utilization = "" if mfu is None else f", MFU {mfu:.1%}"
-        step, bound_words = (
-            (f"at least {1e3 * seconds:.2f}", "at most ") if plan.is_bound else (f"{1e3 * seconds:.2f}", "")
+        at_least, at_most = ("at least ", "at most ") if plan.is_bound else ("", "")
+        lines.append(
+            f"prediction   {at_least}{1e3 * seconds:.2f} ms a step, {at_most}{_rate(plan):,.0f} tokens/s{utilization}"
         )
-        lines.append(f"prediction   {step} ms a step, {bound_words}{_rate(plan):,.0f} tokens/s{utilization}")
     if cost is not None:
         lines.append(
             f"cost         {cost['training']:,.2f} for the training, {cost['million_tokens']:.4f} for a million tokens"
@@ -156,7 +162,8 @@ def described(plan: Plan, *, remedy: str | None = None, cost: dict[str, float] |
 
 def _search(config: ExperimentConfig, devices: Sequence[Any], arguments: argparse.Namespace) -> int:
     """Prints the plans of `variants` that fit, fastest first, and returns the exit status: 0 if any fits, else 1."""
-    results, progress = [], Progress()
+    results = []  # (flags, plan or None if the configuration is invalid, error or None)
+    progress = Progress()
     for flags, variant in variants(config, len(devices)):
         progress.stage(f"compiling {flags}")
         try:
@@ -224,7 +231,10 @@ def _rate(plan: Plan) -> float | None:
 
 
 def _cost(plan: Plan, config: ExperimentConfig, price: float | None) -> dict[str, float] | None:
-    """Returns the cost of the whole run and of a million tokens, from the price of a device per hour."""
+    """Returns the cost of the whole run ("training") and of a million tokens, from the price of a device per hour.
+
+    None without a price or a predicted time.
+    """
     if price is None or plan.predicted_step_seconds is None:
         return None
     step_cost = price / 3600 * plan.num_devices * plan.predicted_step_seconds
@@ -235,7 +245,7 @@ def _price(text: str) -> float:
     try:
         price = float(text)
     except ValueError:
-        price = -1.0
+        price = -1.0  # rejected below
     if not 0 <= price < float("inf"):
         raise argparse.ArgumentTypeError(f'"{text}" is not a price: give a finite number of at least 0')
     return price

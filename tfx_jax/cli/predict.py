@@ -28,24 +28,29 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object per line, with all probabilities")
     arguments = parser.parse_args(argv)
     set_up_program()
-    reader, number, num_lines = LineReader(sys.stdin.buffer), 0, count_lines(sys.stdin.buffer)
+    reader = LineReader(sys.stdin.buffer)
+    num_done, num_lines = 0, count_lines(sys.stdin.buffer)
     progress = Progress("answered {} lines", num_lines)
 
     def show(done: int, _: int) -> None:
+        """Shows the progress after `done` lines of the current ones; the arguments are those of `OnBatch`."""
         if not reader.is_terminal:
-            progress.update(number + done, num_lines)
+            progress.update(num_done + done, num_lines)
 
     predictor = Predictor(*load_model(arguments), on_batch=show)
 
-    def answer(lines: list[str], number: int) -> list[str]:
-        inputs = [_parts(line, i, predictor.inputs) for i, line in enumerate(lines, number + 1)]
-        answers = predictor.predict(inputs)
-        return [json.dumps(one, ensure_ascii=False) if arguments.json else _as_line(one) for one in answers]
+    def answer(lines: list[str], first: int) -> list[str]:
+        """Returns the output line of each input line; `first` is the index of the first one in standard input."""
+        inputs = [_parts(line, number, predictor.inputs) for number, line in enumerate(lines, first + 1)]
+        predictions = predictor.predict(inputs)
+        if arguments.json:
+            return [json.dumps(prediction, ensure_ascii=False) for prediction in predictions]
+        return [_as_line(prediction) for prediction in predictions]
 
     while lines := reader.take(_LINES_AT_A_TIME):
-        for answers in answered(lines, answer, number):
+        for answers in answered(lines, answer, num_done):
             show(len(answers), 0)
-            number += len(answers)
+            num_done += len(answers)
             progress.clear()
             sys.stdout.buffer.write("".join(f"{shown(line)}\n" for line in answers).encode())
             sys.stdout.buffer.flush()

@@ -52,7 +52,11 @@ def run(argv: Sequence[str]) -> int:
             "--workdir is missing: give a folder for checkpoints and logs, or --print-config to print the fields only"
         )
     profile = None if arguments.profile is None else parse_steps(arguments.profile, config.num_steps)
-    initialize_from_env(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    initialize_from_env(
+        coordinator_address=arguments.coordinator,
+        num_processes=arguments.num_processes,
+        process_id=arguments.process_id,
+    )
     result = train(config, arguments.workdir, profile=profile)
     return 0 if result.signum is None else 128 + result.signum
 
@@ -72,6 +76,11 @@ def load_config_file(config: str, overrides: Sequence[str] = ()) -> ExperimentCo
 
 
 def _call_get_config(config: str) -> ExperimentConfig:
+    """Executes the file of an experiment, "NAME" or "NAME:VARIANT", and returns the result of its `get_config`.
+
+    Raises:
+      UserError: if there is no such file or function, or it raises an error.
+    """
     name, _, variant = config.partition(":")
     path = experiment_file(name)
     try:
@@ -96,5 +105,5 @@ def _broken(path: pathlib.Path, error: Exception) -> UserError:
     if isinstance(error, SyntaxError):
         return UserError(f"{path}, line {error.lineno}: {error.msg}")
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    place = f", line {lines[-1]}" if lines else ""
-    return UserError(f"{path}{place}: {type(error).__name__}: {' '.join(str(error).split())}")
+    line = f", line {lines[-1]}" if lines else ""
+    return UserError(f"{path}{line}: {type(error).__name__}: {' '.join(str(error).split())}")

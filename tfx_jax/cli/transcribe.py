@@ -32,27 +32,32 @@ def run(argv: Sequence[str]) -> int:
     )
     arguments = parser.parse_args(argv)
     set_up_program()
-    trained, params = load_model(arguments, SpeechRecognitionTask)
-    task, data = trained.task, trained.config.task.data
+    loaded_run, params = load_model(arguments, SpeechRecognitionTask)
+    task, data = loaded_run.task, loaded_run.config.task.data
     if not isinstance(data, RecordedSpeech):
         raise UserError(
             f"{arguments.workdir} was trained on synthetic frames, not on audio: name a run of recorded speech"
         )
     task.config.beam_size = arguments.beam or task.config.beam_size
-    utterances, mistakes = dict[int, Utterance](), 0
-    for number, file in enumerate(arguments.files):
+    utterances: dict[int, Utterance] = {}  # by the index of the file; without files that cannot be read
+    for index, file in enumerate(arguments.files):
         try:
-            utterances[number] = _read(file, data)
+            utterances[index] = _read(file, data)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
-            mistakes += 1
-    texts = dict(zip(utterances, task.predict(trained.trained(params), list(utterances.values())), strict=True))
-    for number in range(len(arguments.files)):
-        print(shown(texts.get(number, "")))
-    return 2 if mistakes else 0
+    transcripts = task.predict(loaded_run.trained(params), list(utterances.values()))
+    transcript_of = dict(zip(utterances, transcripts, strict=True))
+    for index in range(len(arguments.files)):
+        print(shown(transcript_of.get(index, "")))
+    return 0 if len(utterances) == len(arguments.files) else 2
 
 
 def _read(file: str, data: RecordedSpeech) -> Utterance:
+    """Reads a WAV file, padded with silence, as an utterance without transcript.
+
+    Raises:
+      UserError: if it cannot be read, or is longer than training utterances may be.
+    """
     try:
         content = epath.Path(file).read_bytes()
     except OSError as error:

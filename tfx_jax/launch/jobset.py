@@ -60,7 +60,7 @@ def add_options(parser: Parser) -> None:
         metavar="N",
         help="restarts allowed after failures; preemptions do not count; %(default)s by default",
     )
-    add_grace_option(parser, 300, "seconds between SIGTERM and SIGKILL when a pod is stopped")
+    add_grace_option(parser, default=300, meaning="seconds between SIGTERM and SIGKILL when a pod is stopped")
 
 
 def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
@@ -94,7 +94,7 @@ def manifest(options: argparse.Namespace, command: Sequence[str]) -> dict[str, A
         "parallelism": num_hosts,
         "completions": num_hosts,
         "completionMode": "Indexed",
-        "backoffLimit": 0,  # the failure of one process is that of the slice, since the others cannot continue
+        "backoffLimit": 0,  # if one process fails, the slice has failed: its other processes cannot continue
         "podFailurePolicy": {
             "rules": [
                 {
@@ -125,6 +125,7 @@ def _failure_policy(max_restarts: int) -> dict[str, Any]:
     """
 
     def rule(name: str, action: str, *patterns: str) -> dict[str, Any]:
+        """Returns a rule that applies `action` to failures whose message matches one of `patterns`."""
         return {
             "name": name,
             "action": action,
@@ -145,6 +146,7 @@ def _failure_policy(max_restarts: int) -> dict[str, Any]:
 
 
 def _pod(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
+    """Returns the specification of a pod that runs the command on one host of a slice."""
     pod: dict[str, Any] = {
         "restartPolicy": "Never",  # required by podFailurePolicy
         "terminationGracePeriodSeconds": options.grace,

@@ -47,7 +47,9 @@ def add_options(parser: Parser) -> None:
         metavar="N",
         help="simulated CPU devices per process; %(default)s by default",
     )
-    add_grace_option(parser, 60, "seconds for which the other processes may save and exit after one has failed")
+    add_grace_option(
+        parser, default=60, meaning="seconds for which the other processes may save and exit after one has failed"
+    )
 
 
 def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
@@ -60,7 +62,7 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
         "#!/usr/bin/env bash",
         "# tfx-jax launch also prefixes output lines, forwards signals, and ends all processes when one fails.",
         f"export {' '.join(f'{name}={value}' for name, value in environment.items())}",
-        *(f"{shlex.join(each)} &" for each in commands),
+        *(f"{shlex.join(process_command)} &" for process_command in commands),
         "wait",
     ]
     start = functools.partial(supervise, commands, environment, grace=options.grace)
@@ -69,10 +71,11 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
 
 def with_process_flags(command: Sequence[str], num_processes: int) -> list[list[str]]:
     """Returns the command for each process, with the flags by which the processes find each other."""
-    with socket.socket() as free:
+    with socket.socket() as probe:
         # The port is free again until process 0 starts; meanwhile the system hands out others.
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+        probe.bind(("127.0.0.1", 0))  # port 0: the system chooses a free port
+        host, port = probe.getsockname()
+        address = f"{host}:{port}"
     return [
         [*command, f"--coordinator={address}", f"--num-processes={num_processes}", f"--process-id={index}"]
         for index in range(num_processes)
@@ -102,13 +105,13 @@ def supervise(
             processes.append(_start(index, command, environment or {}, ended))
             for signum in received:  # signals that arrived before this process started
                 processes[-1].send_signal(signum)
-        status, wait = 0, None
+        status, timeout = 0, None  # after `timeout` seconds without an exit, all processes are killed; None: never
         running = len(processes)
         while running:
             try:
-                index, code = ended.get(timeout=wait)
+                index, code = ended.get(timeout=timeout)
             except queue.Empty:
-                wait = None
+                timeout = None
                 for process in processes:
                     process.kill()
                 continue
@@ -121,7 +124,7 @@ def supervise(
                         file=sys.stderr,
                         flush=True,
                     )
-                    wait = grace
+                    timeout = grace
                     for process in processes:
                         process.terminate()
     sys.stdout.flush()  # raises if the reader is gone; the command line reports it
@@ -187,10 +190,10 @@ def _start(
 
 def _kill_if_it_stays_stopped(index: int, process: subprocess.Popen[str]) -> None:
     """Waits until the process ends. If it is stopped (SIGSTOP), prints a message, and kills it if it stays stopped."""
-    stopped = functools.partial(os.waitid, os.P_PID, process.pid)
+    wait_for = functools.partial(os.waitid, os.P_PID, process.pid)  # with WNOWAIT, `process.wait` still gets the status
     with contextlib.suppress(ChildProcessError):  # it has ended and been waited for
         while True:
-            state = stopped(os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+            state = wait_for(os.WEXITED | os.WSTOPPED | os.WNOWAIT)
             if state is None or state.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
                 return
             message = (
@@ -198,13 +201,13 @@ def _kill_if_it_stays_stopped(index: int, process: subprocess.Popen[str]) -> Non
                 f"{_PATIENCE:g} s"
             )
             print(message, file=sys.stderr, flush=True)
-            quiet = 0.0
-            while stopped(os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
-                if quiet >= _PATIENCE:  # counts intervals: this process may have been stopped, too
+            stopped_seconds = 0.0
+            while wait_for(os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None:
+                if stopped_seconds >= _PATIENCE:  # counts intervals: this process may have been stopped, too
                     process.kill()
                     break
                 time.sleep(0.1)
-                quiet += 0.1
+                stopped_seconds += 0.1
 
 
 def _copy(prefix: str, pipe: IO[str], stream: IO[str]) -> None:

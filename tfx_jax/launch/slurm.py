@@ -53,7 +53,9 @@ def add_options(parser: Parser) -> None:
         help="restarts allowed after a process hung or died; restarts of saved jobs do not count; %(default)s by "
         "default",
     )
-    add_grace_option(parser, 300, "seconds before the time limit at which the run is asked to save and exit")
+    add_grace_option(
+        parser, default=300, meaning="seconds before the time limit at which the run is asked to save and exit"
+    )
 
 
 def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:

@@ -14,7 +14,7 @@ from tfx_jax.training.sharding.distributed import RESTART
 
 SUMMARY = "TPU slices of a GKE cluster, through XPK"
 
-# For each family of TPU types, the name in `tfx-jax plan` and the count per chip: types of v4 and v5p count cores.
+# For each family of TPU types, its name in `tfx-jax plan`, and how many a type counts per chip: v4 and v5p count cores.
 _GENERATIONS = {"v4": ("v4", 2), "v5litepod": ("v5e", 1), "v5p": ("v5p", 2), "v6e": ("v6e", 1)}
 
 
@@ -38,7 +38,7 @@ def add_options(parser: Parser) -> None:
         metavar="N",
         help="restarts allowed, including those after preemptions; %(default)s by default",
     )
-    add_grace_option(parser, 300, "seconds between SIGTERM and SIGKILL when a pod is stopped")
+    add_grace_option(parser, default=300, meaning="seconds between SIGTERM and SIGKILL when a pod is stopped")
 
 
 def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
@@ -77,9 +77,9 @@ def _topology(tpu_type: str) -> str | None:
     ('v5e:16x16', 'v5p:2x2x2', None)
     """
     name, _, size = tpu_type.partition("-")
-    generation, counted = _GENERATIONS.get(name, ("none", 1))
+    generation, count_per_chip = _GENERATIONS.get(name, ("none", 1))
     for topology in TOPOLOGIES:
         family, _, shape = topology.partition(":")
-        if family == generation and size == str(math.prod(map(int, shape.split("x"))) * counted):
+        if family == generation and size == str(math.prod(map(int, shape.split("x"))) * count_per_chip):
             return topology
     return None

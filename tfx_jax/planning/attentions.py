@@ -27,6 +27,7 @@ class Measured(NamedTuple):
 
 
 def _from_spec(name: str) -> Measured:
+    """Returns the attention of `SPECS` with this name, with the options of its example and random parameters."""
     spec = SPECS[name]
 
     def make(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:
@@ -43,20 +44,25 @@ def _from_spec(name: str) -> Measured:
 def _with_gates(
     core: Callable[..., Any], shapes: dict[str, tuple[int, ...]], query: Array, key: Array, *args: Any, **options: Any
 ) -> Any:
-    """Attends with gates taken from the features of the keys, repeated if a gate needs more of them."""
-    flat = key.reshape(*key.shape[:2], -1)
+    """Calls the attention function `core` with gates [B, S, *shape], filled with the features of the keys.
+
+    `shapes` has the shape of each gate by name; features are repeated if a gate needs more than there are.
+    """
+    features = key.reshape(*key.shape[:2], -1)
     gates = {
-        name: flat[..., np.arange(math.prod(shape)) % flat.shape[-1]].reshape(*key.shape[:2], *shape)
+        name: features[..., np.arange(math.prod(shape)) % features.shape[-1]].reshape(*key.shape[:2], *shape)
         for name, shape in shapes.items()
     }
     return core(query, key, *args, **gates, **options)
 
 
 def _xla(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:
+    """Returns dense attention as XLA computes it, without kernels."""
     return functools.partial(functional.dot_product_attention, implementation="xla")
 
 
 def _aligned(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:
+    """Returns attention around each query's own position."""
     position = jnp.arange(length, dtype=jnp.float32)[None, None]
     return functools.partial(functional.aligned_attention, position=position, window=10, sigma=5.0)
 

@@ -50,11 +50,21 @@ _GIB = 2**30
 # what a process sees), NVLink with 450 GB/s per direction between the eight GPUs of a node, and the eight network
 # adapters of a DGX, 400 Gbit/s per GPU.
 CHIPS = {
-    "TPU v4": Chip(31.75 * _GIB, 1228e9, 1.05e9, 100e9, 6.25e9),
-    "TPU v5 lite": Chip(15.75 * _GIB, 819e9, 1.5e9, 100e9, 3.125e9),
-    "TPU v5": Chip(95 * _GIB, 2765e9, 1.75e9, 200e9, 6.25e9),
-    "TPU v6 lite": Chip(31.25 * _GIB, 1640e9, 1.75e9, 224e9, 12.5e9),
-    "TPU7x": Chip(96 * _GIB, 3690e9, 1.9e9, 200e9, 6.25e9),
-    "NVIDIA H100 80GB HBM3": Chip(79.1 * _GIB, 3350e9, None, 450e9, 50e9),
-    "NVIDIA H200": Chip(139.8 * _GIB, 4800e9, None, 450e9, 50e9),
+    "TPU v4": Chip(
+        memory=31.75 * _GIB, memory_bandwidth=1228e9, clock=1.05e9, near_bandwidth=100e9, far_bandwidth=6.25e9
+    ),
+    "TPU v5 lite": Chip(
+        memory=15.75 * _GIB, memory_bandwidth=819e9, clock=1.5e9, near_bandwidth=100e9, far_bandwidth=3.125e9
+    ),
+    "TPU v5": Chip(memory=95 * _GIB, memory_bandwidth=2765e9, clock=1.75e9, near_bandwidth=200e9, far_bandwidth=6.25e9),
+    "TPU v6 lite": Chip(
+        memory=31.25 * _GIB, memory_bandwidth=1640e9, clock=1.75e9, near_bandwidth=224e9, far_bandwidth=12.5e9
+    ),
+    "TPU7x": Chip(memory=96 * _GIB, memory_bandwidth=3690e9, clock=1.9e9, near_bandwidth=200e9, far_bandwidth=6.25e9),
+    "NVIDIA H100 80GB HBM3": Chip(
+        memory=79.1 * _GIB, memory_bandwidth=3350e9, clock=None, near_bandwidth=450e9, far_bandwidth=50e9
+    ),
+    "NVIDIA H200": Chip(
+        memory=139.8 * _GIB, memory_bandwidth=4800e9, clock=None, near_bandwidth=450e9, far_bandwidth=50e9
+    ),
 }

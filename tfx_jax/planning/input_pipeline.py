@@ -33,43 +33,44 @@ def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> di
       UserError: if the configuration or its data are invalid, or the task is not translation.
     """
     validate(config)
-    started = time.perf_counter()
+    started_at = time.perf_counter()
     splits = config.task.splits()
-    splits["train"]
-    opened = time.perf_counter()
+    splits["train"]  # opens the training data
+    opened_at = time.perf_counter()
     run = make_run(config, workdir, splits=splits)
-    ready = time.perf_counter()
+    ready_at = time.perf_counter()
     iterator = iter(run.train_data(make_mesh(**dataclasses.asdict(config.mesh))))
     pad_id = getattr(run.task.model_config, "pad_id", None)
-    sums = dict.fromkeys(("source", "target"), 0)
-    positions, shapes, arrivals = dict(sums), set(), []
+    num_tokens = dict.fromkeys(("source", "target"), 0)  # without padding
+    num_positions = dict(num_tokens)  # including padding
+    shapes, arrivals = set(), []  # shapes of target batches, and the time at which each batch arrived
     try:
         for _ in range(steps):
             batch = next(iterator)
             arrivals.append(time.perf_counter())
-            if not sums.keys() <= batch.keys():
+            if not num_tokens.keys() <= batch.keys():
                 raise UserError("bench data needs pairs of texts: name a translation experiment")
-            for side in sums:
-                sums[side] += int(np.count_nonzero(batch[side] != pad_id))
-                positions[side] += batch[side].size
+            for side in num_tokens:
+                num_tokens[side] += int(np.count_nonzero(batch[side] != pad_id))
+                num_positions[side] += batch[side].size
             shapes.add(batch["target"].shape)
     finally:
         iterator.close()
-    seconds = arrivals[-1] - ready
-    waits = np.diff([ready, *arrivals]).tolist()
+    seconds = arrivals[-1] - ready_at
+    waits = np.diff([ready_at, *arrivals]).tolist()
     return {
-        "open_seconds": opened - started,
-        "tokenizer_seconds": ready - opened,
+        "open_seconds": opened_at - started_at,
+        "tokenizer_seconds": ready_at - opened_at,
         "first_step_seconds": waits[0],
         "steps": steps,
         "median_step_seconds": statistics.median(waits),
         "slowest_step_seconds": max(waits),
         "total_seconds": seconds,
-        "target_tokens": sums["target"],
-        "target_tokens_per_second": sums["target"] / seconds,
-        "source_tokens_per_second": sums["source"] / seconds,
-        "padding_share": 1 - sum(sums.values()) / sum(positions.values()),
-        "target_padding_share": 1 - sums["target"] / positions["target"],
+        "target_tokens": num_tokens["target"],
+        "target_tokens_per_second": num_tokens["target"] / seconds,
+        "source_tokens_per_second": num_tokens["source"] / seconds,
+        "padding_share": 1 - sum(num_tokens.values()) / sum(num_positions.values()),
+        "target_padding_share": 1 - num_tokens["target"] / num_positions["target"],
         "shapes": len(shapes),
         "largest_batch_positions": max(math.prod(shape) for shape in shapes),
     }

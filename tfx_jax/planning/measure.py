@@ -89,10 +89,10 @@ def without_compilation_cache() -> Iterator[None]:
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """Returns the result of a call, after waiting for it to be computed, and its duration in seconds."""
-    started = time.perf_counter()
+    """Calls a function and waits for its arrays; returns a pair: its result, and the duration in seconds."""
+    started_at = time.perf_counter()
     result = jax.block_until_ready(run())
-    return result, time.perf_counter() - started
+    return result, time.perf_counter() - started_at
 
 
 def alternate(runs: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
@@ -112,7 +112,8 @@ def alternate(runs: Sequence[Callable[[], Any]], rounds: int) -> list[list[float
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(rounds):
         for run, seconds in zip(runs, times, strict=True):
-            seconds.append(timed(run)[1])
+            _, duration = timed(run)
+            seconds.append(duration)
     return times
 
 
@@ -131,12 +132,16 @@ class Products:
             run()  # compiles
             self._sizes.append(size)
             self.runs.append(run)
-            if timed(run)[1] > _LONG_ENOUGH:
+            _, seconds = timed(run)
+            if seconds > _LONG_ENOUGH:
                 break
         del self._sizes[:-3], self.runs[:-3]
 
     def peak(self, times: Sequence[Sequence[float]], num_devices: int) -> float:
-        """Returns the peak FLOP/s of `num_devices` devices: the best median rate of `times`, seconds on one device."""
+        """Returns the peak FLOP/s of `num_devices` devices, from the best median rate on one device.
+
+        `times` has for each of `runs` the seconds of its rounds, as from `alternate`.
+        """
         copies = 1 if jax.default_backend() == "cpu" else num_devices  # CPU devices share the cores
         rates = [2 * size**3 / statistics.median(seconds) for size, seconds in zip(self._sizes, times, strict=True)]
         return copies * max(rates)

@@ -115,7 +115,7 @@ class PlannedStep(NamedTuple):
     """A training step on a mesh that is not compiled yet."""
 
     plan: Plan
-    """The plan, without what only the compiled program tells."""
+    """The plan, without the fields that the compiled program determines."""
     setup: TrainSetup
     batch: dict[str, jax.ShapeDtypeStruct]
     """Shapes, dtypes and shardings of the largest batch."""
@@ -134,7 +134,7 @@ def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slice
     """
     step = plan_step(config, devices)
     step_fn: Any = step.setup.step_fn  # a function of jax.jit
-    device = jax.tree.leaves(step.batch)[0].sharding.mesh.devices.flat[0]
+    device = jax.tree.leaves(step.batch)[0].sharding.mesh.devices.flat[0]  # any device of the mesh
     is_here = device.client is jax.devices()[0].client
     # For absent GPUs, JAX does not know that the vendor is NVIDIA.
     platforms = ("cuda",) if device.platform == "gpu" and not is_here else None
@@ -160,8 +160,8 @@ def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
     task: Any = planned.task
     make_carry = getattr(task, "make_carry", lambda: None)
 
-    make = functools.partial(make_model, config, task)
-    setup = make_train_setup(config, make, task.loss, mesh, make_carry=make_carry)
+    make_this_model = functools.partial(make_model, config, task)
+    setup = make_train_setup(config, make_this_model, task.loss, mesh, make_carry=make_carry)
     shapes = {name: array.shape for name, array in planned.batch.items()}
     kind = mesh.devices.flat[0].device_kind
     processes = sorted({device.process_index for device in mesh.devices.flat})
@@ -173,7 +173,7 @@ def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
         batch=shapes,
         hosts=(len(processes), process_shard(mesh, processes[0]).count),
         memory_bytes=CHIPS[kind].program_memory if kind in CHIPS else None,
-        model_flops=training_flops(make, task.loss, planned.batch, make_carry=make_carry),
+        model_flops=training_flops(make_this_model, task.loss, planned.batch, make_carry=make_carry),
         tokens=max(shape[0] * shape[1] for shape in shapes.values() if len(shape) > 1),
     )
     batch = {
@@ -186,12 +186,12 @@ def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
 def read_plan(step: PlannedStep, program: Any, *, num_slices: int = 1) -> Plan:
     """Completes the plan of a step with the analysis of its compiled program."""
     plan, memory = step.plan, state_memory(step.setup.abstract_state)
-    _measure(plan, program.memory_analysis())
+    _set_memory(plan, program.memory_analysis())
     if plan.fits and plan.device_kind in CHIPS:
         chip, state_bytes = CHIPS[plan.device_kind], memory.params + memory.optimizer
-        _predict(plan, read_program(program.as_text()), chip, state_bytes, num_slices)
+        _set_times(plan, read_program(program.as_text()), chip, state_bytes, num_slices)
     elif plan.fits:
-        _exchange(plan, read_program(program.as_text()))
+        _set_collectives(plan, read_program(program.as_text()))
     return plan
 
 
@@ -209,6 +209,7 @@ def _planned(config: ExperimentConfig, mesh: Mesh) -> PlannedTask:
 def _record_failure(plan: Plan, message: str) -> None:
     """Stores the compiler's error in the plan and, if the program is too large, its size."""
     plan.error = " ".join(message.split())[:300]
+    # Such as "Used 20.5G of 15.75G hbm": the groups are number and unit of the needed and of the available memory.
     amount = r"\(?([\d.]+)([KMG])\)?"
     needed = re.search(f"{amount} (?:of|exceeds available HBM) {amount}", message)
     if needed is not None:
@@ -217,12 +218,13 @@ def _record_failure(plan: Plan, message: str) -> None:
         plan.error = f"needs {needed[1]}{needed[2]}iB, but a device has {needed[3]}{needed[4]}iB"
 
 
-def _measure(plan: Plan, analysis: Any) -> None:
+def _set_memory(plan: Plan, analysis: Any) -> None:
     """Sets the memory fields of the plan from XLA's memory analysis."""
     plan.argument_bytes = analysis.argument_size_in_bytes
     plan.temporary_bytes = analysis.temp_size_in_bytes
-    new = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    plan.peak_bytes = plan.argument_bytes + plan.temporary_bytes + new + analysis.generated_code_size_in_bytes
+    # Results that are not written into the buffers of donated arguments.
+    result_bytes = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    plan.peak_bytes = plan.argument_bytes + plan.temporary_bytes + result_bytes + analysis.generated_code_size_in_bytes
     plan.fits = plan.memory_bytes is None or plan.peak_bytes <= plan.memory_bytes
     if not plan.fits:
         plan.error = (
@@ -230,20 +232,20 @@ def _measure(plan: Plan, analysis: Any) -> None:
         )
 
 
-def _exchange(plan: Plan, program: Program) -> None:
+def _set_collectives(plan: Plan, program: Program) -> None:
     """Sets the collectives of the plan and the share of their bytes that is hidden."""
-    hidden = 0.0
+    hidden_bytes = 0.0
     for collective in program.collectives:
         total = plan.collectives.setdefault(collective.kind, {"count": 0, "bytes": 0})
         total["count"] += collective.count
         total["bytes"] += round(collective.moved)
-        hidden += collective.moved if collective.is_async else 0.0
-    plan.async_share = hidden / max(sum(total["bytes"] for total in plan.collectives.values()), 1)
+        hidden_bytes += collective.moved if collective.is_async else 0.0
+    plan.async_share = hidden_bytes / max(sum(total["bytes"] for total in plan.collectives.values()), 1)
 
 
-def _predict(plan: Plan, program: Program, chip: Chip, state_bytes: int, num_slices: int) -> None:
+def _set_times(plan: Plan, program: Program, chip: Chip, state_bytes: int, num_slices: int) -> None:
     """Sets the times, operations and collectives of the plan."""
-    _exchange(plan, program)
+    _set_collectives(plan, program)
     num_near = plan.num_devices // (num_slices if chip.clock else plan.hosts[0])  # a GPU node is a host
     plan.seconds = {
         "memory": 2 * state_bytes / chip.memory_bandwidth,
@@ -265,11 +267,12 @@ def _predict(plan: Plan, program: Program, chip: Chip, state_bytes: int, num_sli
 
 
 def _kernel_seconds(kernel: Kernel, peak: float, chip: Chip) -> float:
+    """Estimates the seconds of a kernel on a device whose peak is `peak` FLOP/s."""
     return max(kernel.flops / peak, kernel.num_bytes / chip.memory_bandwidth) / _KERNEL_EFFICIENCY
 
 
 def alternatives(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[str, ExperimentConfig]]:
-    """Yields configurations that need less memory, those that cost least time first, each after its flags."""
+    """Yields pairs (flags, configuration) that need less memory, those that cost least time first."""
     model: Any = config.model
     smaller, flags = model, list[str]()
     if getattr(model, "remat", "full") == "none":
@@ -290,7 +293,7 @@ def alternatives(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[s
 
 
 def variants(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[str, ExperimentConfig]]:
-    """Yields the meshes and remat settings that `plan --search` tries, each after its flags."""
+    """Yields pairs (flags, configuration) with the meshes and remat settings that `plan --search` tries."""
     model: Any = config.model
     remats = ["none", "full"] if hasattr(model, "remat") else [None]
     for fsdp, tensor in dict.fromkeys(((1, 1), (8, 1), (num_devices, 1), (1, 2), (1, 4), (8, 4))):

@@ -107,12 +107,14 @@ def read_program(hlo: str) -> Program:
     bodies = dict(_computations(hlo))
     sources = _Sources(hlo)
     found_collectives: list[Collective] = []
-    # libtpu starts and ends a collective in fusions with overlapping computation, and repeats it in each of them.
+    # libtpu starts and ends a collective in fusions with overlapping computation, and repeats it in each of them. Maps
+    # the channel of such a collective, which all its copies share, to its index in `found_collectives`.
     fused: dict[str, int] = {}
     kernels: list[Kernel] = []
     cycles = collections.Counter[str]()
 
     def walk(name: str, times: int, *, is_fused: bool = False) -> None:
+        """Collects the lines of the function `name`, which runs `times` times, and of the functions that it calls."""
         for index, line in enumerate(bodies[name]):
             operation = _OPERATION.match(line)
             if operation is None:
@@ -121,7 +123,7 @@ def read_program(hlo: str) -> Program:
             if channel and channel[0] in fused:
                 if name.startswith("async_collective_fusion"):
                     found_collectives[fused[channel[0]]] = found_collectives[fused[channel[0]]]._replace(is_async=True)
-            elif collective := _exchange(bodies[name], index, name):
+            elif collective := _collective(bodies[name], index, name):
                 if channel:
                     fused[channel[0]] = len(found_collectives)
                 found_collectives.append(collective._replace(count=times, source=sources.operation(line)))
@@ -132,8 +134,8 @@ def read_program(hlo: str) -> Program:
             estimate = None if is_fused else re.search(r'"estimated_cycles":"(\d+)"', line)
             if estimate and int(estimate[1]) < _NO_ESTIMATE:
                 cycles[sources.line(line)] += int(estimate[1]) * times
-            for called, turns in _called(line, operation[3], bodies):
-                walk(called, times * turns, is_fused=is_fused or operation[3] == "fusion")
+            for called, num_calls in _called(line, operation[3], bodies):
+                walk(called, times * num_calls, is_fused=is_fused or operation[3] == "fusion")
 
     walk(next(name for name in bodies if name.startswith("ENTRY ")), 1)
     return Program(found_collectives, [Operation(*pair) for pair in cycles.most_common()], kernels)
@@ -160,12 +162,12 @@ def _computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _called(line: str, operation: str, bodies: dict[str, list[str]]) -> Iterator[tuple[str, int]]:
-    """Yields the functions that an operation calls, each with the number of calls."""
+    """Yields pairs (function, number of calls) of the functions that an operation calls."""
     if operation == "while":
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line)
         parts = re.search(r"condition=%?([\w.-]+), body=%?([\w.-]+)", line)
         assert parts is not None
-        yield parts[2], int(known[1]) if known else _turns(bodies, parts[1])
+        yield parts[2], int(known[1]) if known else _num_iterations(bodies, parts[1])
     elif operation in ("call", "fusion", "async", "async-start"):
         for name in re.findall(r"(?:calls|to_apply)=%?([\w.-]+)", line):
             yield name, 1
@@ -175,8 +177,8 @@ def _called(line: str, operation: str, bodies: dict[str, list[str]]) -> Iterator
                 yield name.strip("% "), 1
 
 
-def _turns(bodies: dict[str, list[str]], condition: str) -> int:
-    """Returns the iterations of a loop without a known trip count: the limit compared with its counter, else 1."""
+def _num_iterations(bodies: dict[str, list[str]], condition: str) -> int:
+    """Returns the iterations of a loop without a known trip count: the limit in its `condition`, or 1 if unknown."""
     lines = bodies[condition]
     for line in lines:
         if fused := re.search(r"ROOT .* calls=%?([\w.-]+)", line):
@@ -186,19 +188,23 @@ def _turns(bodies: dict[str, list[str]], condition: str) -> int:
     return int(limits[0]) if is_counted and len(limits) == 1 else 1
 
 
-def _exchange(body: list[str], index: int, function: str) -> Collective | None:
-    """Returns the collective of a line, with count 1; None if there is none, or it has a single device."""
+def _collective(body: list[str], index: int, function: str) -> Collective | None:
+    """Returns the collective in line `index` of the function's `body`, with count 1 and without source.
+
+    None if the line has no collective, or one with a single device.
+    """
     line, operation = body[index], _OPERATION.match(body[index])
     kind = "" if operation is None else operation[3].removesuffix("-start")
     if operation is None or kind not in KINDS or len(devices := _devices(line)) == 1:
         return None
     if operation[3] != kind:
         size = _result_bytes(operation[2], kind, len(devices))
-        return Collective(kind, devices, size, 1, _is_hidden(operation[1], body[index + 1 :]), "")
+        is_async = _is_hidden(operation[1], body[index + 1 :])
+        return Collective(kind, devices, num_bytes=size, count=1, is_async=is_async, source="")
     size = _num_bytes(operation[2])
     if function.startswith("all-reduce-scatter"):  # libtpu's fusion of an all-reduce and a slice of its result
         kind, size = "reduce-scatter", size // len(devices)
-    return Collective(kind, devices, size, 1, False, "")
+    return Collective(kind, devices, num_bytes=size, count=1, is_async=False, source="")
 
 
 def _is_hidden(name: str, following: list[str]) -> bool:
@@ -212,7 +218,7 @@ def _is_hidden(name: str, following: list[str]) -> bool:
 
 
 def _kernel_work(line: str) -> tuple[int, int]:
-    """Returns FLOPs and bytes of one call, see `Kernel`."""
+    """Returns the pair (FLOPs, bytes) of one call, see `Kernel`."""
     if stated := re.search(r'"cost_estimate":\s*\{(.*?)\}', line):
         work = {name: int(number) for name, number in re.findall(r'"(\w+)":\s*"?(\d+)', stated[1])}
         return work.get("flops", 0), work.get("bytes_accessed", 0)
@@ -246,12 +252,17 @@ def _result_bytes(result: str, kind: str, num_devices: int) -> int:
     >>> _result_bytes("(f32[8], f32[2])", "reduce-scatter", 4)
     8
     """
-    both = sum(size for size in _sizes(re.sub(r"\b[su]32\[\]", "", result)))
+    operand_and_result_bytes = sum(size for size in _sizes(re.sub(r"\b[su]32\[\]", "", result)))
     operands_per_result = {"all-gather": 1 / num_devices, "reduce-scatter": num_devices}.get(kind, 1)
-    return round(both if kind == "all-reduce" else both / (1 + operands_per_result))
+    return round(
+        operand_and_result_bytes
+        if kind == "all-reduce"  # its value holds no operands
+        else operand_and_result_bytes / (1 + operands_per_result)
+    )
 
 
 def _sizes(result: str) -> list[int]:
+    """Returns the bytes of each array in a result; see `_num_bytes`."""
     return [
         _BITS[dtype] * int(np.prod([int(size) for size in sizes.split(",") if size], dtype=np.int64)) // 8
         for dtype, sizes in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", result)
@@ -298,7 +309,7 @@ def _iota(sizes: str, order: str | None) -> np.ndarray:
 
 
 class _Sources:
-    """Source locations of the lines of a program, from the tables at its beginning."""
+    """Source locations of the lines of a program, from the tables of files, locations and frames at its beginning."""
 
     def __init__(self, hlo: str):
         head = hlo.partition("\n\n%")[0]
@@ -323,14 +334,19 @@ class _Sources:
         """Returns file, line and last part of the operation; of several frames, the innermost useful one in tfx_jax."""
         operation = self.operation(line).rpartition("/")[2]
         frame = re.search(r"stack_frame_id=(\d+)", line)
-        places = list(self._places(int(frame[1]))) if frame else []
-        if not places:
+        locations = list(self._stack(int(frame[1]))) if frame else []
+        if not locations:
             return operation or "made by the compiler"
-        ours = (place for place in places if "/tfx_jax/" in place[0] and not place[0].endswith(_CALLED_EVERYWHERE))
-        path, number = next(ours, places[0])
+        informative = (
+            location
+            for location in locations
+            if "/tfx_jax/" in location[0] and not location[0].endswith(_CALLED_EVERYWHERE)
+        )
+        path, number = next(informative, locations[0])
         return f"{'/'.join(path.split('/')[-3:])}:{number} {operation}".strip()
 
-    def _places(self, frame: int) -> Iterator[tuple[str, str]]:
+    def _stack(self, frame: int) -> Iterator[tuple[str, str]]:
+        """Yields pairs (path, line number) of a stack frame and the frames that called it, innermost first."""
         while frame in self._frames:
             location, frame = self._frames[frame]
             file, number = self._locations.get(location, ("", ""))

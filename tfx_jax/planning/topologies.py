@@ -30,7 +30,7 @@ ENVIRONMENT = {
 }
 """Environment variables that libtpu needs when a process without TPUs loads it."""
 
-# JAX's name of a GPU, GiB of memory that a process sees, and GB/s of that memory: NVIDIA's datasheets.
+# By name: JAX's name of the GPU, GiB of memory that a process sees, and GB/s of that memory; from NVIDIA's datasheets.
 _GPUS = {
     "h100": ("NVIDIA H100 80GB HBM3", 79.1, 3_350),
     "h200": ("NVIDIA H200", 139.8, 4_800),

@@ -70,11 +70,13 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
         jax.block_until_ready((state, metrics))
 
     flops = training_flops(make_model, loss_fn, sides)
-    return _ready(run, compilation, batch * length, flops, num_devices=mesh.size)
+    return _ready(run, compilation, target_tokens=batch * length, flops=flops, num_devices=mesh.size)
 
 
 def planned_training(config: ExperimentConfig) -> tuple[Workload, Plan]:
-    """Returns one training step of an experiment on all devices, with random tokens in its largest shape, and its plan.
+    """Returns a training step of an experiment on all devices, with random tokens in its largest shape, and its plan.
+
+    Both are returned as a pair.
 
     Args:
       config: configuration of the experiment; its data is not read.
@@ -96,7 +98,8 @@ def planned_training(config: ExperimentConfig) -> tuple[Workload, Plan]:
         state, metrics = step.setup.step_fn(state, batch, rng)
         jax.block_until_ready((state, metrics))
 
-    return _ready(run, compilation, plan.tokens, plan.model_flops, num_devices=plan.num_devices), plan
+    workload = _ready(run, compilation, target_tokens=plan.tokens, flops=plan.model_flops, num_devices=plan.num_devices)
+    return workload, plan
 
 
 class ForcedLength(nnx.Module):
@@ -132,16 +135,16 @@ class ForcedLength(nnx.Module):
         return self.decoder.encode(inputs, token_mask)
 
     def init_cache(self, memory: Any, *, max_length: int, num_beams: int = 1) -> tuple[Any, Int[Array, " B"]]:
-        """Returns the wrapped decoder's cache with a count of steps that must not end, and the start tokens."""
+        """Returns (cache, start tokens); the cache is (remaining steps without EOS, cache of the wrapped decoder)."""
         cache, start = self.decoder.init_cache(memory, max_length=max_length, num_beams=num_beams)
         return (jnp.full((), max_length - 1, jnp.int32), cache), start
 
     def step(self, tokens: Int[Array, " R"], cache: Any) -> tuple[Array, Any]:
         """Takes one step of the wrapped decoder, with EOS impossible until the last step."""
-        num_left, inner = cache
-        logits, inner = self.decoder.step(tokens, inner)
-        end = jnp.where(num_left > 0, -jnp.inf, logits[:, EOS_ID])
-        return logits.at[:, EOS_ID].set(end), (num_left - 1, inner)
+        steps_without_eos, inner_cache = cache
+        logits, inner_cache = self.decoder.step(tokens, inner_cache)
+        eos_logits = jnp.where(steps_without_eos > 0, -jnp.inf, logits[:, EOS_ID])
+        return logits.at[:, EOS_ID].set(eos_logits), (steps_without_eos - 1, inner_cache)
 
 
 def decoding(
@@ -175,7 +178,7 @@ def decoding(
         return np.asarray(program(*arguments))  # copied to the host, as for a translation
 
     flops = decoding_flops(decoder.decoder, source, max_length=length, num_beams=beam_size)
-    return _ready(run, compilation, batch * length, flops)
+    return _ready(run, compilation, target_tokens=batch * length, flops=flops)
 
 
 def attention(
@@ -213,7 +216,7 @@ def attention(
     program = attention_program(chosen.make(length, num_heads, head_size), is_causal, with_gradient)
     like = jax.ShapeDtypeStruct((batch, length, num_heads, head_size), jnp.dtype(dtype))
     try:
-        compilation = compile_apart(program, like, like, like, like)
+        compilation = compile_apart(program, like, like, like, like)  # query, key, value, gradient of the output
     except ValueError as error:  # options that a kernel or a method does not support
         raise UserError(f"{function}: {' '.join(str(error).split())}") from None
     rngs = jax.random.split(jax.random.key(1), 4)
@@ -222,18 +225,21 @@ def attention(
     def run() -> None:
         jax.block_until_ready(compilation.program(*arrays))
 
-    pairs = length * (length + 1) // 2 if is_causal else length**2
-    products = 6 if with_gradient else 2
-    return _ready(
-        run,
-        compilation,
-        batch * length,
-        2 * products * batch * num_heads * head_size * pairs if chosen.is_exact else None,
-    )
+    num_pairs = length * (length + 1) // 2 if is_causal else length**2  # of a query and a visible key
+    num_products = 6 if with_gradient else 2
+    flops = 2 * num_products * batch * num_heads * head_size * num_pairs
+    return _ready(run, compilation, target_tokens=batch * length, flops=flops if chosen.is_exact else None)
 
 
 def attention_program(attend: Callable[..., Any], is_causal: bool, with_gradient: bool) -> Any:
-    """Returns the jitted function of query, key, value and the output's gradient; forward only, it ignores the last."""
+    """Returns the jitted function of query, key, value and the gradient of the output, that `attention` measures.
+
+    Args:
+      attend: the attention function.
+      is_causal: whether to apply a causal mask.
+      with_gradient: whether the function returns (output, gradients of query, key and value); otherwise it returns the
+        output, and ignores its last argument.
+    """
     attend = functools.partial(attend, is_causal=is_causal)
 
     def forward_and_backward(query: Array, key: Array, value: Array, gradient: Array) -> Any:
@@ -247,11 +253,12 @@ def _ready(
     run: Callable[[], Any], compilation: Compilation, target_tokens: int, flops: int | None, *, num_devices: int = 1
 ) -> Workload:
     """Runs the first unit of a compiled workload and returns the workload."""
+    _, first_seconds = timed(run)
     return Workload(
         run=run,
         trace_seconds=compilation.trace_seconds,
         compile_seconds=compilation.compile_seconds,
-        first_seconds=timed(run)[1],
+        first_seconds=first_seconds,
         target_tokens=target_tokens,
         flops=flops,
         program_bytes=compilation.program_bytes,

@@ -32,8 +32,8 @@ def setup_tokenizer(
       family: set of special tokens: "bert", "gpt", "marian" or "t5".
 
     Returns:
-      The tokenizer, and the model configuration with the real vocabulary size: that of the tokenizer, or that of the
-      model that the run starts from.
+      A pair: the tokenizer, and the model configuration with the real vocabulary size, which is that of the tokenizer
+      or of the model that the run starts from.
 
     Raises:
       UserError: as `Artifacts.checked`; if the initial model has no tokenizer; or if the tokenizer of the workdir is of
@@ -56,7 +56,8 @@ def setup_tokenizer(
         _check_special_ids(model, tokenizer, artifacts)
     if family == "t5":
         _check_sentinels(tokenizer, artifacts)
-    require_tokens(tokenizer, artifacts, *{"bert": ("cls_id", "sep_id", "pad_id"), "gpt": ("eos_id",)}.get(family, ()))
+    required_tokens = {"bert": ("cls_id", "sep_id", "pad_id"), "gpt": ("eos_id",)}.get(family, ())
+    require_tokens(tokenizer, artifacts, *required_tokens)
     return tokenizer, model
 
 
@@ -73,6 +74,7 @@ def require_tokens(tokenizer: HFTokenizer, artifacts: Artifacts, *names: str) ->
 
 
 def _check_sentinels(tokenizer: HFTokenizer, artifacts: Artifacts) -> None:
+    """Raises UserError unless the last tokens of the tokenizer are T5's sentinels, in the order of `sentinel_ids`."""
     sentinels = sentinel_ids(tokenizer.vocab_size, min(NUM_SENTINELS, tokenizer.vocab_size))
     if tokenizer.pieces(sentinels) != [f"<extra_id_{number}>" for number in range(NUM_SENTINELS)]:
         raise UserError(
@@ -86,9 +88,9 @@ def _check_special_ids(model: Any, tokenizer: HFTokenizer, artifacts: Artifacts)
 
     The start token must agree, too, if the tokenizer defines one; otherwise any start token is valid.
     """
-    for name, role in (("pad_id", "pad_id"), ("eos_id", "eos_id"), ("start_id", "bos_id")):
-        model_id, tokenizer_id = getattr(model, name), getattr(tokenizer, role)
-        if model_id != tokenizer_id and (role, tokenizer_id) != ("bos_id", None):
+    for name, tokenizer_name in (("pad_id", "pad_id"), ("eos_id", "eos_id"), ("start_id", "bos_id")):
+        model_id, tokenizer_id = getattr(model, name), getattr(tokenizer, tokenizer_name)
+        if model_id != tokenizer_id and (tokenizer_name, tokenizer_id) != ("bos_id", None):
             raise UserError(
                 f"config.model.{name} is {model_id}, but the tokenizer of {artifacts.folder} has {tokenizer_id}: set "
                 "the "

@@ -110,21 +110,22 @@ class ClassificationBase(Generic[Config, Model, Rows]):
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         examples = self.encode(self.rows("train"))
-        return train_batches(lambda epoch: examples, self.batch_spec, options)
+        return train_batches(lambda epoch: examples, self.batch_spec, options)  # the same examples in every epoch
 
     def predict(self, model: TrainedModel, rows: Rows) -> list[str]:
         """Returns the most likely label of each row."""
-        predictions = model.predict(self.classify, self.encode(rows), self.batch_spec)
-        return [self.labels[index] for index, _ in predictions]
+        predictions = model.predict(self.classify, self.encode(rows), self.batch_spec)  # pairs (predicted, true id)
+        return [self.labels[predicted_id] for predicted_id, _ in predictions]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Classifies every row of a split."""
         pairs = model.predict(self.classify, self.encode(self.rows(split)), self.batch_spec)
-        predicted, expected = ([self.labels[pair[side]] for pair in pairs] for side in (0, 1))
+        predicted = [self.labels[predicted_id] for predicted_id, _ in pairs]
+        expected = [self.labels[true_id] for _, true_id in pairs]
         return class_result(class_scores(predicted, expected, self.labels), len(pairs), self.row_name)
 
     def classify(self, model: Any, batch: dict[str, Array]) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
-        """Returns the ids of the most likely class and of the true class, for `TrainedModel.predict`."""
+        """Returns the pair (id of the most likely class, id of the true class), for `TrainedModel.predict`."""
         return self.logits(model, batch).argmax(axis=-1), batch["label"]
 
     def probabilities(self, model: Any, batch: dict[str, Array]) -> Float[Array, "B C"]:
@@ -133,7 +134,7 @@ class ClassificationBase(Generic[Config, Model, Rows]):
 
 
 def class_result(scores: ClassScores, count: int, what: str = "texts") -> EvalResult:
-    """Returns the scores of `count` examples, which the summary calls `what`, as an evaluation result."""
+    """Returns scores as an evaluation result; its summary ends with the number of examples, as in "3 texts"."""
     return eval_result(CLASS_METRICS, scores._asdict(), f"{count:,} {what}")
 
 
@@ -151,7 +152,7 @@ def check_labels(rows: Sequence[Any], labels: Sequence[str], where: str = "") ->
     known = set(labels)
     for number, row in enumerate(rows, 1):
         if row.label not in known:
-            place = f"{where}, text {number}: " if where else ""
+            location = f"{where}, text {number}: " if where else ""
             raise UserError(
-                f"{place}the label {row.label!r} does not occur in the training split ({len(known)} labels)"
+                f"{location}the label {row.label!r} does not occur in the training split ({len(known)} labels)"
             )

@@ -74,15 +74,14 @@ class Records(Protocol):
 class EventData(FileData):
     """Source of the records, and size of a batch.
 
-    "files": a row of a table is a record, a column is a variable, and a cell with a number is an event; empty cells are
-    none. A table says nothing of when its numbers were measured, so the time of every event is 0. Where columns are
-    statistics of one series, such as "HR_first" and "HR_last", each is a variable with a meaning of its own to learn:
-    that "last" is late is told by nothing else, and no hour is made up for it.
+    "files": each row of a table is a record, each column a variable, and each cell with a number an event; an empty
+    cell is no event. A table does not say when its numbers were measured, so the time of every event is 0. Columns with
+    statistics of one series, such as "HR_first" and "HR_last", are separate variables, and the model must learn that
+    "last" is later.
 
-    "synthetic": a cohort of records, made when they are asked for. Events of `num_variables` variables have values of
-    the standard normal distribution at any time; the label is 1 if and only if variable 0 was found above `threshold`
-    between the times `window_start` and `window_end`. High values of it at other times, low ones in time and all other
-    variables are distractors.
+    "synthetic": records that are generated at access. Events of `num_variables` variables have values of the standard
+    normal distribution and random times in [0, 1). The label is 1 if and only if variable 0 has a value above
+    `threshold` at a time from `window_start` to `window_end`. All other events are distractors.
     """
 
     dataset: str = one_of(("synthetic", "files"), "synthetic")
@@ -197,33 +196,45 @@ def fit_scales(records: Records) -> list[dict[str, Any]]:
     """Computes how values of each variable are ranked among those of the records.
 
     Returns:
-      For each variable its name, and "values" with their "ranks": up to 101 quantiles in increasing order, and the
-      fraction of values below each, with equal values counted half. A variable without values has rank 0.5 everywhere.
+      For each variable a dictionary: its "name", "values", up to 101 quantiles in increasing order, and their "ranks",
+      the fraction of values below each, with equal values counted half. A variable without values has rank 0.5
+      everywhere.
     """
-    everything = [records[index] for index in range(len(records))]
-    variables, values = (np.concatenate([record[part] for record in everything]) for part in (0, 1))
+    all_records = [records[index] for index in range(len(records))]
+    variables = np.concatenate([record.variables for record in all_records])
+    values = np.concatenate([record.values for record in all_records])
     scales = []
-    for number, name in enumerate(records.names):
-        found = values[variables == number]
-        quantiles = np.quantile(found, _QUANTILES) if len(found) else np.zeros(1)
-        levels, group = np.unique(quantiles, return_inverse=True)
-        shares = _QUANTILES if len(found) else np.full(1, 0.5)
-        ranks = np.bincount(group, weights=shares) / np.bincount(group)
+    for index, name in enumerate(records.names):
+        values_of_variable = values[variables == index]
+        is_measured = len(values_of_variable) > 0
+        quantiles = np.quantile(values_of_variable, _QUANTILES) if is_measured else np.zeros(1)
+        shares = _QUANTILES if is_measured else np.full(1, 0.5)
+        # Of equal quantiles, only one is kept; its rank is the mean of their shares.
+        levels, level_of_quantile = np.unique(quantiles, return_inverse=True)
+        ranks = np.bincount(level_of_quantile, weights=shares) / np.bincount(level_of_quantile)
         scales.append({"name": name, "values": levels.tolist(), "ranks": ranks.tolist()})
     return scales
 
 
 def rank_values(scales: Sequence[Mapping[str, Any]], variables: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Scales values to [0, 1] by rank, linearly interpolated between the values of `fit_scales`; float32 [T].
+    """Scales values to [0, 1] by rank, linearly interpolated between the values of `fit_scales`.
+
+    Args:
+      scales: result of `fit_scales`.
+      variables: index in `scales` of the variable of each value, int [T].
+      values: the values, float [T].
+
+    Returns:
+      Ranks, float32 [T].
 
     >>> scales = [{"name": "pH", "values": [7.0, 7.4], "ranks": [0.0, 1.0]}]
     >>> rank_values(scales, np.array([0, 0]), np.array([7.1, 9.0])).round(2).tolist()
     [0.25, 1.0]
     """
     ranks = np.zeros(len(values), np.float32)
-    for number in np.unique(variables):
-        is_of, scale = variables == number, scales[number]
-        ranks[is_of] = np.interp(values[is_of], scale["values"], scale["ranks"])
+    for index in np.unique(variables):
+        has_variable, scale = variables == index, scales[index]
+        ranks[has_variable] = np.interp(values[has_variable], scale["values"], scale["ranks"])
     return ranks
 
 
@@ -311,11 +322,12 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
         Raises:
           UserError: if the variables differ from those of the training split.
         """
-        number = self._check_names(rows)
-        everything = [rows[index] for index in range(len(rows))]
-        edges = np.cumsum([len(record.variables) for record in everything])[:-1]
-        variables = number[np.concatenate([record.variables for record in everything])]
-        values = rank_values(self.scales, variables, np.concatenate([record.values for record in everything]))
+        variable_ids = self._variable_ids(rows)
+        all_records = [rows[index] for index in range(len(rows))]
+        # All events are ranked at once, then split into records again.
+        record_ends = np.cumsum([len(record.variables) for record in all_records])[:-1]
+        variables = variable_ids[np.concatenate([record.variables for record in all_records])]
+        values = rank_values(self.scales, variables, np.concatenate([record.values for record in all_records]))
         examples = [
             {
                 "variable": variable,
@@ -325,7 +337,7 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
             }
             | label_arrays(record.label)
             for variable, value, record in zip(
-                np.split(variables, edges), np.split(values, edges), everything, strict=True
+                np.split(variables, record_ends), np.split(values, record_ends), all_records, strict=True
             )
         ]
         return ExampleList(examples, by="variable")
@@ -366,7 +378,7 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
           index: index of the record, from 0.
 
         Returns:
-          The model's probability of label 1, the true label, and the events by decreasing weight.
+          A triple: the model's probability of label 1, the true label, and the events by decreasing weight.
 
         Raises:
           UserError: if the split has no such record.
@@ -375,28 +387,35 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
         if not 0 <= index < len(records):
             raise UserError(f"{records.source} has no record {index + 1}: it has {len(records):,}, counted from 1")
         record = records[index]
-        ((log_odds, shares),) = model.predict(predict_shares, self.encode(_One(records, record)), self.batch_spec)
-        names = [records.names[number] for number in record.variables]
-        columns = (names, record.values.tolist(), record.times.tolist(), zip(*shares, strict=True))
-        events = [EventShare(*event) for event in zip(*columns, strict=False)]  # drops the weights of padding
+        ((log_odds, shares),) = model.predict(
+            predict_shares, self.encode(_SingleRecord(records, record)), self.batch_spec
+        )
+        names = [records.names[index] for index in record.variables]
+        weights_of_events = zip(*shares, strict=True)  # for each event, padding included, its weight in each hop
+        fields = (names, record.values.tolist(), record.times.tolist(), weights_of_events)
+        events = [EventShare(*event) for event in zip(*fields, strict=False)]  # drops the weights of padding
         return 1 / (1 + math.exp(-log_odds)), record.label, sorted(events, key=lambda event: -event.weight)
 
-    def _check_names(self, records: Records) -> np.ndarray:
-        """Returns the index of each variable of the records; raises UserError if they differ from the known ones."""
-        number = {scale["name"]: place for place, scale in enumerate(self.scales)}
+    def _variable_ids(self, records: Records) -> np.ndarray:
+        """Returns the index in `scales` of each variable of the records, int32 [number of variables].
+
+        Raises:
+          UserError: if the variables differ from those of the training split.
+        """
+        ids = {scale["name"]: index for index, scale in enumerate(self.scales)}
         for name in records.names:
-            if name not in number:
+            if name not in ids:
                 raise UserError(
                     f"{records.source}: column {name!r} does not occur in the training split: exclude it with "
                     "exclude_columns"
                 )
-        for name in number:
+        for name in ids:
             if name not in records.names:
                 raise UserError(f"{records.source}: column {name!r} of the training split is missing")
-        return np.array([number[name] for name in records.names], np.int32)
+        return np.array([ids[name] for name in records.names], np.int32)
 
 
-class _One:
+class _SingleRecord:
     """A single record as `Records`."""
 
     def __init__(self, records: Records, record: Record):
@@ -434,7 +453,7 @@ def predict_log_odds(model: Any, batch: dict[str, Array]) -> Float[Array, " B"]:
 
 
 def predict_shares(model: Any, batch: dict[str, Array]) -> tuple[Float[Array, " B"], Float[Array, "B N T"]]:
-    """Returns the log-odds of label 1 and the weight of each event in each hop, for `TrainedModel.predict`."""
+    """Returns the pair (log-odds of label 1, weight of each event in each of N hops), for `TrainedModel.predict`."""
     logits, maps = _logits(model, batch, return_attention=True)
     (weights,) = maps.values()
     return _log_odds(logits), weights[:, :, 0]

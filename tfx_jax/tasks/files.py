@@ -52,18 +52,19 @@ def named_paths(folder: epath.PathLike, names: str) -> list[epath.Path]:
       UserError: if a pattern matches no file.
     """
     folder = epath.Path(folder)
-    found = []
+    paths: list[epath.Path] = []
     for name in [names] if (folder / names).exists() else [name.strip() for name in names.split(",")]:
         if not glob.has_magic(name) or (folder / name).exists():
-            found.append(folder / name)
-        elif paths := _fitting(folder, name):
-            found += paths
+            paths.append(folder / name)
+        elif matching := _matching_paths(folder, name):
+            paths += matching
         else:
             raise UserError(f"no file matches {folder / name}")
-    return found
+    return paths
 
 
-def _fitting(folder: epath.Path, pattern: str) -> list[epath.Path]:
+def _matching_paths(folder: epath.Path, pattern: str) -> list[epath.Path]:
+    """Returns the paths in a folder that match a pattern, sorted."""
     if not is_local(folder):
         return sorted(folder.glob(pattern))
     local = os.path.join(glob.escape(os.fspath(folder)), pattern)
@@ -106,4 +107,5 @@ def check_batch(data: Any, *, what: str) -> None:
 
 
 def _file(data: FileData, split: Split) -> str:
+    """Returns the value of the field `SPLIT_file`; "" if the data have no such split."""
     return getattr(data, f"{split}_file")

@@ -43,11 +43,16 @@ class LossOutput(NamedTuple):
 
 def add_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
     """Adds metrics of the same name over parts of the examples."""
-    columns = collections.defaultdict(list)
+    by_name: dict[str, list[Metric]] = collections.defaultdict(list)
     for part in parts:
         for name, metric in part.items():
-            columns[name].append(metric)
-    return {name: Metric(*map(math.fsum, zip(*column, strict=True))) for name, column in columns.items()}
+            by_name[name].append(metric)
+    return {
+        name: Metric(
+            sum=math.fsum(metric.sum for metric in metrics), weight=math.fsum(metric.weight for metric in metrics)
+        )
+        for name, metrics in by_name.items()
+    }
 
 
 def summed_cross_entropy(
@@ -80,13 +85,13 @@ def summed_cross_entropy(
     }
     total = (loss * weights).sum()
     if z_loss_weight:
-        share = z_loss_weight * (z_loss(logits) * weights).sum()
-        metrics["z_loss"] = Metric(share, weight)
-        total = total + share
+        weighted_z_loss = z_loss_weight * (z_loss(logits) * weights).sum()
+        metrics["z_loss"] = Metric(weighted_z_loss, weight)
+        total = total + weighted_z_loss
     return LossOutput(total, weight, metrics, num_tokens=weight)
 
 
 def is_first_choice(logits: Float[Array, "*batch V"], targets: Int[Array, "*batch"]) -> Bool[Array, "*batch"]:
     """Returns whether no class scores above the target; on CPU, a maximum is 20 times faster than an argmax."""
-    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1, wrap_negative_indices=False)[..., 0]
-    return picked >= logits.max(axis=-1)
+    target_scores = jnp.take_along_axis(logits, targets[..., None], axis=-1, wrap_negative_indices=False)[..., 0]
+    return target_scores >= logits.max(axis=-1)

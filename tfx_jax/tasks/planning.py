@@ -36,7 +36,9 @@ def planned_batch(
     Raises:
       UserError: as `tfx_jax.data.batching.batches.training_buckets`.
     """
-    length = -(-(length or cast(int, data.max_length)) // options.length_multiple) * options.length_multiple
+    length = length or cast(int, data.max_length)
+    length = -(-length // options.length_multiple) * options.length_multiple  # rounded up to a multiple
+    # The batch shape for examples of this length.
     (bucket,) = training_buckets((length,), data.tokens_per_batch, options.batch_multiple, options.shard)
     shapes = {
         name: (bucket.rows, (lengths or {}).get(name, length), *([sizes[name]] if sizes and name in sizes else []))

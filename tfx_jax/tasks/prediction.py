@@ -22,8 +22,8 @@ OnBatch = Callable[[int, int], object]
 """`on_batch(done, total)` is called with the progress."""
 
 
-def _alone(mine: Any) -> Any:
-    return mine
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 class TrainedModel:
@@ -40,8 +40,8 @@ class TrainedModel:
         params: Any,
         *,
         shard: ProcessShard = WHOLE,
-        gather: Callable[[list[Any]], list[Any]] = _alone,
-        place: Callable[[Batch], Batch] = _alone,
+        gather: Callable[[list[Any]], list[Any]] = _unchanged,
+        place: Callable[[Batch], Batch] = _unchanged,
         on_batch: OnBatch | None = None,
     ):
         """Stores the parts of a model.
@@ -61,9 +61,9 @@ class TrainedModel:
     def replace(self, params: Any, on_batch: OnBatch | None = None) -> "TrainedModel":
         """Returns the same model with other parameters; both share compiled programs."""
         shared: dict[str, Any] = {"shard": self._shard, "gather": self._gather, "place": self._place}
-        other = TrainedModel(self.graphdef, params, on_batch=on_batch, **shared)
-        other._programs = self._programs
-        return other
+        model = TrainedModel(self.graphdef, params, on_batch=on_batch, **shared)
+        model._programs = self._programs
+        return model
 
     def share(self, function: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
         """Applies a function of lists to this process's items, and returns the gathered results of all processes."""
@@ -77,46 +77,48 @@ class TrainedModel:
         """
         run = self._program(predict_fn)
         params = to_device(self.params)  # once instead of with every batch
-        running = []
+        pending = []  # results that a device may still compute: at most two
         for batch in batches:
-            running.append(run(params, self._place(batch)))
-            if len(running) > 1:
-                yield to_host(running.pop(0))
-        yield from map(to_host, running)
+            pending.append(run(params, self._place(batch)))
+            if len(pending) > 1:
+                yield to_host(pending.pop(0))
+        yield from map(to_host, pending)
 
     def predict(self, predict_fn: PredictFn, examples: ExampleSource, spec: BatchSpec) -> list[Any]:
         """Applies a function to examples, which the processes share.
 
         Returns:
-          For each example, its slice of the result as nested lists, or a list of slices for several arrays.
+          For each example, its slice of the result as nested lists; if the function returns several arrays, a list with
+          one slice for each array, in the order of `jax.tree.leaves`.
         """
-        found: list[Any] = [None] * len(examples)
+        results: list[Any] = [None] * len(examples)
         batches, copies = itertools.tee(self._batches(examples, spec))  # tee keeps few batches in memory
         for batch, result in zip(batches, self.map_batches(predict_fn, copies), strict=True):
             arrays = [np.asarray(array).tolist() for array in jax.tree.leaves(result)]
             for row, index in enumerate(batch["index"].tolist()):
-                if index >= 0:
-                    parts = [array[row] for array in arrays]
-                    found[index] = parts if len(parts) > 1 else parts[0]
-        return self._gather(found[self._shard.index :: self._shard.count])
+                if index >= 0:  # -1: a padding example
+                    slices = [array[row] for array in arrays]
+                    results[index] = slices if len(slices) > 1 else slices[0]
+        return self._gather(results[self._shard.index :: self._shard.count])
 
     def sum_metrics(self, predict_fn: PredictFn, examples: ExampleSource, spec: BatchSpec) -> dict[str, Metric]:
         """Sums the metrics that a function returns for batches of examples, which the processes share."""
-        found = [
+        batch_metrics = [
             jax.tree.map(float, metrics) for metrics in self.map_batches(predict_fn, self._batches(examples, spec))
         ]
-        return add_metrics(self._gather([add_metrics(found)]))
+        return add_metrics(self._gather([add_metrics(batch_metrics)]))
 
     def _batches(self, examples: ExampleSource, spec: BatchSpec) -> Iterator[Batch]:
         """Yields this process's batches and reports progress: at each request, all batches but the last are done."""
         done, total = 0, len(range(self._shard.index, len(examples), self._shard.count))
         for batch in eval_batches(examples, spec, shard=self._shard):
             yield batch
-            done += int((batch["index"] >= 0).sum())
+            done += int((batch["index"] >= 0).sum())  # without padding examples
             if self._on_batch is not None:
                 self._on_batch(done, total)
 
     def _program(self, predict_fn: PredictFn) -> Any:
+        """Returns the compiled `program(params, batch)` of a function, the same one for each call."""
         key: Any = predict_fn
         if isinstance(predict_fn, functools.partial):  # equal partials are different objects: compare their parts
             key = predict_fn.func, predict_fn.args, tuple(sorted(predict_fn.keywords.items()))
@@ -156,7 +158,12 @@ class ImageAttention(NamedTuple):
 
 
 def drawable_pair(pairs: Iterable[tuple[str, str]], encode: Callable[[str], Sequence[Any]]) -> tuple[str, str] | None:
-    """Returns the first of the first hundred pairs whose sides have 4 to 24 tokens, which plots legibly; else None."""
+    """Returns a pair that a plot shows legibly: the first, of a hundred, with 4 to 24 tokens in both texts; else None.
+
+    Args:
+      pairs: pairs of texts.
+      encode: returns the tokens of a text.
+    """
     for pair in itertools.islice(pairs, 100):
         if all(4 <= len(encode(text)) <= 24 for text in pair):
             return pair
@@ -168,8 +175,8 @@ def pair_attention(model: TrainedModel, source: Sequence[int], target: Sequence[
 
     Args:
       model: a model of two sequences, `model(source, target, return_attention=True)`.
-      source: token ids, [S].
-      target: token ids, [T].
+      source: token ids of the first sequence, [S].
+      target: token ids of the second sequence, [T].
 
     Returns:
       Maps by name, each [N, T, S] float32, or [N, queries, keys] of another attention.
@@ -183,8 +190,10 @@ def pair_attention(model: TrainedModel, source: Sequence[int], target: Sequence[
 
 
 def _attention_maps(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """Returns the attention maps of a batch by name, for `TrainedModel.map_batches`."""
     if "return_attention" not in inspect.signature(model).parameters:
         raise UserError(
             f"{type(model).__name__} cannot return attention maps: its call has no argument return_attention"
         )
-    return model(batch["source"], batch["target"], return_attention=True)[1]
+    _, maps = model(batch["source"], batch["target"], return_attention=True)
+    return maps

@@ -54,7 +54,7 @@ class TokenPredictionBase(Generic[Config, Model, Data]):
         return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
-        """Returns a function from the number of an epoch to its training examples."""
+        """Returns `epoch_examples(epoch)`, which returns the training examples of an epoch, counted from 0."""
         raise NotImplementedError
 
     def make_eval_examples(self, split: Split) -> ExampleSource:
@@ -86,7 +86,7 @@ class TokenPredictionBase(Generic[Config, Model, Data]):
         """Turns the summed metrics of the loss into an evaluation result."""
         nll = sums["nll"]
         loss = float(nll.mean)
-        perplexity = math.exp(min(loss, 700.0))
+        perplexity = math.exp(min(loss, 700.0))  # exp(710) overflows
         summary = f"loss {loss:.4f} nats, perplexity {perplexity:,.2f}, {nll.weight:,.0f} tokens"
         return EvalResult({"loss": loss, "perplexity": perplexity}, summary)
 

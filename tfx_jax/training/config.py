@@ -118,7 +118,10 @@ def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the leaves of nested dataclasses by dotted name."""
+    """Returns the values of all fields of nested dataclasses by dotted name, such as {"model.num_layers": 6}.
+
+    `prefix` is put before each name.
+    """
     leaves = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -145,13 +148,14 @@ def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
     path = workdir / "config.json"
     if path.exists():
         saved, expected = _described(load_config(workdir)), _described(config)
-        may_change = _CHANGEABLE
+        may_change = _CHANGEABLE  # names of fields, or of dataclasses all of whose fields may change
         if config.optimizer.schedule in ("cosine", "linear"):  # their learning rate depends on num_steps at every step
             may_change = may_change - {"num_steps"}
         changed = [
             f"{name}={saved.get(name)!r}, not {expected[name]!r}"
             for name in expected
-            if saved.get(name) != expected[name] and not any(f"{name}.".startswith(f"{may}.") for may in may_change)
+            if saved.get(name) != expected[name]
+            and not any(f"{name}.".startswith(f"{changeable}.") for changeable in may_change)
         ]
         if changed:
             raise UserError(
@@ -212,13 +216,14 @@ def _described(config: ExperimentConfig) -> dict[str, Any]:
 
 def _to_dict(config: Any) -> dict[str, Any]:
     """Returns a configuration as JSON values; "class" names the class of a nested one if its field allows several."""
-    hints, values = typing.get_type_hints(type(config)), {}
+    hints = typing.get_type_hints(type(config))
+    values = {}
     for field in dataclasses.fields(config):
         value: Any = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             kind = type(value)
-            named = {} if hints[field.name] is kind else {"class": _public_name(kind)}
-            value = named | _to_dict(value)
+            class_entry = {} if hints[field.name] is kind else {"class": _public_name(kind)}
+            value = class_entry | _to_dict(value)
         values[field.name] = value
     return values
 
@@ -231,17 +236,19 @@ def _from_dict(kind: Any, values: Any, path: str = "config") -> Any:
     """
     if not isinstance(values, dict):
         raise ValueError(f"{path} must be an object with fields, got {printable(repr(values), 100)}")
-    default, arguments, fields = kind(), dict[str, Any](), {field.name for field in dataclasses.fields(kind)}
+    default = kind()
+    arguments: dict[str, Any] = {}
+    fields = {field.name for field in dataclasses.fields(kind)}
     for name, value in cast(dict[str, Any], values).items():
         if name not in fields:
             raise ValueError(f"{path} has no field {printable(name, 100)}")
-        part: Any = getattr(default, name)
-        if dataclasses.is_dataclass(part):
-            nested_kind, fields_of_part = type(part), value
+        default_value: Any = getattr(default, name)
+        if dataclasses.is_dataclass(default_value):
+            nested_kind, nested_values = type(default_value), value
             if isinstance(value, dict) and "class" in value:
-                fields_of_part = dict(cast(dict[str, Any], value))
-                nested_kind = _class(fields_of_part.pop("class"), f"{path}.{name}")
-            arguments[name] = _from_dict(nested_kind, fields_of_part, f"{path}.{name}")
+                nested_values = dict(cast(dict[str, Any], value))
+                nested_kind = _class(nested_values.pop("class"), f"{path}.{name}")
+            arguments[name] = _from_dict(nested_kind, nested_values, f"{path}.{name}")
         else:
             arguments[name] = tuple(cast(list[Any], value)) if isinstance(value, list) else value
     return kind(**arguments)
@@ -254,7 +261,11 @@ def _public_name(kind: type) -> str:
 
 
 def _class(name: Any, path: str) -> Any:
-    """Returns the configuration class of a public name. The file is not trusted, so it can name no other class."""
+    """Returns the configuration class of a public name. The file is not trusted, so it can name no other class.
+
+    Raises:
+      ValueError: if there is no such class; the message names `path`.
+    """
     match = re.fullmatch(r"tfx_jax\.(models|tasks)\.([A-Z]\w*)", name) if isinstance(name, str) else None
     kind = match and getattr({"models": models, "tasks": tasks}[match[1]], match[2], None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
@@ -264,14 +275,18 @@ def _class(name: Any, path: str) -> Any:
 
 
 def validate(config: ExperimentConfig) -> ExperimentConfig:
-    """Returns the configuration, or raises UserError for impossible settings; call it after overrides."""
+    """Checks a configuration and returns it unchanged; call it after overrides.
+
+    Raises:
+      UserError: for the first impossible setting.
+    """
     check_fields(config)
     _check_model(config)
     config.task.validate(config.model)
     _check_mesh(config)
     for folder in (config.init_from, getattr(getattr(config.task, "data", None), "data_dir", "")):
         check_store(folder)
-    optimizer, every = config.optimizer, config.keep_every
+    optimizer, keep_every = config.optimizer, config.keep_every
     if optimizer.name in ("adam", "sgd") and optimizer.weight_decay:
         raise UserError(
             f'config.optimizer.weight_decay must be 0 for "{optimizer.name}": use config.optimizer.name="adamw" for '
@@ -283,9 +298,9 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
         raise UserError("config.lora.rank needs config.init_from: adapters modify a pretrained model")
     if config.spike_factor and not config.spike_factor > 1:
         raise UserError(f"config.spike_factor must be 0 or above 1, got {config.spike_factor}")
-    if every % config.checkpoint_every and (not config.eval_every or every % config.eval_every):
+    if keep_every % config.checkpoint_every and (not config.eval_every or keep_every % config.eval_every):
         raise UserError(
-            f"config.keep_every={every} must be a multiple of checkpoint_every={config.checkpoint_every} or of "
+            f"config.keep_every={keep_every} must be a multiple of checkpoint_every={config.checkpoint_every} or of "
             "eval_every, because only these steps are saved"
         )
     return config
@@ -310,22 +325,23 @@ def _check_model(config: ExperimentConfig) -> None:
     try:
         model.validate()
         if isinstance(model, SelfAttentionConfig):
-            drops = "attention_dropout_rate" if hasattr(model, "attention_dropout_rate") else "dropout_rate"
+            rate_field = "attention_dropout_rate" if hasattr(model, "attention_dropout_rate") else "dropout_rate"
             model.attention.check(
                 is_causal=model.is_causal,
                 has_bias=model.has_position_bias,
                 is_packed=getattr(config.task, "is_packed", False),
                 is_float32=config.model.dtype == "float32",
-                drops=drops if getattr(model, drops) else None,
+                drops=rate_field if getattr(model, rate_field) else None,
                 num_heads=model.num_heads,
                 num_kv_heads=getattr(model, "num_kv_heads", None),
                 d_k=getattr(model, "d_k", None) or config.model.d_model // model.num_heads,
             )
             check_pattern(model)
     except ValueError as error:
+        # A message that begins with the name of a field continues the path "config.model".
         field = re.match(r"\w*", str(error))
-        dot = "." if field is not None and hasattr(model, field[0]) else ": "
-        raise UserError(f"config.model{dot}{error}") from None
+        separator = "." if field is not None and hasattr(model, field[0]) else ": "
+        raise UserError(f"config.model{separator}{error}") from None
 
 
 def _check_mesh(config: ExperimentConfig) -> None:

@@ -37,12 +37,12 @@ def training_flops(
       make_model: builds the model, as the trainer calls it.
       loss_fn: loss of the task.
       batch: a tree of arrays, or of shapes and dtypes.
-      make_carry: returns the carry of the first batch.
+      make_carry: returns the carry of the first batch, or None for a task without a carry.
     """
     model = nnx.eval_shape(make_model)
     for _, module in nnx.iter_graph(model):
         if isinstance(module, MixtureOfExperts):
-            module.capacity_factor = module.experts_per_token
+            module.capacity_factor = module.experts_per_token  # experts get equal shares, see the module's docstring
     graphdef, params, others = nnx.split(model, nnx.Param, ...)
 
     def loss(params: Any, others: Any, batch: Any, carry: Any) -> Array:
@@ -69,7 +69,8 @@ def decoding_flops(decoder: Decoder, inputs: Any, *, max_length: int, num_beams:
       num_beams: W.
     """
 
-    def read(decoder: Decoder, inputs: Any, length: int) -> Any:
+    def encode(decoder: Decoder, inputs: Any, length: int) -> Any:
+        """Returns (cache, first tokens), as `Decoder.init_cache` does for a cache of `length` positions."""
         memory = decoder.encode(inputs, jnp.ones(inputs.shape[:2], bool))
         return decoder.init_cache(memory, max_length=length)
 
@@ -78,15 +79,17 @@ def decoding_flops(decoder: Decoder, inputs: Any, *, max_length: int, num_beams:
         return _product_flops(jaxpr, [False] * len(jaxpr.invars))[0]
 
     inputs = jax.ShapeDtypeStruct(inputs.shape, inputs.dtype)
-    steps: list[int] = []
+    step_flops: list[int] = []  # of the first and the last step
     for length in (1, max_length):
         cache, tokens = jax.eval_shape(
-            lambda decoder, inputs, length=length: read(decoder, inputs, length), decoder, inputs
+            lambda decoder, inputs, length=length: encode(decoder, inputs, length), decoder, inputs
         )
-        steps.append(forward_flops(lambda decoder, tokens, cache: decoder.step(tokens, cache), decoder, tokens, cache))
-    once = forward_flops(lambda decoder, inputs: read(decoder, inputs, max_length), decoder, inputs)
+        step_flops.append(
+            forward_flops(lambda decoder, tokens, cache: decoder.step(tokens, cache), decoder, tokens, cache)
+        )
+    encoding_flops = forward_flops(lambda decoder, inputs: encode(decoder, inputs, max_length), decoder, inputs)
     # The cost of a step is linear in the length of its cache: the mean is that of the first and the last step.
-    return once + num_beams * max_length * sum(steps) // 2
+    return encoding_flops + num_beams * max_length * sum(step_flops) // 2
 
 
 def _attend_densely(attention_fn: Any, query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
@@ -106,31 +109,34 @@ def _product_flops(jaxpr: core.Jaxpr, depends: Sequence[bool]) -> tuple[int, lis
       depends: for each argument, whether it depends on a parameter.
 
     Returns:
-      FLOPs, and for each result whether it depends on a parameter.
+      A pair: the FLOPs, and for each result of the program whether it depends on a parameter.
     """
-    total, dependence = 0, dict(zip(jaxpr.invars, depends, strict=True))
+    total = 0
+    dependence = dict(zip(jaxpr.invars, depends, strict=True))  # for each variable, whether it depends on a parameter
 
-    def dependent(atoms: Sequence[Any]) -> list[bool]:
+    def are_dependent(atoms: Sequence[Any]) -> list[bool]:
         return [not isinstance(atom, core.Literal) and dependence.get(atom, False) for atom in atoms]
 
     for equation in jaxpr.eqns:
-        flops, results = _equation_flops(equation, dependent(equation.invars))
+        flops, results = _equation_flops(equation, are_dependent(equation.invars))
         total += flops
         dependence.update(zip(equation.outvars, results, strict=True))
-    return total, dependent(jaxpr.outvars)
+    return total, are_dependent(jaxpr.outvars)
 
 
 def _equation_flops(equation: Any, depends: list[bool]) -> tuple[int, list[bool]]:
-    """Does the same as `_product_flops` for one equation of a program."""
+    """Returns FLOPs and dependence of results, as `_product_flops` does, for one equation of a program."""
     name, params = equation.primitive.name, equation.params
     results = [name != "stop_gradient" and any(depends)] * len(equation.outvars)
-    products = 2 * (1 + sum(depends)) * equation.outvars[0].aval.size if equation.outvars else 0
+    # FLOPs for one term of the sum in each output element: a multiplication and an addition, in the forward pass and
+    # once more in the backward pass for each operand that depends on a parameter.
+    flops_per_term = 2 * (1 + sum(depends)) * equation.outvars[0].aval.size if equation.outvars else 0
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
-        return products * math.prod(equation.invars[0].aval.shape[axis] for axis in contracted), results
+        return flops_per_term * math.prod(equation.invars[0].aval.shape[axis] for axis in contracted), results
     if name == "conv_general_dilated":
-        kernel = equation.invars[1].aval
-        return products * (kernel.size // kernel.shape[params["dimension_numbers"].rhs_spec[0]]), results
+        kernel = equation.invars[1].aval  # terms: its elements for one output channel, whose axis is rhs_spec[0]
+        return flops_per_term * (kernel.size // kernel.shape[params["dimension_numbers"].rhs_spec[0]]), results
     if name == "scan":
         flops, results = _loop_flops(_open(params["jaxpr"]), depends, _carried(params))
         return params["length"] * flops, results
@@ -139,9 +145,8 @@ def _equation_flops(equation: Any, depends: list[bool]) -> tuple[int, list[bool]
         return _loop_flops(_open(params["body_jaxpr"]), depends, range(params["body_nconsts"], len(depends)))
     if name == "cond":
         branches = [_product_flops(_open(branch), depends[1:]) for branch in params["branches"]]
-        return max(flops for flops, _ in branches), [
-            any(column) for column in zip(*(r for _, r in branches), strict=True)
-        ]
+        branch_results = zip(*(dependence for _, dependence in branches), strict=True)
+        return max(flops for flops, _ in branches), [any(results) for results in branch_results]
     for value in params.values():  # inner programs of jit, checkpoint and custom derivatives
         inner = _open(value)
         if isinstance(inner, core.Jaxpr) and (len(inner.invars), len(inner.outvars)) == (len(depends), len(results)):
@@ -164,12 +169,21 @@ def _carried(params: dict[str, Any]) -> range:
 
 
 def _loop_flops(body: core.Jaxpr, depends: list[bool], carried: range) -> tuple[int, list[bool]]:
-    """Counts one iteration of a loop. A carry that ever depends on a parameter counts as dependent from the start."""
+    """Counts the FLOPs of one iteration of a loop; a carry that ever depends on a parameter does so from the start.
+
+    Args:
+      body: program of an iteration, which returns the next carry first.
+      depends: for each argument of the body, whether it depends on a parameter before the first iteration.
+      carried: indices of the arguments that are the carry.
+
+    Returns:
+      As `_product_flops`.
+    """
     while True:
         flops, results = _product_flops(body, depends)
-        later = [*depends]
+        depends_later = [*depends]
         for index, result in zip(carried, results, strict=False):
-            later[index] |= result
-        if later == depends:
+            depends_later[index] |= result
+        if depends_later == depends:
             return flops, results
-        depends = later
+        depends = depends_later

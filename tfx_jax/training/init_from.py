@@ -1,4 +1,4 @@
-"""Where a training starts from other parameters than drawn ones: `config.init_from`."""
+"""Starting a run from the parameters of another run or a pretrained model: `config.init_from`."""
 
 import dataclasses
 from typing import Any
@@ -21,36 +21,40 @@ from tfx_jax.training.sharding.strategies import TrainSetup
 from tfx_jax.training.step import Params, TrainState
 from tfx_jax.training.workdir import is_workdir
 
-# What an experiment decides whatever it starts from, beside dropout.
+# Model fields that the experiment decides, not the initial model; so do all dropout rates.
 _KEPT = ("attention", "coverage", "dtype", "remat", "unroll", "tagger")
 
 
 def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:
-    """Gives the model the sizes of the one it starts from, if it does; dropout, dtype and the like stay.
+    """Returns the configuration with the model sizes of `config.init_from`; unchanged if `init_from` is empty.
 
-    So do attention and coverage that the experiment names; where it has none but the default, that of what it starts
-    from is taken, such as BigBird's.
+    The fields `_KEPT` and all dropout rates keep the experiment's values. Exceptions are `attention` and `coverage`: if
+    the experiment has their defaults, those of the initial model are taken, such as BigBird's attention.
 
     Raises:
-      UserError: if there is nothing, or a model of another class.
+      UserError: if there is no model at `init_from`, or its configuration is of another class.
     """
     if not config.init_from:
         return config
-    source: Any = _initial_config(local_folder(config.init_from))
+    initial: Any = _initial_config(local_folder(config.init_from))
     model: Any = config.model
-    if type(source) is not type(model):
-        names = type(source).__name__, type(model).__name__
-        raise UserError(f"config.init_from={config.init_from} has a {names[0]}, but the experiment has a {names[1]}")
+    if type(initial) is not type(model):
+        initial_kind, kind = type(initial).__name__, type(model).__name__
+        raise UserError(f"config.init_from={config.init_from} has a {initial_kind}, but the experiment has a {kind}")
     names = {field.name for field in dataclasses.fields(model)}
     kept = {name: getattr(model, name) for name in names if name in _KEPT or name.endswith("dropout_rate")}
     for name, default in (("attention", AttentionConfig()), ("coverage", None)):
         if kept.get(name, default) == default:
             kept.pop(name, None)
-    return dataclasses.replace(config, model=dataclasses.replace(source, **kept))
+    return dataclasses.replace(config, model=dataclasses.replace(initial, **kept))
 
 
 def tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
-    """The folder of the tokenizer that a model to start from was trained with; UserError if it is damaged."""
+    """Returns the folder of the initial model's tokenizer.
+
+    Raises:
+      UserError: if there is no model at `init_from`, or its tokenizer is missing or damaged.
+    """
     folder = local_folder(init_from)
     if not is_workdir(folder):
         return folder
@@ -59,37 +63,46 @@ def tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
 
 
 def init_from_state(training: TrainSetup, init_from: epath.PathLike) -> tuple[TrainState, str]:
-    """The first state of a training with the parameters and model state of another, as far as both have them.
+    """Returns the first state of a run with the parameters and model state of another model.
 
-    Parameters match that have one path and one shape; heads of other sizes are drawn, as is whatever is missing.
+    Arrays are copied if path and shape are equal in both models. All others, such as heads of another size, keep their
+    random initial values.
+
+    Args:
+      training: training program of the run.
+      init_from: workdir or Hugging Face folder of the initial model, or its name on the hub.
 
     Returns:
-      The state, and what was taken, for a person.
+      A pair: the state, and a message that says how many arrays were copied and which were not.
 
     Raises:
-      UserError: if no parameter matches.
+      UserError: if no array can be copied, or the model cannot be read.
     """
     state = training.first_state()
-    drawn = _flat(state.variables)
-    found = _flat(_initial_params(local_folder(init_from)))
-    taken = {path: value for path, value in found.items() if path in drawn and drawn[path].shape == value.shape}
-    if not taken:
+    own = _by_path(state.variables)
+    initial = _by_path(_initial_params(local_folder(init_from)))
+    copied = {path: value for path, value in initial.items() if path in own and own[path].shape == value.shape}
+    if not copied:
         raise UserError(f"config.init_from={init_from} has no parameter of this model")
 
-    def place(path: Any, leaf: jax.Array) -> jax.Array:  # the first of the path is which of both trees
-        value = taken.get(_name(path[1:]))
+    def copy(path: Any, leaf: jax.Array) -> jax.Array:
+        """Returns the initial model's array with the dtype and sharding of `leaf`, or `leaf` if there is none."""
+        value = copied.get(_path_name(path[1:]))  # path[0] is the index in the pair (params, model_state)
         if value is None:
             return leaf
         value = np.asarray(value, leaf.dtype)
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
 
-    params, model_state = jax.tree_util.tree_map_with_path(place, (state.params, state.model_state))
-    new = sorted(drawn.keys() - taken.keys())
-    text = f"starts from {init_from}: {len(taken)} of {len(drawn)} arrays"
-    return state._replace(params=params, model_state=model_state), f"{text}; drawn: {', '.join(new)}" if new else text
+    params, model_state = jax.tree_util.tree_map_with_path(copy, (state.params, state.model_state))
+    not_copied = sorted(own.keys() - copied.keys())
+    message = f"starts from {init_from}: {len(copied)} of {len(own)} arrays"
+    if not_copied:
+        message += f"; drawn: {', '.join(not_copied)}"
+    return state._replace(params=params, model_state=model_state), message
 
 
 def _initial_config(folder: epath.Path) -> Any:
+    """Returns the model configuration of a workdir (with its tokenizer's vocabulary size) or pretrained model."""
     if not is_workdir(folder):
         return hf.load_config(folder)
     model: Any = load_valid_config(folder).model
@@ -97,18 +110,21 @@ def _initial_config(folder: epath.Path) -> Any:
 
 
 def _initial_params(folder: epath.Path) -> Params:
+    """Returns the best parameters of a workdir, with LoRA adapters merged, or those of a pretrained model."""
     if is_workdir(folder):
         params, lora = load_best_params(folder), load_valid_config(folder).lora
         return merge_params(params, lora) if lora.rank else params
     model = hf.load(folder)
     params = nnx.to_pure_dict(nnx.state(model))
-    body = getattr(model, "name_below_heads", None)  # a body alone is what models with heads contain
-    return params if body is None else {body: params}
+    # A pretrained encoder without a head: models with heads hold it in the attribute of this name.
+    encoder_name = getattr(model, "name_below_heads", None)
+    return params if encoder_name is None else {encoder_name: params}
 
 
-def _flat(params: Params) -> dict[str, Any]:
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+def _by_path(params: Params) -> dict[str, Any]:
+    """Returns the leaves of a tree by path, such as "bert/layers/out/kernel"."""
+    return {_path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
 
-def _name(path: Any) -> str:
+def _path_name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -65,10 +65,10 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range |
     Args:
       config: the experiment.
       workdir: folder for configuration, tokenizer, checkpoints, TensorBoard files and report; local or `gs://`.
-      profile: steps to trace into `workdir/profile`; None for none.
+      profile: steps to trace into `workdir/profile`; None: trace nothing.
 
     Returns:
-      Last step, evaluations and interrupting signal.
+      The last saved step, the evaluations and the interrupting signal.
 
     Raises:
       UserError: if the configuration, the data or the workdir are unusable, the loss stops being finite, memory does
@@ -80,6 +80,7 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range |
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None) -> Result:
+    """Does the work of `train`, whose arguments it gets after they were checked."""
     check_agreement(lambda: {"the code": library()})  # the configuration is compared in `_open_checkpoints`
     splits = config.task.splits()
     splits["train"]  # raises for unreadable data before anything is written
@@ -108,8 +109,8 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
 
 
 def _sizes(splits: Splits[Any]) -> dict[str, str]:
-    """Returns the number of examples of the train and validation splits; a stream has no number."""
-    used = {split: splits[split] for split in SPLITS if split != "test" and split in splits}
+    """Describes, for `check_agreement`, the number of examples in the splits that a run reads; streams are left out."""
+    used = {split: splits[split] for split in SPLITS if split != "test" and split in splits}  # no run reads "test"
     return {
         f"the size of the {split} split": str(len(data)) for split, data in used.items() if hasattr(data, "__len__")
     }
@@ -155,11 +156,11 @@ class _Trainer:
         self.start_message = ""
         self.state = self._restore(training)
         self.rng = base_rng(config)
-        self.saved_step = self.first_step = int(self.state.step)  # waits until the state is computed
+        self.saved_step = self.last_done_step = int(self.state.step)  # waits until the state is computed
         self.watchdog.beat(None)
         self.progress = Progress(
             workdir if is_primary() else None,
-            first_step=self.first_step,
+            last_done_step=self.last_done_step,
             num_steps=config.num_steps,
             unit=run.task.unit,
         )
@@ -168,7 +169,7 @@ class _Trainer:
         self.meter = MetricAccumulator(count_flops, self.device_kinds)
         steps = profile if is_primary() else None
         self.profile = Profile(
-            workdir, steps, last_done_step=self.first_step, meter=self.meter, message=self.progress.message
+            workdir, steps, last_done_step=self.last_done_step, meter=self.meter, message=self.progress.message
         )
 
     def _restore(self, training: TrainSetup) -> TrainState:
@@ -191,8 +192,8 @@ class _Trainer:
     def train(self, stop: StopRequest) -> None:
         """Trains, logs, evaluates and saves until the last step, or until `stop` requests an end."""
         config = self.config
-        if self.first_step:
-            self.start_message = f"resuming at step {self.first_step}"
+        if self.last_done_step:
+            self.start_message = f"resuming at step {self.last_done_step}"
         if self.start_message:
             self.progress.message(self.start_message)
         self.progress.text("config", config_table(config))
@@ -200,8 +201,8 @@ class _Trainer:
         try:
             if self._misses_evaluation():
                 with meter.timed("evaluate"):
-                    self._evaluate(self.first_step)
-            for step in range(self.first_step + 1, config.num_steps + 1):
+                    self._evaluate(self.last_done_step)
+            for step in range(self.last_done_step + 1, config.num_steps + 1):
                 if stop.is_due(step) or self._has_converged():
                     break
                 with self.profile.step(step, self.state):
@@ -209,7 +210,7 @@ class _Trainer:
                     with meter.timed("data"):
                         batch = shard_batch(next(self.iterator), self.mesh)
                     self.watchdog.beat(f"computes step {step}")
-                    if step == self.first_step + 1:
+                    if step == self.last_done_step + 1:
                         with meter.timed("compile"):
                             temporary = step_memory(self.step_fn, self.state, batch, self.rng)
                         self.progress.message(report(self.memory, temporary, device_memory(self.mesh)))
@@ -250,9 +251,13 @@ class _Trainer:
             self.checkpoints.save(self.state, extra, score=score)
         self.saved_step = int(self.state.step)
 
-    def _check(self, done: list[tuple[int, Metrics]]) -> None:
-        """Raises UserError at a bad step, or logs that it was skipped; earlier checkpoints are not affected."""
-        for step, metrics in done:
+    def _check(self, finished: list[tuple[int, Metrics]]) -> None:
+        """Checks the metrics of finished steps, pairs (step, metrics), and logs the bad steps that were skipped.
+
+        Raises:
+          UserError: at a bad step that was not skipped, or after too many skipped ones; checkpoints are not affected.
+        """
+        for step, metrics in finished:
             # A finite loss with a non-finite gradient has corrupted the parameters: they must not be saved.
             numbers = metrics.numbers
             values = {"loss": metrics.means["loss"].mean, "grad_norm": numbers["grad_norm"]}
@@ -267,7 +272,7 @@ class _Trainer:
                 self.progress.message(f"{problem} at step {step}: skipped ({numbers['bad_in_a_row']:.0f} in a row)")
                 continue
             self.checkpoints.wait()
-            good = (
+            last_good = (
                 f"the last good checkpoint is step {self.saved_step}" if self.saved_step else "no checkpoint exists yet"
             )
             remedy = "lower the learning rate or lengthen the warm-up"
@@ -275,18 +280,19 @@ class _Trainer:
                 problem = f"{_MAX_BAD_STEPS} bad steps in a row: {problem}"
             else:
                 remedy += ', or set config.bad_steps="skip" to skip such steps'
-            raise UserError(f"{problem} at step {step}; {good}: {remedy}")
+            raise UserError(f"{problem} at step {step}; {last_good}: {remedy}")
 
     def _log(self, step: int) -> None:
+        """Logs the metrics of the steps since the last line; the schedule counts the first step as 0."""
         self._check(self.meter.drain())
         scalars = self.meter.take() | {"train/learning_rate": float(np.asarray(self.learning_rate(step - 1)))}
-        # NaN if all steps since the last line were skipped.
+        # Both are NaN if all steps since the last line were skipped.
         loss, rate = (scalars.get(f"train/{name}", math.nan) for name in ("loss", "tokens_per_second"))
         self.progress.log(step, scalars, loss=loss, tokens_per_second=rate, mfu=scalars.get("train/mfu"))
 
     def _report(self, signum: int | None) -> None:
         step = int(self.state.step)
-        # Scalars since the last line: of steps before an interruption, the last evaluation and the last save.
+        # What was measured since the last log line: steps before an interruption, the last evaluation and save.
         self.progress.scalars(step, self.meter.take())
         if is_primary():
             write_report(
@@ -302,8 +308,8 @@ class _Trainer:
 
     def _misses_evaluation(self) -> bool:
         """Returns whether the previous run ended during its last evaluation."""
-        is_due = self.first_step > 0 and self.has_validation and self._is_evaluated(self.first_step)
-        return is_due and all(evaluation["step"] != self.first_step for evaluation in self.evaluations)
+        is_due = self.last_done_step > 0 and self.has_validation and self._is_evaluated(self.last_done_step)
+        return is_due and all(evaluation["step"] != self.last_done_step for evaluation in self.evaluations)
 
     def _is_evaluated(self, step: int) -> bool:
         every = self.config.eval_every
@@ -314,7 +320,7 @@ class _Trainer:
 
         The first save keeps the training so far, in case the evaluation fails.
         """
-        started = time.monotonic()
+        started_at = time.monotonic()
         if step > self.saved_step:
             self._save()
         self.watchdog.beat(None)
@@ -328,11 +334,12 @@ class _Trainer:
         write_attention(self.run.task, model, self.progress, step)
         self.evaluations.append({"step": step} | metrics)
         self.progress.scalars(step, {f"validation/{name}": value for name, value in metrics.items()})
-        first, rank = self.run.task.metrics[0], self.run.rank(metrics)
+        first_metric = self.run.task.metrics[0]
+        rank = self.run.rank(metrics)
         self._save(score=rank if math.isfinite(rank) else None)
         if not math.isfinite(rank):
-            summary += f", {first.title} is {metrics[first.name]}: this checkpoint cannot be the best"
-        self.progress.message(f"step {step}: validation {summary}, {time.monotonic() - started:.0f} s")
+            summary += f", {first_metric.title} is {metrics[first_metric.name]}: this checkpoint cannot be the best"
+        self.progress.message(f"step {step}: validation {summary}, {time.monotonic() - started_at:.0f} s")
 
     def _has_converged(self) -> bool:
         """Returns whether the last `patience` evaluations brought no better score."""

@@ -1,4 +1,4 @@
-"""The paper's optimizer and learning-rate schedule, and what larger models are trained with instead."""
+"""Optimizers and learning-rate schedules of `OptimizerConfig`, as functions of optax."""
 
 from typing import Any
 
@@ -13,10 +13,11 @@ from tfx_jax.training.config import OptimizerConfig
 
 
 def inverse_sqrt_schedule(peak: float, warmup_steps: int) -> optax.Schedule:
-    """Rises linearly to `peak` at step `warmup_steps`, then falls as the inverse square root of the step.
+    """Returns a schedule that rises linearly to `peak` at step `warmup_steps`, then falls as 1 / sqrt(step).
 
-    Equation 3 of Vaswani et al. (2017), d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), is the one whose peak is
-    (d_model * warmup_steps)^-0.5. Steps count from 1: the first update is made at 1 / warmup_steps of the peak.
+    With peak = (d_model * warmup_steps)^-0.5, it is equation 3 of Vaswani et al. (2017): d_model^-0.5 * min(step^-0.5,
+    step * warmup_steps^-1.5). Optax calls the schedule with the number of updates done before, 0 for the first; the
+    step in the formula is this number plus 1, so the first update uses peak / warmup_steps.
     """
 
     def schedule(count: ArrayLike) -> Array:
@@ -27,13 +28,26 @@ def inverse_sqrt_schedule(peak: float, warmup_steps: int) -> optax.Schedule:
 
 
 def learning_rate(config: OptimizerConfig, d_model: int, num_steps: int | None = None) -> optax.Schedule:
-    """The schedule of an experiment; without a peak of its own, that of the optimizer's paper.
+    """Returns the learning-rate schedule of a configuration.
 
-    "cosine" (Loshchilov and Hutter, 2017, without restarts) and "linear" (Devlin et al., 2019) rise like the paper's,
-    linearly up to the peak at step `warmup_steps`, and reach `final_fraction` of it at step `num_steps`.
+    All schedules rise linearly to the peak at step `warmup_steps`. "inverse_sqrt" then falls as in
+    `inverse_sqrt_schedule`; "cosine" (Loshchilov and Hutter, 2017, without restarts) and "linear" (Devlin et al., 2019)
+    fall to `final_fraction` of the peak at step `num_steps`.
 
-    For Adafactor it is warmup_steps^-0.5, relative to the scale of each parameter: with 10,000 steps of warm-up, equal
-    to min(1e-6 * step, step^-0.5) of Shazeer and Stern (2018), section 9.
+    If `config.peak_learning_rate` is None, the peak is (d_model * warmup_steps)^-0.5. For Adafactor, whose learning
+    rate is relative to the scale of each parameter, it is warmup_steps^-0.5; with "inverse_sqrt" and 10,000 steps of
+    warm-up, this equals min(1e-6 * step, step^-0.5) of Shazeer and Stern (2018), section 9.
+
+    Args:
+      config: the configuration.
+      d_model: width of the model; used only if the configuration has no peak.
+      num_steps: number of steps of the run; "cosine" and "linear" need it.
+
+    Returns:
+      A function from the number of updates done before (0 for the first) to the learning rate.
+
+    Raises:
+      ValueError: if the schedule is unknown, or needs `num_steps` and it is None.
 
     >>> f"{learning_rate(OptimizerConfig(warmup_steps=4_000), d_model=512)(3_999):.4e}"
     '6.9877e-04'
@@ -45,97 +59,112 @@ def learning_rate(config: OptimizerConfig, d_model: int, num_steps: int | None =
         return inverse_sqrt_schedule(peak, warmup_steps)
     if num_steps is None or config.schedule not in ("cosine", "linear"):
         raise ValueError(f"schedule={config.schedule!r} with num_steps={num_steps}")
-    decay_steps, final = max(num_steps - warmup_steps, 1), config.final_fraction
+    decay_steps = max(num_steps - warmup_steps, 1)
+    final_fraction = config.final_fraction
     if config.schedule == "linear":
-        decay = optax.linear_schedule(peak, final * peak, decay_steps)
+        decay = optax.linear_schedule(init_value=peak, end_value=final_fraction * peak, transition_steps=decay_steps)
     else:
-        decay = optax.cosine_decay_schedule(peak, decay_steps, alpha=final)
-    rise = optax.linear_schedule(peak / warmup_steps, peak, warmup_steps - 1)
-    return optax.join_schedules([rise, decay], [warmup_steps - 1])
+        decay = optax.cosine_decay_schedule(peak, decay_steps, alpha=final_fraction)
+    warmup = optax.linear_schedule(init_value=peak / warmup_steps, end_value=peak, transition_steps=warmup_steps - 1)
+    return optax.join_schedules([warmup, decay], boundaries=[warmup_steps - 1])
 
 
 def make_optimizer(config: OptimizerConfig, d_model: int, num_steps: int | None = None) -> optax.GradientTransformation:
-    """What an experiment asks for, behind the clipping of the gradient's global norm if there is one.
+    """Returns the optimizer of a configuration, after gradient clipping by global norm if `clip_norm` is not 0.
 
-    "adam" with b1 = 0.9, b2 = 0.98, epsilon = 1e-9 is that of section 5.3 of Vaswani et al. (2017); "adamw" decays
-    weights besides (Loshchilov and Hutter, 2019); "adafactor" keeps, of a matrix's second moments, only the means of
-    rows and columns, and no first moments (Shazeer and Stern, 2018, https://arxiv.org/abs/1804.04235); "lion" takes
-    steps of one size, the sign of b1 * moment + (1 - b1) * gradient, with a moment that decays by b2 (Chen et al.,
-    2023, https://arxiv.org/abs/2302.06675); "sgd" has the momentum b1. Weight decay is a part weight_decay * learning
-    rate of each weight a step, and spares biases and the gains of normalization.
+    - "adam": with b1 = 0.9, b2 = 0.98 and epsilon = 1e-9, the optimizer of section 5.3 of Vaswani et al. (2017).
+    - "adamw": Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+    - "adafactor": stores only the row and column means of a matrix's second moments, and no first moments (Shazeer and
+      Stern, 2018, https://arxiv.org/abs/1804.04235).
+    - "lion": every update is learning rate * sign(b1 * moment + (1 - b1) * gradient); the moment decays by b2 (Chen et
+      al., 2023, https://arxiv.org/abs/2302.06675).
+    - "sgd": stochastic gradient descent with momentum b1.
+
+    Weight decay subtracts weight_decay * learning rate * parameter in each step, for the parameters of `is_decayed`.
+
+    Args:
+      config: the configuration.
+      d_model: see `learning_rate`.
+      num_steps: see `learning_rate`.
 
     Raises:
-      ValueError: if there is no such optimizer or schedule, or a schedule has no end.
+      ValueError: if the optimizer or the schedule is unknown, or the schedule needs `num_steps` and it is None.
     """
-    rate = learning_rate(config, d_model, num_steps)
+    schedule = learning_rate(config, d_model, num_steps)
     if config.name == "adam":
-        optimizer = optax.adam(rate, b1=config.b1, b2=config.b2, eps=config.epsilon)
+        optimizer = optax.adam(schedule, b1=config.b1, b2=config.b2, eps=config.epsilon)
     elif config.name == "adamw":
         optimizer = optax.adamw(
-            rate, b1=config.b1, b2=config.b2, eps=config.epsilon, weight_decay=config.weight_decay, mask=is_decayed
+            schedule, b1=config.b1, b2=config.b2, eps=config.epsilon, weight_decay=config.weight_decay, mask=is_decayed
         )
     elif config.name == "adafactor":
-        # optax adds the decay behind the learning rate.
-        decay = optax.add_decayed_weights(lambda count: -config.weight_decay * rate(count), mask=is_decayed)
-        optimizer = optax.chain(_by_layer(optax.adafactor(rate, min_dim_size_to_factor=32)), decay)
+        # `optax.adafactor` returns updates that already contain the negative learning rate, so the decay must, too.
+        decay = optax.add_decayed_weights(lambda count: -config.weight_decay * schedule(count), mask=is_decayed)
+        optimizer = optax.chain(_for_each_layer(optax.adafactor(schedule, min_dim_size_to_factor=32)), decay)
     elif config.name == "lion":
-        optimizer = optax.lion(rate, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay, mask=is_decayed)
+        optimizer = optax.lion(schedule, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay, mask=is_decayed)
     elif config.name == "sgd":
-        optimizer = optax.sgd(rate, momentum=config.b1)
+        optimizer = optax.sgd(schedule, momentum=config.b1)
     else:
         raise ValueError(f'optimizer must be "adam", "adamw", "adafactor", "lion" or "sgd", got {config.name!r}')
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer) if config.clip_norm else optimizer
 
 
 def is_decayed(params: Any) -> Any:
-    """For each parameter whether weight decay applies: to all but biases and the gains of normalization.
+    """Returns, in the tree of the parameters, whether each gets weight decay: all but biases and normalization scales.
 
     >>> is_decayed({"norm": {"scale": 1.0, "bias": 0.0}, "feed_forward": {"up": 2.0, "up_bias": 3.0}})
     {'feed_forward': {'up': True, 'up_bias': False}, 'norm': {'bias': False, 'scale': False}}
     """
 
-    def of(path: Any, _: Any) -> bool:
+    def is_decayed_leaf(path: Any, _: Any) -> bool:
         return not jax.tree_util.keystr(path, simple=True, separator="/").endswith(("bias", "scale"))
 
-    return jax.tree_util.tree_map_with_path(of, params)
+    return jax.tree_util.tree_map_with_path(is_decayed_leaf, params)
 
 
-def _by_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Treats each layer of a stack as parameters of its own.
+def _for_each_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns an optimizer that updates each layer of a stack as if its parameters were not stacked.
 
-    Adafactor looks at the rows, columns and root mean square of a whole matrix, not of a stack of them.
+    The parameters of all layers of a stack are stored as arrays [layers, ...]. Adafactor computes means over the rows
+    and columns of a matrix and its root mean square, which must not extend over several layers.
     """
 
-    def each(fn: Any, *trees: dict[str, Any]) -> dict[str, Any]:
+    def apply(fn: Any, *trees: dict[str, Any]) -> dict[str, Any]:
+        """Calls `fn` with the values of each name in `trees`, which `_split_at_stacks` returned; vmapped for stacks."""
         return {name: (jax.vmap(fn) if is_stack(name) else fn)(*(tree[name] for tree in trees)) for name in trees[0]}
 
     def init(params: Any) -> Any:
-        return each(optimizer.init, _parts(params))
+        return apply(optimizer.init, _split_at_stacks(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        found = each(optimizer.update, _parts(updates), state, _parts(params))
-        parts, state = ({name: pair[index] for name, pair in found.items()} for index in (0, 1))
-        return _joined(parts), state
+        results = apply(optimizer.update, _split_at_stacks(updates), state, _split_at_stacks(params))
+        new_updates = {name: part_updates for name, (part_updates, _) in results.items()}
+        new_state = {name: part_state for name, (_, part_state) in results.items()}
+        return _join(new_updates), new_state
 
     return optax.GradientTransformation(init, update)
 
 
-def _parts(params: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Parameters cut where stacks begin, by path: a model may have them inside another, as a BERT below its head."""
+def _split_at_stacks(params: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Splits nested parameters into subtrees by path ("bert/layers"), so that each stack is a subtree of its own.
+
+    Only dictionaries that contain a stack are split. The stack may be inside another module, as in a BERT with a head.
+    """
     parts = {}
     for name, part in params.items():
         holds_stack = isinstance(part, dict) and not is_stack(name) and any(map(is_stack, part))
-        parts |= _parts(part, f"{prefix}{name}/") if holds_stack else {prefix + name: part}
+        parts |= _split_at_stacks(part, f"{prefix}{name}/") if holds_stack else {prefix + name: part}
     return parts
 
 
-def _joined(parts: dict[str, Any]) -> dict[str, Any]:
-    """Undoes `_parts`."""
+def _join(parts: dict[str, Any]) -> dict[str, Any]:
+    """Undoes `_split_at_stacks`."""
     params: dict[str, Any] = {}
     for path, part in parts.items():
-        *outer, name = path.split("/")
-        owner = params
-        for step in outer:
-            owner = owner.setdefault(step, {})
-        owner[name] = part
+        *parents, name = path.split("/")
+        parent = params
+        for parent_name in parents:
+            parent = parent.setdefault(parent_name, {})
+        parent[name] = part
     return params

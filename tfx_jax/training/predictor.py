@@ -74,8 +74,8 @@ class Predictor:
                 check_text(part, f"input {number}")
         visible = [index for index, row in enumerate(rows) if not any(map(is_blank, row))]
         answers = self._task.answer(self._model, [rows[index] for index in visible]) if visible else []
-        by_index = dict(zip(visible, answers, strict=True))
-        return [by_index.get(index, dict(self._task.empty_answer)) for index in range(len(rows))]
+        answer_at = dict(zip(visible, answers, strict=True))
+        return [answer_at.get(index, dict(self._task.empty_answer)) for index in range(len(rows))]
 
 
 class LoadedModel:

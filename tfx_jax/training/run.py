@@ -41,7 +41,7 @@ class Run(Generic[AnyTask]):
 
     def __init__(self, config: ExperimentConfig, task: AnyTask):
         self.config, self.task = config, task
-        self._on_mesh: dict[Mesh, TrainedModel] = {}
+        self._models_by_mesh: dict[Mesh, TrainedModel] = {}  # without parameters; they keep compiled programs
 
     def make_model(self) -> Any:
         """Builds the model, with parameters initialized from the seed of the configuration.
@@ -62,12 +62,13 @@ class Run(Generic[AnyTask]):
         Raises:
           UserError: if a name or a shape differs, as after `num_layers` was edited in `config.json`.
         """
-        expected, actual = (
-            {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
-            for leaves in map(
-                jax.tree_util.tree_leaves_with_path, (nnx.to_pure_dict(nnx.state(self._abstract_model)), params)
-            )
-        )
+
+        def shapes(tree: Params) -> dict[str, tuple[int, ...]]:
+            leaves = jax.tree_util.tree_leaves_with_path(tree)
+            return {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
+
+        expected = shapes(nnx.to_pure_dict(nnx.state(self._abstract_model)))
+        actual = shapes(params)
         for name in sorted(expected.keys() | actual.keys()):
             if expected.get(name) != actual.get(name):
                 raise UserError(
@@ -121,17 +122,20 @@ class Run(Generic[AnyTask]):
         if not sharded:
             return self.trained(to_host(params), on_batch)
         mesh = sharded[0].sharding.mesh
-        if mesh not in self._on_mesh:  # reuses the compiled programs of earlier evaluations
-            self._on_mesh[mesh] = TrainedModel(self.graphdef, None, place=functools.partial(shard_whole_batch, mesh))
-        return self._on_mesh[mesh].replace(params, on_batch)
+        if mesh not in self._models_by_mesh:
+            self._models_by_mesh[mesh] = TrainedModel(
+                self.graphdef, None, place=functools.partial(shard_whole_batch, mesh)
+            )
+        return self._models_by_mesh[mesh].replace(params, on_batch)
 
     def rank(self, metrics: Mapping[str, float]) -> float:
         """Returns a value that is higher for better evaluations: the first metric, negated if it is a loss.
 
         NaN and infinity rank lowest (-inf), because a model that produces them is broken.
         """
-        first = self.task.metrics[0]
-        rank = -metrics[first.name] if first.is_loss else metrics[first.name]
+        first_metric = self.task.metrics[0]
+        value = metrics[first_metric.name]
+        rank = -value if first_metric.is_loss else value
         return rank if math.isfinite(rank) else -math.inf
 
     @functools.cached_property
@@ -140,6 +144,7 @@ class Run(Generic[AnyTask]):
 
     @functools.cached_property
     def _trained(self) -> TrainedModel:
+        """The model without parameters, which `replace` adds; it keeps the compiled programs."""
         shard = ProcessShard(jax.process_index(), jax.process_count())
         return TrainedModel(self.graphdef, None, shard=shard, gather=gather_lists)
 

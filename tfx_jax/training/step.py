@@ -105,8 +105,14 @@ def new_state(
     params: Params, optimizer: optax.GradientTransformation, *, model_state: Params | None = None, carry: Any = None
 ) -> TrainState:
     """Returns the state at step 0 with these parameters."""
-    skip_state = SkipState(jnp.zeros(()), jnp.zeros((), jnp.int32))
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), skip_state, model_state or {}, carry)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        skip_state=SkipState(mean_loss=jnp.zeros(()), in_a_row=jnp.zeros((), jnp.int32)),
+        model_state=model_state or {},
+        carry=carry,
+    )
 
 
 def init_state(
@@ -115,11 +121,18 @@ def init_state(
     *,
     make_carry: Callable[[], Any] = lambda: None,
 ) -> tuple[nnx.GraphDef[Any], Callable[[], TrainState]]:
-    """Splits a model into its static definition and a function that returns the initial state.
+    """Splits a model into its static definition and a function that computes the initial state.
 
     The model is built abstractly for the definition, and with arrays only inside the function. Jitted with output
-    shardings, the function never puts more than its shard of the state on a device. `make_carry` returns the carry of
-    the first batch.
+    shardings, the function never puts more than its shard of the state on a device.
+
+    Args:
+      make_model: builds the model.
+      optimizer: its state is part of the initial state.
+      make_carry: returns the carry of the first batch, or None for a task without a carry.
+
+    Returns:
+      A pair: the graph definition, and a function without arguments that returns the state at step 0.
     """
 
     def first_state() -> TrainState:
@@ -178,14 +191,15 @@ def update(
     def gradient(
         examples: tuple[Batch, Any], rng: Array, model_state: Params
     ) -> tuple[Params, tuple[Metrics, Params, Any]]:
+        """Returns the gradient of the summed loss of (batch, carry), and (metrics, model state, next carry)."""
         batch, carry = examples
 
         def loss(params: Params) -> tuple[Array, tuple[Metrics, Params, Any]]:
             model = nnx.merge(graphdef, merge_trees(params, model_state))
             rngs = nnx.Rngs(dropout=rng)
-            unused = rngs.dropout.count[...]
+            count_before = rngs.dropout.count[...]
             output = loss_fn(model, batch, rngs, *(() if carry is None else (carry,)))
-            if rngs.dropout.count[...] is unused:  # sampling replaces the array
+            if rngs.dropout.count[...] is count_before:  # sampling replaces the array
                 _check_no_dropout(model)
             auxiliary_loss, step_metrics = _auxiliary(model, output.weight)
             means = output.metrics | step_metrics | {"loss": Metric(output.loss, output.weight)}
@@ -198,7 +212,7 @@ def update(
     if accumulate == 1:
         grads, (metrics, model_state, carry) = gradient((batch, state.carry), rng, state.model_state)
     else:
-        grads, (metrics, model_state, carry) = _accumulated(gradient, state, batch, rng, accumulate)
+        grads, (metrics, model_state, carry) = _accumulate(gradient, state, batch, rng, accumulate)
     carry = jax.lax.stop_gradient(carry)
     if axis_name is not None:
         grads, metrics = jax.lax.psum((grads, metrics), axis_name)
@@ -209,7 +223,14 @@ def update(
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = metrics._replace(numbers=metrics.numbers | {"grad_norm": optax.tree.norm(grads)})
-    after = TrainState(state.step + 1, params, opt_state, state.skip_state, model_state, carry)
+    after = TrainState(
+        step=state.step + 1,
+        params=params,
+        opt_state=opt_state,
+        skip_state=state.skip_state,
+        model_state=model_state,
+        carry=carry,
+    )
     return _without_bad_step(state, after, metrics, spike_factor) if skip_bad_steps else (after, metrics)
 
 
@@ -232,7 +253,11 @@ def _check_no_dropout(model: nnx.Module) -> None:
 
 
 def _auxiliary(model: nnx.Module, weight: Array) -> tuple[Array | float, dict[str, Metric]]:
-    """Returns the auxiliary losses of the model's parts, times `weight`, and the metrics that they recorded."""
+    """Reads the auxiliary losses and metrics that the model's parts recorded in a call.
+
+    Returns:
+      A pair: the sum of the auxiliary losses times `weight`, and the mean of each metric over the parts, by name.
+    """
     losses, metrics, _ = nnx.state(model, AuxiliaryLoss, StepMetric, ...)
     values = collections.defaultdict[str, list[Array]](list)
     for path, variable in nnx.to_flat_state(metrics):
@@ -242,7 +267,7 @@ def _auxiliary(model: nnx.Module, weight: Array) -> tuple[Array | float, dict[st
     return total * weight, {name: Metric(mean * weight, weight) for name, mean in means.items()}
 
 
-def _accumulated(
+def _accumulate(
     gradient: Callable[[tuple[Batch, Any], Array, Params], tuple[Params, tuple[Metrics, Params, Any]]],
     state: TrainState,
     batch: Batch,
@@ -251,10 +276,19 @@ def _accumulated(
 ) -> tuple[Params, tuple[Metrics, Params, Any]]:
     """Sums gradients and metrics over parts of a batch; each part continues with the model state of the previous one.
 
-    Returns the gradients and (metrics, model state, carry), as `gradient` does.
+    Args:
+      gradient: `gradient((batch, carry), rng, model_state)` returns gradients and (metrics, model state, carry).
+      state: state before the step.
+      batch: the whole batch.
+      rng: key of the step; each part folds in its number.
+      num_parts: number of equal parts.
+
+    Returns:
+      The gradients and (metrics, model state, carry), as `gradient` does.
     """
 
     def split(array: Array) -> Array:
+        """[B, ...] -> [parts, B / parts, ...]."""
         if array.shape[0] % num_parts:
             raise ValueError(
                 f"accumulate={num_parts} does not divide the {array.shape[0]} examples of the batch: use a divisor"
@@ -263,30 +297,40 @@ def _accumulated(
         return array.reshape(-1, num_parts, *array.shape[1:]).swapaxes(0, 1)
 
     def join(array: Array) -> Array:
+        """Undoes `split`."""
         return array.swapaxes(0, 1).reshape(-1, *array.shape[2:])
 
-    def add(sums: tuple[Params, Params], numbered: tuple[Array, Any]) -> tuple[tuple[Params, Params], Any]:
-        (grads, model_state), (number, examples) = sums, numbered
-        more, (metrics, model_state, carry) = gradient(examples, jax.random.fold_in(rng, number), model_state)
-        return (jax.tree.map(jnp.add, grads, more), model_state), (metrics, carry)
+    def add_part(
+        sums: tuple[Params, Params], numbered_part: tuple[Array, Any]
+    ) -> tuple[tuple[Params, Params], tuple[Metrics, Any]]:
+        """Body of a scan whose carry is (sum of gradients, model state), over (number of a part, its examples)."""
+        (grads, model_state), (number, examples) = sums, numbered_part
+        part_grads, (metrics, model_state, carry) = gradient(examples, jax.random.fold_in(rng, number), model_state)
+        return (jax.tree.map(jnp.add, grads, part_grads), model_state), (metrics, carry)
 
     zeros = jax.tree.map(jnp.zeros_like, state.params)
     parts = jnp.arange(num_parts), jax.tree.map(split, (batch, state.carry))
-    (grads, model_state), (metrics, carry) = jax.lax.scan(add, (zeros, state.model_state), parts)
+    (grads, model_state), (metrics, carry) = jax.lax.scan(add_part, (zeros, state.model_state), parts)
     return grads, (jax.tree.map(lambda values: values.sum(axis=0), metrics), model_state, jax.tree.map(join, carry))
 
 
 def _without_bad_step(
     before: TrainState, after: TrainState, metrics: Metrics, spike_factor: float
 ) -> tuple[TrainState, Metrics]:
-    """Returns the state `after` or, for a bad step, `before` with the new step number and skip state."""
-    skip_state, mean, loss = before.skip_state, before.skip_state.mean_loss, metrics.means["loss"].mean
+    """Returns the state `after` or, for a bad step, `before` with the new step number and skip state; and the metrics.
+
+    A step is bad if its loss or gradient is not finite, or its loss is a spike (see `update`). The metrics get the
+    numbers "bad" and "bad_in_a_row".
+    """
+    skip_state, mean_loss = before.skip_state, before.skip_state.mean_loss  # a mean of 0: no good step yet
+    loss = metrics.means["loss"].mean
     is_bad = ~(jnp.isfinite(loss) & jnp.isfinite(metrics.numbers["grad_norm"]))
     if spike_factor:
-        is_bad |= (mean > 0) & (loss > spike_factor * mean)
-    new_mean = jnp.where(mean > 0, _MEAN_LOSS_DECAY * mean + (1 - _MEAN_LOSS_DECAY) * loss, loss)
+        is_bad |= (mean_loss > 0) & (loss > spike_factor * mean_loss)
+    new_mean = jnp.where(mean_loss > 0, _MEAN_LOSS_DECAY * mean_loss + (1 - _MEAN_LOSS_DECAY) * loss, loss)
     in_a_row = jnp.where(is_bad, skip_state.in_a_row + 1, 0)
-    skip_state = SkipState(jnp.where(is_bad | (metrics.means["loss"].weight == 0), mean, new_mean), in_a_row)
+    keeps_mean = is_bad | (metrics.means["loss"].weight == 0)
+    skip_state = SkipState(mean_loss=jnp.where(keeps_mean, mean_loss, new_mean), in_a_row=in_a_row)
     kept = jax.tree.map(
         lambda old, new: jnp.where(is_bad, old, new),
         before._replace(skip_state=skip_state),

@@ -29,7 +29,7 @@ def said():
 
 @pytest.fixture
 def progress(tmp_path, said):
-    with contextlib.closing(Progress(tmp_path, first_step=0, num_steps=1, stream=said)) as shown:
+    with contextlib.closing(Progress(tmp_path, last_done_step=0, num_steps=1, stream=said)) as shown:
         yield shown
 
 

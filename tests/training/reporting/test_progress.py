@@ -56,7 +56,7 @@ def points(workdir):
 
 def test_one_line_for_each_report_away_from_a_terminal(tmp_path, clock):
     stream = io.StringIO()
-    shown = Progress(tmp_path, first_step=0, num_steps=10, stream=stream)
+    shown = Progress(tmp_path, last_done_step=0, num_steps=10, stream=stream)
     clock[0] += 5.0
     shown.log(5, {"train/loss": 1.23451}, loss=1.23451, tokens_per_second=1234.4)
     clock[0] += 10.0
@@ -70,7 +70,7 @@ def test_one_line_for_each_report_away_from_a_terminal(tmp_path, clock):
 
 def test_time_left_counts_from_where_the_run_resumed(tmp_path, clock):
     stream = io.StringIO()
-    shown = Progress(tmp_path, first_step=1_000, num_steps=100_000, stream=stream)
+    shown = Progress(tmp_path, last_done_step=1_000, num_steps=100_000, stream=stream)
     clock[0] += 20.0
     shown.log(1_010, {}, loss=2.0, tokens_per_second=10.0)
     shown.close()
@@ -79,7 +79,7 @@ def test_time_left_counts_from_where_the_run_resumed(tmp_path, clock):
 
 def test_time_left_leaves_out_what_compiling_took(tmp_path, clock):
     stream = io.StringIO()
-    shown = Progress(tmp_path, first_step=0, num_steps=20, stream=stream)
+    shown = Progress(tmp_path, last_done_step=0, num_steps=20, stream=stream)
     clock[0] += 65.0
     shown.log(5, {"time/compile": 60.0}, loss=2.0, tokens_per_second=10.0)
     clock[0] += 35.0  # of them 30 for a batch of another shape
@@ -89,7 +89,7 @@ def test_time_left_leaves_out_what_compiling_took(tmp_path, clock):
 
 
 def test_scalars_can_be_read_back(tmp_path):
-    shown = Progress(tmp_path, first_step=0, num_steps=10, stream=io.StringIO())
+    shown = Progress(tmp_path, last_done_step=0, num_steps=10, stream=io.StringIO())
     shown.log(5, {"train/loss": 1.25, "train/learning_rate": 7e-4}, loss=1.25, tokens_per_second=1.0)
     shown.scalars(7, {"validation/bleu": 33.3})
     expected = [(5, "train/loss", 1.25), (5, "train/learning_rate", 7e-4), (7, "validation/bleu", 33.3)]
@@ -100,7 +100,7 @@ def test_scalars_can_be_read_back(tmp_path):
 
 
 def test_a_text_is_no_point_of_a_curve(tmp_path):
-    shown = Progress(tmp_path, first_step=3, num_steps=10, stream=io.StringIO())
+    shown = Progress(tmp_path, last_done_step=3, num_steps=10, stream=io.StringIO())
     shown.text("config", "| field | value |")
     shown.scalars(7, {"train/loss": 1.0})
     shown.close()
@@ -113,7 +113,7 @@ def test_a_text_is_no_point_of_a_curve(tmp_path):
 def test_messages_stay_as_they_are(tmp_path):
     """One line however long, and nothing in it means markup or a picture."""
     stream = io.StringIO()
-    shown = Progress(tmp_path, first_step=0, num_steps=1, stream=stream)
+    shown = Progress(tmp_path, last_done_step=0, num_steps=1, stream=stream)
     text = "[red]saved[/red] in /data/:key:/" + "very/" * 60
     shown.message(text)
     shown.close()
@@ -122,7 +122,7 @@ def test_messages_stay_as_they_are(tmp_path):
 
 def test_terminal_shows_one_live_line_and_messages_that_stay(tmp_path):
     stream = Terminal()
-    shown = Progress(tmp_path, first_step=2, num_steps=10, stream=stream)
+    shown = Progress(tmp_path, last_done_step=2, num_steps=10, stream=stream)
     shown.log(5, {}, loss=1.5, tokens_per_second=99.0)
     shown.message("step 5: validation BLEU 12.34")
     shown.log(10, {}, loss=1.5, tokens_per_second=99.0)
@@ -133,7 +133,7 @@ def test_terminal_shows_one_live_line_and_messages_that_stay(tmp_path):
 
 def test_terminal_keeps_twenty_losses_and_says_what_it_does_between_steps(tmp_path):
     stream = Terminal()
-    shown = Progress(tmp_path, first_step=0, num_steps=1_000, stream=stream)
+    shown = Progress(tmp_path, last_done_step=0, num_steps=1_000, stream=stream)
     for step in range(10, 1_001, 10):
         shown.log(step, {}, loss=1.5, tokens_per_second=99.0)
         if step == 500:
@@ -150,7 +150,7 @@ def test_terminal_keeps_twenty_losses_and_says_what_it_does_between_steps(tmp_pa
 @pytest.mark.parametrize("method", ["write", "flush"])
 def test_full_disk_is_reported_once_and_stops_nothing(tmp_path, monkeypatch, method):
     stream = io.StringIO()
-    shown = Progress(tmp_path, first_step=0, num_steps=100, stream=stream)
+    shown = Progress(tmp_path, last_done_step=0, num_steps=100, stream=stream)
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -167,7 +167,7 @@ def test_full_disk_is_reported_once_and_stops_nothing(tmp_path, monkeypatch, met
 def test_folder_that_cannot_be_made_stops_nothing(tmp_path):
     (tmp_path / "tensorboard").write_text("in the way")
     stream = io.StringIO()
-    shown = Progress(tmp_path, first_step=0, num_steps=1, stream=stream)
+    shown = Progress(tmp_path, last_done_step=0, num_steps=1, stream=stream)
     shown.log(1, {"train/loss": 1.0}, loss=1.0, tokens_per_second=1.0)
     shown.close()
     assert [line.partition(":")[0] for line in stream.getvalue().splitlines()] == [
@@ -178,7 +178,7 @@ def test_folder_that_cannot_be_made_stops_nothing(tmp_path):
 
 def test_utilization_stands_behind_everything_else(tmp_path):
     stream = io.StringIO()
-    shown = Progress(tmp_path, first_step=0, num_steps=5, stream=stream)
+    shown = Progress(tmp_path, last_done_step=0, num_steps=5, stream=stream)
     shown.log(5, {}, loss=1.0, tokens_per_second=10.0, mfu=0.4125)
     shown.close()
     assert stream.getvalue() == "step 5/5  loss 1.0000  10 tokens/s  ETA 0:00  MFU 41.2% of 16-bit peak\n"
@@ -187,7 +187,7 @@ def test_utilization_stands_behind_everything_else(tmp_path):
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["file", "terminal"])
 def test_without_a_workdir_nothing_is_shown_and_nothing_written(tmp_path, monkeypatch, stream):
     monkeypatch.chdir(tmp_path)
-    shown = Progress(None, first_step=0, num_steps=5, stream=stream)
+    shown = Progress(None, last_done_step=0, num_steps=5, stream=stream)
     shown.log(5, {"train/loss": 1.0}, loss=1.0, tokens_per_second=10.0)
     shown.message("hello")
     shown.close()
@@ -196,7 +196,7 @@ def test_without_a_workdir_nothing_is_shown_and_nothing_written(tmp_path, monkey
 
 
 def write_run(workdir, first_step, losses):
-    shown = Progress(workdir, first_step=first_step, num_steps=100, stream=io.StringIO())
+    shown = Progress(workdir, last_done_step=first_step, num_steps=100, stream=io.StringIO())
     for step, loss in losses.items():
         shown.scalars(step, {"train/loss": loss})
     shown.close()

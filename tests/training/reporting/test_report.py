@@ -38,11 +38,11 @@ def point(loss, tokens_per_step, step_seconds, **more):
 @pytest.fixture
 def workdir(tmp_path):
     """A run that was killed behind step 20, when 10 was saved, and another that went on to step 30."""
-    first = Progress(tmp_path, first_step=0, num_steps=30, stream=io.StringIO())
+    first = Progress(tmp_path, last_done_step=0, num_steps=30, stream=io.StringIO())
     first.scalars(10, point(9.0, 100.0, 99.0, mfu=0.5))
     first.scalars(20, point(8.0, 100.0, 119.0, mfu=0.5, bad_steps=1.0))
     first.close()
-    second = Progress(tmp_path, first_step=10, num_steps=30, stream=io.StringIO())
+    second = Progress(tmp_path, last_done_step=10, num_steps=30, stream=io.StringIO())
     second.scalars(20, point(4.0, 100.0, 99.0, mfu=0.5, bad_steps=2.0))
     second.scalars(30, point(2.0, 400.0, 49.0, mfu=0.2))
     second.scalars(30, {"time/save": 10.0, "time/evaluate": 3_600.0})

@@ -103,10 +103,10 @@ def test_process_0_that_never_comes_is_one_line():
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         with pytest.raises(UserError, match=rf"nothing listens at --coordinator=127.0.0.1:{port} \(.*start process 0"):
-            distributed._await_listener("127.0.0.1", port, seconds=0.1)
+            distributed._await_listener("127.0.0.1", port, timeout=0.1)
         listener.listen()
         with pytest.raises(UserError, match=rf"another program listens at --coordinator=127.0.0.1:{port}: use another"):
-            distributed._await_listener("127.0.0.1", port, patience=0.1)
+            distributed._await_listener("127.0.0.1", port, answer_timeout=0.1)
         with pytest.raises(UserError, match=f"port {port} of --coordinator cannot be used .*: use another"):
             distributed._check_free(port)
     distributed._check_free(port)
@@ -129,7 +129,7 @@ def test_who_answers_as_jax_does_is_process_0_and_others_are_not():
         port = listener.getsockname()[1]
         distributed._await_listener("127.0.0.1", port)
         with pytest.raises(UserError, match=r": use another port$"):
-            distributed._await_listener("127.0.0.1", port, patience=0.1)
+            distributed._await_listener("127.0.0.1", port, answer_timeout=0.1)
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,14 @@ class AttentionView:
             {
                 "kind": f"{stack} {kind}",
                 "layer": layer,
-                **dict(zip(("querySide", "keySide"), AXES[stack, kind], strict=True)),
-                "queries": tokens[AXES[stack, kind][0]],
-                "keys": tokens[AXES[stack, kind][1]],
+                "querySide": query_side,
+                "keySide": key_side,
+                "queries": tokens[query_side],
+                "keys": tokens[key_side],
                 "weights": np.rint(_ONE * weights).astype(int).tolist(),
             }
             for (stack, kind), layers in group_maps(maps, tokens).items()
+            for query_side, key_side in [AXES[stack, kind]]
             for layer, weights in sorted(layers.items())
         ]
         # A token such as "</script>" must not end the element that holds the data.

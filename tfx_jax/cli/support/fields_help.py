@@ -27,6 +27,7 @@ def fields_help(config: Any, name: str = "config") -> str:
 
 
 def _paragraphs(config: Any, name: str) -> Iterator[list[str]]:
+    """Yields the lines of a dataclass, whose flags begin with `--name.`, and then those of each nested one."""
     kind = type(config)
     summary = (inspect.getdoc(kind) or "").partition("\n")[0]
     flags = {
@@ -53,5 +54,5 @@ def _paragraphs(config: Any, name: str) -> Iterator[list[str]]:
 
 
 def _spelled(value: Any) -> str:
-    """Returns a value as a shell takes it in a flag; lists and the like in Python syntax."""
-    return shlex.quote(value) if isinstance(value, str) and value else shlex.quote(str(value)) if value != "" else ""
+    """Returns a value as a shell takes it in a flag, in Python syntax if it is not a string; "" for an empty string."""
+    return shlex.quote(str(value)) if value != "" else ""

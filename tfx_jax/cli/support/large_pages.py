@@ -26,6 +26,7 @@ def restart_with_large_pages() -> None:
 
 
 def _would_help() -> bool:
+    """Returns whether Linux gives large pages only on request ("madvise") and glibc, from 2.35 on, can request them."""
     try:
         with open(_SETTING) as file:
             if "[madvise]" not in file.read():

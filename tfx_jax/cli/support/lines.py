@@ -37,7 +37,7 @@ class LineReader:
         self._lines: collections.deque[bytes] = collections.deque()
         self._pieces: list[bytes] = []  # the beginning of a line whose end has not arrived
         self._is_over = False
-        self._number = 0
+        self._num_taken = 0
         self._is_first = True  # whether the first line, which may begin with a byte order mark, is still to come
 
     def take(self, max_lines: int) -> list[str]:
@@ -61,29 +61,30 @@ class LineReader:
             except UnicodeDecodeError as error:
                 if taken:
                     break
-                number = self._number + 1
+                number = self._num_taken + 1
                 raise UserError(f"standard input, line {number}: not UTF-8 ({error.reason})") from None
             self._lines.popleft()
-            self._number += 1
+            self._num_taken += 1
         return taken
 
     def _read(self) -> None:
         """Waits for input and cuts it into lines. After the end of a terminal's input, it is not read again."""
         data = self._stream.read1(_BLOCK)  # pyright: ignore[reportAttributeAccessIssue]
         self._is_over = not data
-        ends = data.split(b"\n")
-        self._pieces.append(ends[0])
-        if len(ends) == 1 and not self._is_over:
+        parts = data.split(b"\n")  # the first ends the line begun before; the last begins a line whose end is to come
+        self._pieces.append(parts[0])
+        if len(parts) == 1 and not self._is_over:
             return
         line = b"".join(self._pieces)
         if self._is_first:
             line, self._is_first = line.removeprefix(BYTE_ORDER_MARK), False
-        if line or len(ends) > 1:
+        if line or len(parts) > 1:
             self._lines.append(line)
-        self._lines.extend(ends[1:-1])
-        self._pieces = [ends[-1]]
+        self._lines.extend(parts[1:-1])
+        self._pieces = [parts[-1]]
 
     def _has_more(self) -> bool:
+        """Returns whether the stream has, or gets within `pause` seconds, more input or its end."""
         descriptor = _descriptor(self._stream)
         return descriptor is None or bool(select.select([descriptor], [], [], self._pause)[0])
 
@@ -129,14 +130,18 @@ def count_lines(stream: BinaryIO) -> int | None:
     descriptor = _descriptor(stream)
     if descriptor is None or not stat.S_ISREG(os.fstat(descriptor).st_mode):
         return None
-    count, last, offset = 0, b"\n", os.lseek(descriptor, 0, os.SEEK_CUR)
+    count, last_byte = 0, b"\n"
+    offset = os.lseek(descriptor, 0, os.SEEK_CUR)
     while block := os.pread(descriptor, 1 << 20, offset):
-        count, last, offset = count + block.count(b"\n"), block[-1:], offset + len(block)
-    return count + (last != b"\n")
+        count += block.count(b"\n")
+        last_byte = block[-1:]
+        offset += len(block)
+    return count + (last_byte != b"\n")  # the last line may have no line feed
 
 
 def _descriptor(stream: BinaryIO) -> int | None:
+    """Returns the file descriptor of a stream; None for a stream in memory."""
     try:
         return stream.fileno()
-    except OSError:  # io.UnsupportedOperation: a stream in memory
+    except OSError:  # io.UnsupportedOperation
         return None

@@ -35,7 +35,10 @@ def add_model_options(parser: Parser) -> None:
 
 
 def add_folder_options(parser: Parser, help: str) -> None:
-    """Adds the flags that choose a model: a Hugging Face folder, or the workdir of a training run."""
+    """Adds the flags that choose a model: a Hugging Face folder, or the workdir of a training run.
+
+    `help` describes the folder in the help text.
+    """
     parser.add_argument("--model", help=f"Hugging Face folder {help}, or the name of a model on the hub, such as gpt2")
     parser.add_argument("--workdir", type=folder, help="instead of --model: folder of a training run, local or gs://")
     parser.add_argument(
@@ -55,7 +58,7 @@ def add_nonfinite_option(parser: Parser) -> None:
 
 
 def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tuple[Any, HFTokenizer]:
-    """Returns the model and the tokenizer of the workdir that `add_folder_options` chose.
+    """Returns the pair (model, tokenizer) of the workdir that the flags of `add_folder_options` chose.
 
     Args:
       arguments: parsed arguments of the command.
@@ -98,7 +101,7 @@ def load_model(
     overrides: Sequence[str] = (),
     dtype: str | None = None,
 ) -> tuple[Run[AnyTask], Any]:
-    """Returns the run in the workdir and the parameters that `add_model_options` chose.
+    """Returns the pair (run, parameters) that the flags of `add_model_options` chose.
 
     Args:
       arguments: parsed arguments of the command.
@@ -110,7 +113,8 @@ def load_model(
       UserError: if there are no parameters, or they do not fit the model that the configuration describes.
     """
     config = validate(override(load_config(arguments.workdir), overrides)) if overrides else None
-    run, options = load_run(arguments.workdir, kind, config=config), {"allow_nonfinite": arguments.allow_nonfinite}
+    run = load_run(arguments.workdir, kind, config=config)
+    options = {"allow_nonfinite": arguments.allow_nonfinite}
     if dtype is not None:  # before the model is built from it
         run.task.model_config.dtype = dtype
     if arguments.step is None:
@@ -167,7 +171,7 @@ class _Record(logging.LogRecord):
 
 
 def _report_unraisable(unraisable: Any) -> None:
-    """Reports the error as Python does, except one that reads cancelled by Orbax raise after their loop has closed."""
+    """Reports an error as Python does, but ignores that of reads which Orbax cancelled before it closed their loop."""
     if str(unraisable.exc_value) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
 

@@ -46,11 +46,12 @@ def override(config: ExperimentConfig, overrides: Sequence[str]) -> ExperimentCo
 
 
 def _owner(config: Any, name: str) -> tuple[Any, str]:
-    """Returns the dataclass that contains the field with this dotted path, and the field's own name."""
-    *parts, field = name.split(".")
-    return functools.reduce(getattr, parts, config), field
+    """Returns the pair (dataclass that contains the field with this dotted path, name of the field in it)."""
+    *owners, field = name.split(".")
+    return functools.reduce(getattr, owners, config), field
 
 
 def _may_be_none(config: Any, name: str) -> bool:
+    """Returns whether the annotation of the field with this dotted path allows None."""
     owner, field = _owner(config, name)
     return type(None) in typing.get_args(typing.get_type_hints(type(owner))[field])

@@ -47,7 +47,7 @@ def set_up_streams() -> None:
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             sys.stderr.flush()
-    sys.stderr = sys.__stderr__ = unfailing(2)
+    sys.stderr = sys.__stderr__ = unfailing(2)  # 2: the descriptor of standard error
 
 
 def use_utf8(*streams: Any) -> None:
@@ -69,10 +69,10 @@ class _Unfailing(io.FileIO):
     """A file whose writes never fail."""
 
     def write(self, data: Any) -> int:
-        rest = memoryview(data).cast("B")
+        remaining = memoryview(data).cast("B")
         with contextlib.suppress(OSError):
-            while rest and (count := super().write(rest)):
-                rest = rest[count:]
+            while remaining and (count := super().write(remaining)):
+                remaining = remaining[count:]
         return len(data)
 
 

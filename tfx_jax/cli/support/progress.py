@@ -39,7 +39,7 @@ class Progress:
         self._is_terminal = self._stream.isatty()
         self._last_shown = clock()
         self._done = 0
-        self._first: tuple[float, int] | None = None
+        self._first_update: tuple[float, int] | None = None  # time of the first update, and the work done at it
         self._is_shown = False
 
     def advance(self, count: int) -> None:
@@ -50,8 +50,8 @@ class Progress:
         """Sets the work done and the total. The rate is measured from the first call on: compilation precedes it."""
         self._done, self._total = done, total
         now = self._clock()
-        if self._first is None:
-            self._first = now, self._done
+        if self._first_update is None:
+            self._first_update = now, self._done
         if now - self._last_shown < _BETWEEN[self._is_terminal]:
             return
         self._last_shown = now
@@ -79,9 +79,8 @@ class Progress:
         if self._total is None:
             return self._what.format(f"{self._done:,}")
         message = self._what.format(f"{self._done:,} of {self._total:,}")
-        begin, before = self._first or (now, self._done)
-        if self._done > before:
-            message += (
-                f", ETA {format_seconds((now - begin) / (self._done - before) * max(self._total - self._done, 0))}"
-            )
+        first_time, first_done = self._first_update or (now, self._done)
+        if self._done > first_done:
+            seconds_per_unit = (now - first_time) / (self._done - first_done)
+            message += f", ETA {format_seconds(seconds_per_unit * max(self._total - self._done, 0))}"
         return message

@@ -32,7 +32,7 @@ from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, T
 from tfx_jax.tasks.token_prediction import TokenPredictionBase
 
 DrawSequences = Callable[[int, int], ExampleSource]
-"""`draw(seed, epoch)` returns the sequences of a split."""
+"""`draw(seed, epoch)` returns the sequences of a split for an epoch of the run with this seed."""
 
 Config = TypeVar("Config", bound="DrawnConfig")
 
@@ -56,7 +56,7 @@ class DuplicationData:
         return self.num_symbols + 1
 
     def draw(self, split: Split) -> DrawSequences:
-        """Returns a function that generates the sequences of a split; splits have no sequences in common."""
+        """Returns `draw(seed, epoch)`, which generates the sequences of a split; splits have none in common."""
         count = self.train_sequences if split == "train" else self.eval_sequences
 
         def draw(seed: int, epoch: int) -> DuplicatedSequences:
@@ -76,7 +76,7 @@ class DrawnConfig(TaskConfig):
     task_class: ClassVar[Callable[..., Any]]
 
     def splits(self) -> Splits[DrawSequences]:
-        """Returns a function that generates the sequences of each split; all splits exist."""
+        """Returns for each split the function that generates its sequences; all splits exist."""
         return Splits(lambda split: True, self.data.draw)
 
     def setup(self, model: DecoderConfig, splits: Splits[DrawSequences], artifacts: Artifacts) -> Any:
@@ -133,12 +133,13 @@ class DrawnTask(TokenPredictionBase[Config, DecoderConfig, DrawSequences]):
     """Base class of the tasks of a `DrawnConfig`: predicts symbols with a weight; every epoch has new sequences."""
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
-        """Returns a function from the number of an epoch to its training examples."""
+        """Returns `epoch_examples(epoch)`: every epoch has new sequences."""
         draw = self._splits["train"]
         return lambda epoch: draw(seed, epoch)
 
     def make_eval_examples(self, split: Split) -> ExampleSource:
-        return self._splits[split](0, 0)
+        draw = self._splits[split]
+        return draw(0, 0)  # seed and epoch: the same sequences for all runs
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return duplication_loss(model, batch, rngs)
@@ -194,16 +195,18 @@ class DuplicationTask(DrawnTask["DuplicationConfig"]):
         Raises:
           UserError: if a word has another length than those of the data, or an unknown symbol.
         """
-        size, most = self.config.data.max_length // 2 - 1, self.config.data.num_symbols
+        length = self.config.data.max_length // 2 - 1  # half of 0 w 0 w, without its 0
+        num_symbols = self.config.data.num_symbols
         for word in words:
-            if len(word) != size or not all(1 <= symbol <= most for symbol in word):
-                raise UserError(f"a word must have {size} symbols from 1 to {most}, got {list(word)}")
+            if len(word) != length or not all(1 <= symbol <= num_symbols for symbol in word):
+                raise UserError(f"a word must have {length} symbols from 1 to {num_symbols}, got {list(word)}")
         return [duplicate(word) for word in words]
 
     def predict(self, model: TrainedModel, words: Sequence[Sequence[int]]) -> list[list[int]]:
         """Returns the most likely symbol at each position of the second w, given the true symbols before it."""
-        found = model.predict(predict_tokens, ExampleList(self.encode(words), by="inputs"), self.batch_spec)
-        return [tokens[len(tokens) // 2 : -1] for tokens in found]
+        predictions = model.predict(predict_tokens, ExampleList(self.encode(words), by="inputs"), self.batch_spec)
+        # The tokens predicted after the second 0 and after all but the last symbol of the second w.
+        return [tokens[len(tokens) // 2 : -1] for tokens in predictions]
 
 
 @documented

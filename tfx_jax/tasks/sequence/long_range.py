@@ -129,8 +129,8 @@ class ListOpsData:
         names = ("max_depth", "max_args", "min_length", "max_length")
         limits: dict[str, int] = {name: getattr(self, name) for name in names}
         count = self.num_train if split == "train" else self.num_heldout
-        drawn = (draw_expression(self.seed, split, index, **limits) for index in range(count))
-        return [LabeledSequence((tokens,), str(evaluate(tokens))) for tokens in drawn]
+        expressions = (draw_expression(self.seed, split, index, **limits) for index in range(count))
+        return [LabeledSequence((tokens,), str(evaluate(tokens))) for tokens in expressions]
 
     def validate(self) -> None:
         _check_lengths(self)
@@ -175,10 +175,12 @@ class SectionData(FileData):
         if self.dataset == "grammar":
             texts = grammar_labeled(split, _GRAMMAR_SIZES[split])
             ids = (byte_ids(text.text)[: self.max_length] for text in texts)
-            kinds = (_GRAMMAR_LABELS[not text.label.endswith("question")] for text in texts)
-            return [LabeledSequence((one,), kind) for one, kind in zip(ids, kinds, strict=True)]
-        paths, limits = split_paths(self, split), {"min_length": self.min_length, "max_length": self.max_length}
-        found = [
+            question, statement = _GRAMMAR_LABELS
+            labels = (question if text.label.endswith("question") else statement for text in texts)
+            return [LabeledSequence((sequence,), label) for sequence, label in zip(ids, labels, strict=True)]
+        paths = split_paths(self, split)
+        limits = {"min_length": self.min_length, "max_length": self.max_length}
+        passages = [
             LabeledSequence((passage,), heading)
             for path in paths
             for article in read_articles(path)
@@ -186,12 +188,12 @@ class SectionData(FileData):
             if heading in self.labels
             for passage in cut_passages(text, **limits)
         ]
-        if not found:
+        if not passages:
             raise UserError(
                 f"{paths[0]} has no passage of config.task.data.min_length={self.min_length} bytes under these "
                 "headings: lower min_length or name other headings"
             )
-        return found
+        return passages
 
     def validate(self) -> None:
         _check_lengths(self)
@@ -253,6 +255,7 @@ class PassagePairData(FileData):
             )
         count = self.num_train if split == "train" else self.num_heldout
         key = (self.seed, SPLITS.index(split))
+        # Pairs alternate between "different" and "same".
         return [
             LabeledSequence(draw_pair(articles, (*key, index), is_same=index % 2 == 1), self.labels[index % 2])
             for index in range(count)
@@ -275,7 +278,7 @@ def _check_lengths(data: Any) -> None:
         )
 
 
-_ARRAYS = ("tokens", "other_tokens")
+_ARRAYS = ("tokens", "other_tokens")  # arrays of a batch: the sequence, or the first and the second of a pair
 
 
 @documented
@@ -309,17 +312,19 @@ class LongRangeConfig(TaskConfig):
         return PlannedTask(LongRangeTask(self, self._fitted(model), NO_DATA), batch)
 
     def _fitted(self, model: LongEncoderConfig) -> LongEncoderConfig:
+        """Returns the model configuration with the labels and sizes of the data."""
         data = self.data
         sizes = {"vocab_size": data.vocab_size, "num_sequences": data.num_sequences}
         return dataclasses.replace(model, labels=data.labels, **sizes)
 
 
-def _sides(batch: dict[str, Array]) -> list[Array]:
+def _sequences(batch: dict[str, Array]) -> list[Array]:
+    """Returns the one or two arrays of tokens in a batch, each [B, T]."""
     return [batch[name] for name in _ARRAYS if name in batch]
 
 
 def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None = None) -> Float[Array, "B C"]:
-    return model(*_sides(batch), rngs=rngs)
+    return model(*_sequences(batch), rngs=rngs)
 
 
 class LongRangeTask(ClassificationBase[LongRangeConfig, LongEncoderConfig, LabeledSequences]):
@@ -334,9 +339,11 @@ class LongRangeTask(ClassificationBase[LongRangeConfig, LongEncoderConfig, Label
         return BatchSpec((self.config.data.max_length,), self.config.data.tokens_per_batch)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        examples, multiple = self.encode(self.rows("train")), options.length_multiple
-        length = -(-self.config.data.max_length // multiple) * multiple
-        return train_batches(lambda epoch: examples, self.batch_spec._replace(boundaries=(length,)), options)
+        examples = self.encode(self.rows("train"))
+        multiple = options.length_multiple
+        length = -(-self.config.data.max_length // multiple) * multiple  # rounded up to a multiple
+        spec = self.batch_spec._replace(boundaries=(length,))
+        return train_batches(lambda epoch: examples, spec, options)  # the same examples in every epoch
 
     def encode(self, rows: LabeledSequences) -> LazyExamples:
         lengths = np.array([max(map(len, row.sequences)) for row in rows], np.int64)
@@ -366,5 +373,5 @@ def long_range_loss(
     Returns:
       The output of `class_loss`; `num_tokens` counts the tokens of all sequences.
     """
-    is_read = jnp.stack(_sides(batch)) != 0
+    is_read = jnp.stack(_sequences(batch)) != 0
     return class_loss(_logits(model, batch, rngs), batch, is_read, label_smoothing=label_smoothing)

@@ -40,7 +40,7 @@ class RecallData:
         return 1 + 2 * self.num_keys
 
     def draw(self, split: Split) -> DrawSequences:
-        """Returns a function that generates the sequences of a split; splits have no sequences in common."""
+        """Returns `draw(seed, epoch)`, which generates the sequences of a split; splits have none in common."""
         return lambda seed, epoch: RecallSequences(self, split, key=(seed, SPLITS.index(split), epoch))
 
 
@@ -70,14 +70,14 @@ def recall_example(data: RecallData, rng: np.random.Generator) -> Example:
     """
     keys = 1 + rng.choice(data.num_keys, data.num_pairs, replace=False)
     values = 1 + data.num_keys + rng.integers(data.num_keys, size=data.num_pairs)
-    num_read = 2 * data.num_pairs
+    pairs_length = 2 * data.num_pairs  # tokens of all pairs: key, value, key, value, ...
     inputs, targets = np.zeros((2, data.max_length), np.int32)
-    inputs[0:num_read:2], inputs[1:num_read:2] = keys, values
-    places = num_read + np.sort(rng.choice(data.max_length - num_read, data.num_pairs, replace=False))
+    inputs[0:pairs_length:2], inputs[1:pairs_length:2] = keys, values
+    positions = pairs_length + np.sort(rng.choice(data.max_length - pairs_length, data.num_pairs, replace=False))
     order = rng.permutation(data.num_pairs)
-    inputs[places], targets[places] = keys[order], values[order]
+    inputs[positions], targets[positions] = keys[order], values[order]
     weights = np.zeros(data.max_length, np.float32)
-    weights[places] = 1
+    weights[positions] = 1
     return {"inputs": inputs, "targets": targets, "weights": weights}
 
 

@@ -30,8 +30,8 @@ _SILENCE = (0.15, 0.3)  # seconds of silence between digits; a third of the utte
 class Sound(NamedTuple):
     """Parameters of the features computed from frames of samples."""
 
-    sample_rate: int
-    num_features: int
+    sample_rate: int  # samples per second
+    num_features: int  # mel bands
 
 
 @documented
@@ -72,7 +72,7 @@ class RecordedSpeech:
 
     @property
     def frame(self) -> tuple[int, type[np.generic]]:
-        """Size and dtype of a frame of an example."""
+        """The pair (size, dtype) of a frame of an example."""
         return self.hop, np.int16
 
     @property
@@ -93,9 +93,10 @@ class RecordedSpeech:
         utterances = self._recorded(split)
         if split != "train" or not self.speed_spread:
             return utterances
-        return AtSpeeds(utterances, (1.0, 1 - self.speed_spread, 1 + self.speed_spread))
+        return AtSpeeds(utterances, speeds=(1.0, 1 - self.speed_spread, 1 + self.speed_spread))
 
     def _recorded(self, split: Split) -> Utterances:
+        """Returns the utterances of a split at their own speed."""
         if self.dataset == "tones":
             return Tones(self, split)
         path = split_path(self, split)
@@ -126,8 +127,8 @@ class Tones:
 
     Attributes:
       characters: see `Utterances`.
-      lengths: likewise.
-      transcripts: likewise.
+      lengths: see `Utterances`.
+      transcripts: see `Utterances`.
     """
 
     characters = "abcd"
@@ -138,7 +139,7 @@ class Tones:
         count = data.num_train if split == "train" else data.num_heldout
         plans = [self._plan(index) for index in range(count)]
         self.transcripts = ["".join(self.characters[letter] for letter in letters) for letters, _, _ in plans]
-        self.lengths = np.array([parts.sum() for _, parts, _ in plans], np.int64)
+        self.lengths = np.array([durations.sum() for _, durations, _ in plans], np.int64)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -146,26 +147,33 @@ class Tones:
     def __getitem__(self, index: int) -> Utterance:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        letters, parts, rng = self._plan(index)
+        letters, durations, rng = self._plan(index)
         hop, rate = self._data.hop, self._data.sample_rate
-        pieces = [np.zeros(parts[0] * hop)]
-        for letter, voiced, silent in zip(letters, parts[1::2], parts[2::2], strict=True):
-            seconds = np.arange(voiced * hop) / rate
+        pieces = [np.zeros(durations[0] * hop)]
+        for letter, tone_frames, silent_frames in zip(letters, durations[1::2], durations[2::2], strict=True):
+            seconds = np.arange(tone_frames * hop) / rate
             frequency = rate * (letter + 1) / (2 * len(self.characters) + 2)
-            pieces += [0.3 * np.sin(2 * np.pi * frequency * seconds), np.zeros(silent * hop)]
+            pieces += [0.3 * np.sin(2 * np.pi * frequency * seconds), np.zeros(silent_frames * hop)]
         sound = np.concatenate(pieces)
         sound += 0.003 * rng.standard_normal(len(sound))
         samples = np.rint(sound * 32_768).astype(np.int16)
         return Utterance(samples.reshape(-1, hop), self.transcripts[index])
 
     def _plan(self, index: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
-        """Samples letters, and the frames of silence, tone, silence, ..., silence; noise is sampled next."""
+        """Samples the content of an utterance with L letters.
+
+        Returns:
+          A triple: index in `characters` of each letter, int [L]; numbers of frames of silence, tone, silence, ...,
+          silence, int [2 L + 1]; and the generator from which the noise is sampled next.
+        """
         rng = np.random.default_rng((self._data.seed, self._split, index))
+        # A letter and the silence after it take at most 20 frames, and the silence before the first at most 8.
         most = min(self._data.max_characters, max(1, (self._data.max_length - 8) // 20))
         letters = rng.integers(len(self.characters), size=int(rng.integers(1, most + 1)))
-        parts = np.empty(2 * len(letters) + 1, np.int64)
-        parts[::2], parts[1::2] = rng.integers(4, 9, size=len(letters) + 1), rng.integers(8, 13, size=len(letters))
-        return letters, parts, rng
+        durations = np.empty(2 * len(letters) + 1, np.int64)
+        durations[::2] = rng.integers(4, 9, size=len(letters) + 1)
+        durations[1::2] = rng.integers(8, 13, size=len(letters))
+        return letters, durations, rng
 
 
 class SpokenDigits:
@@ -176,8 +184,8 @@ class SpokenDigits:
 
     Attributes:
       characters: see `Utterances`.
-      lengths: likewise.
-      transcripts: likewise.
+      lengths: see `Utterances`.
+      transcripts: see `Utterances`.
     """
 
     characters = " " + "".join(sorted(set("".join(DIGITS))))
@@ -189,19 +197,20 @@ class SpokenDigits:
           UserError: if there is none, or one cannot be read.
         """
         self._data, self._split = data, SPLITS.index(split)
-        self._sounds: dict[str, list[tuple[int, np.ndarray]]] = {}  # by speaker: digits and samples
+        self._sounds: dict[str, list[tuple[int, np.ndarray]]] = {}  # by speaker: pairs (digit, samples)
         for name in files.names:
-            if found := re.fullmatch(r"(?:.*/)?(\d)_([^/_]+)_\d+\.wav", name):
+            if match := re.fullmatch(r"(?:.*/)?(\d)_([^/_]+)_\d+\.wav", name):
+                digit, speaker = match.groups()
                 sound = files.read_sound(name, data.sample_rate)
-                self._sounds.setdefault(found[2], []).append((int(found[1]), sound))
+                self._sounds.setdefault(speaker, []).append((int(digit), sound))
         if not self._sounds:
             raise UserError(f"{files.path} has no file named DIGIT_SPEAKER_NUMBER.wav")
         self._speakers = sorted(self._sounds)
         count = data.num_train if split == "train" else data.num_heldout
         plans = [self._plan(index) for index in range(count)]
         self.transcripts = [" ".join(DIGITS[digit] for digit in digits) for digits, _, _, _ in plans]
-        samples = [sum(map(len, sounds)) + sum(silence) for _, sounds, silence, _ in plans]
-        self.lengths = -(-np.array(samples) // data.hop)
+        num_samples = [sum(map(len, sounds)) + sum(silences) for _, sounds, silences, _ in plans]
+        self.lengths = -(-np.array(num_samples) // data.hop)  # frames, rounded up
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -213,18 +222,25 @@ class SpokenDigits:
         gaps = [
             rng.normal(0, 3, size).astype(np.int16) for size in silences
         ]  # noise as quiet as the silence of the recordings
+        # Silence, digit, silence, digit, ..., silence.
         pieces = [gaps[0], *(piece for pair in zip(sounds, gaps[1:], strict=True) for piece in pair)]
         return Utterance(in_frames(np.concatenate(pieces), self._data.hop), self.transcripts[index])
 
     def _plan(self, index: int) -> tuple[list[int], list[np.ndarray], list[int], np.random.Generator]:
-        """Samples digits with their sounds, and the samples of silence around each; noise is sampled next."""
+        """Samples the content of an utterance with D digits.
+
+        Returns:
+          D digits, D sounds (int16 samples), D + 1 numbers of samples of silence before, between and after them, and
+          the generator from which the noise is sampled next.
+        """
         data = self._data
         rng = np.random.default_rng((data.seed, self._split, index))
-        own = self._sounds[self._speakers[rng.integers(len(self._speakers))]]
+        sounds_of_speaker = self._sounds[self._speakers[rng.integers(len(self._speakers))]]
         count = int(rng.integers(data.min_digits, data.max_digits + 1))
-        chosen = [own[number] for number in rng.integers(len(own), size=count)]
+        chosen = [sounds_of_speaker[number] for number in rng.integers(len(sounds_of_speaker), size=count)]
         low, high = (round(seconds * data.sample_rate) for seconds in _SILENCE)
         silences = rng.integers(low, high + 1, size=count + 1).tolist()
+        # At both ends a third of the numbers is negative, and means no silence.
         silences[0], silences[-1] = np.maximum(rng.integers(-high // 2, high + 1, size=2), 0).tolist()
         digits, sounds = [digit for digit, _ in chosen], [sound for _, sound in chosen]
         while len(" ".join(DIGITS[digit] for digit in digits)) > data.max_characters and len(digits) > 1:
@@ -237,8 +253,8 @@ class FileUtterances:
 
     Attributes:
       characters: see `Utterances`.
-      lengths: likewise.
-      transcripts: likewise.
+      lengths: see `Utterances`.
+      transcripts: see `Utterances`.
     """
 
     def __init__(self, data: RecordedSpeech, files: SoundFiles, rows: Sequence[tuple[str, str]]):
@@ -247,7 +263,7 @@ class FileUtterances:
         Args:
           data: configuration of the data.
           files: source of the files.
-          rows: file name and transcript of each utterance.
+          rows: pairs (file name, transcript), one per utterance.
 
         Raises:
           UserError: if one cannot be read.
@@ -270,8 +286,8 @@ class AtSpeeds:
 
     Attributes:
       characters: see `Utterances`.
-      lengths: likewise, of all utterances at the first speed, then at the second, and so on.
-      transcripts: likewise.
+      lengths: lengths of all utterances at the first speed, then at the second, and so on.
+      transcripts: transcripts in the same order.
     """
 
     def __init__(self, utterances: Utterances, speeds: Sequence[float]):
@@ -283,7 +299,7 @@ class AtSpeeds:
         """
         self._utterances, self.characters = utterances, utterances.characters
         self._speeds = [fractions.Fraction(speed).limit_denominator(100) for speed in speeds]
-        self.lengths = np.concatenate([_slower(utterances.lengths, speed) for speed in self._speeds])
+        self.lengths = np.concatenate([_lengths_at(speed, utterances.lengths) for speed in self._speeds])
         self.transcripts = [*utterances.transcripts] * len(self._speeds)
 
     def __len__(self) -> int:
@@ -292,24 +308,30 @@ class AtSpeeds:
     def __getitem__(self, index: int) -> Utterance:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        number, index = divmod(index, len(self._utterances))
+        speed_index, index = divmod(index, len(self._utterances))
         frames, transcript = self._utterances[index]
-        speed, (count, hop) = self._speeds[number], frames.shape
+        speed = self._speeds[speed_index]
+        num_frames, hop = frames.shape
         if speed != 1:
             from scipy.signal import resample_poly  # importing takes 0.7 s
 
             sound = resample_poly(frames.ravel().astype(np.float64), speed.denominator, speed.numerator)
             samples = np.clip(np.rint(sound), -32_768, 32_767).astype(np.int16)
-            frames = in_frames(samples[: _slower(count, speed) * hop], hop)
+            frames = in_frames(samples[: _lengths_at(speed, num_frames) * hop], hop)
         return Utterance(frames, transcript)
 
 
-def _slower(lengths: Any, speed: fractions.Fraction) -> Any:
-    """Returns lengths at another speed, rounded up as in `scipy.signal.resample_poly`."""
+def _lengths_at(speed: fractions.Fraction, lengths: Any) -> Any:
+    """Returns lengths, an int or an array, at another speed, rounded up as in `scipy.signal.resample_poly`."""
     return -(-lengths * speed.denominator // speed.numerator)
 
 
 def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:
+    """Reads the table of WAV files and transcripts at `path`, or in the zip at `path`.
+
+    Raises:
+      UserError: if it is not UTF-8, has a line of another form, or is empty; or if a file cannot be read.
+    """
     is_zip = path.suffix.lower() == ".zip"
     files = SoundFiles(path if is_zip else path.parent)
     name = TABLE if is_zip else path.name
@@ -351,7 +373,7 @@ def log_mel_features(
     samples = frames.reshape(frames.shape[0], -1).astype(jnp.float32) / 32_768
     # The floor is about the quantization noise of 16 bits, so that digital silence is not lower.
     energies = log_mel(samples, sample_rate=sound.sample_rate, num_bands=sound.num_features, floor=1e-6)
-    exists = (jnp.arange(frames.shape[1])[None] < num_frames[:, None])[..., None]
-    greatest = jnp.where(exists, energies, -jnp.inf).max(axis=(1, 2), keepdims=True)
-    decades = (energies - greatest) / math.log(10)
-    return jnp.where(exists, 1 + jnp.maximum(decades, -8) / 4, -1)
+    is_valid = (jnp.arange(frames.shape[1])[None] < num_frames[:, None])[..., None]  # [B, T, 1]
+    largest = jnp.where(is_valid, energies, -jnp.inf).max(axis=(1, 2), keepdims=True)
+    decades = (energies - largest) / math.log(10)  # powers of ten below the maximum; 8 are 80 dB
+    return jnp.where(is_valid, 1 + jnp.maximum(decades, -8) / 4, -1)

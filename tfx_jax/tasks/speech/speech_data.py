@@ -80,7 +80,7 @@ class SpeechData:
 
     @property
     def frame(self) -> tuple[int, type[np.generic]]:
-        """Size and dtype of a frame of an example."""
+        """The pair (size, dtype) of a frame of an example."""
         return self.num_features, np.float32
 
     @property
@@ -142,8 +142,8 @@ class SyntheticSpeech:
         self.templates = np.random.default_rng((data.seed, len(SPLITS))).normal(size=shape).astype(np.float32)
         count = data.num_train if split == "train" else data.num_heldout
         plans = [self._plan(index) for index in range(count)]
-        self.transcripts = ["".join(data.characters[character] for character in said) for said, _, _ in plans]
-        self.lengths = np.array([parts.sum() for _, parts, _ in plans], np.int64)
+        self.transcripts = ["".join(data.characters[index] for index in characters) for characters, _, _ in plans]
+        self.lengths = np.array([durations.sum() for _, durations, _ in plans], np.int64)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -151,22 +151,29 @@ class SyntheticSpeech:
     def __getitem__(self, index: int) -> Utterance:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        characters, parts, rng = self._plan(index)
-        data, frames = self._data, np.zeros((parts.sum(), self._data.num_features), np.float32)
-        ends = np.cumsum(parts)
-        for character, end, count in zip(characters, ends[1::2], parts[1::2], strict=True):
+        characters, durations, rng = self._plan(index)
+        data = self._data
+        frames = np.zeros((durations.sum(), data.num_features), np.float32)
+        ends = np.cumsum(durations)
+        for character, end, count in zip(characters, ends[1::2], durations[1::2], strict=True):
             frames[end - count : end] = self.templates[character, np.arange(count) * _TEMPLATE_FRAMES // count]
         frames += data.noise * rng.standard_normal(frames.shape, np.float32)
         return Utterance(frames, self.transcripts[index])
 
     def _plan(self, index: int) -> tuple[np.ndarray, np.ndarray, np.random.Generator]:
-        """Samples the characters and the frames of silence, character, silence, ..., silence; noise is sampled next."""
+        """Samples the content of an utterance with C characters.
+
+        Returns:
+          A triple: indices of the characters, int [C]; numbers of frames of silence, character, silence, ..., silence,
+          int [2 C + 1]; and the generator from which the noise is sampled next.
+        """
         data = self._data
         rng = np.random.default_rng((data.seed, self._split, index))
         count = int(rng.integers(1, data.max_characters + 1))
         characters = rng.integers(len(data.characters), size=count)
-        parts = np.empty(2 * count + 1, np.int64)
-        parts[::2] = rng.integers(data.max_silence + 1, size=count + 1)
-        parts[1::2] = rng.integers(data.min_frames, data.max_frames + 1, size=count)
-        fits = int(np.searchsorted(np.cumsum(parts)[2::2], data.max_length, side="right"))
-        return characters[:fits], parts[: 2 * fits + 1], rng
+        durations = np.empty(2 * count + 1, np.int64)
+        durations[::2] = rng.integers(data.max_silence + 1, size=count + 1)
+        durations[1::2] = rng.integers(data.min_frames, data.max_frames + 1, size=count)
+        # The number of characters that end, with the silence after them, within `max_length` frames.
+        num_fitting = int(np.searchsorted(np.cumsum(durations)[2::2], data.max_length, side="right"))
+        return characters[:num_fitting], durations[: 2 * num_fitting + 1], rng

@@ -81,6 +81,7 @@ class SpeechRecognitionConfig(TaskConfig):
 
     def planned(self, model: CTCConfig, options: LoaderOptions) -> PlannedTask:
         """Plans the task; for recorded speech, with the number of labels of the model's configuration."""
+        # Only the number of characters matters; one label is the blank.
         characters = getattr(self.data, "characters", "?" * max(1, model.vocab_size - 1))
         size, dtype = self.data.frame
         batch = planned_batch(
@@ -156,9 +157,9 @@ class SpeechRecognitionTask:
                 f"no training utterance has both at most max_length={longest} frames and enough model steps for its "
                 f"transcript: the first has {lengths[0]} frames for {utterances.transcripts[0]!r}"
             )
-        lengths = np.where(fits, lengths, -1)
+        lengths = np.where(fits, lengths, -1)  # -1: left out of all batches
         examples = LazyExamples(utterances, lambda utterance: self.encode([utterance])[0], lengths)
-        return train_batches(lambda epoch: examples, self.batch_spec, options)
+        return train_batches(lambda epoch: examples, self.batch_spec, options)  # the same examples in every epoch
 
     def encode(self, utterances: Sequence[Utterance] | Utterances) -> list[Example]:
         """Returns one example per utterance.
@@ -167,8 +168,8 @@ class SpeechRecognitionTask:
           UserError: if a character does not occur in the training split, a transcript is longer than `max_characters`,
             or no alignment fits into the model's steps.
         """
-        number = {character: label for label, character in enumerate(self.characters, BLANK + 1)}
-        return [self._example(utterances[index], number) for index in range(len(utterances))]
+        label_ids = {character: label for label, character in enumerate(self.characters, BLANK + 1)}
+        return [self._example(utterances[index], label_ids) for index in range(len(utterances))]
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         data, masks = self.config.data, self.config.masks
@@ -182,17 +183,17 @@ class SpeechRecognitionTask:
 
     def predict(self, model: TrainedModel, utterances: Sequence[Utterance] | Utterances) -> list[str]:
         """Returns the transcript of each utterance, by most likely path or prefix search."""
-        unknown = [Utterance(utterances[index].frames, "") for index in range(len(utterances))]
-        examples, sound = ExampleList(self.encode(unknown), by="frames"), self.config.data.sound
+        untranscribed = [Utterance(utterances[index].frames, "") for index in range(len(utterances))]
+        examples, sound = ExampleList(self.encode(untranscribed), by="frames"), self.config.data.sound
         if self.config.beam_size == 1:
             paths = model.predict(functools.partial(predict_path, sound=sound), examples, self.batch_spec)
-            found = [collapse(path) for path in paths]
+            label_lists = [collapse(path) for path in paths]
         else:
             scores = model.predict(functools.partial(predict_scores, sound=sound), examples, self.batch_spec)
-            found = [
+            label_lists = [
                 prefix_beam_search(np.array(rows)[:num_steps], self.config.beam_size) for rows, num_steps in scores
             ]
-        return ["".join(self.characters[label - BLANK - 1] for label in labels) for labels in found]
+        return ["".join(self.characters[label - BLANK - 1] for label in labels) for labels in label_lists]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Transcribes every utterance of a split and scores the transcripts."""
@@ -201,21 +202,23 @@ class SpeechRecognitionTask:
         scores = recognition_scores(self.predict(model, utterances), references)
         return eval_result(self.metrics, scores._asdict(), f"{len(references):,} utterances")
 
-    def _example(self, utterance: Utterance, number: Mapping[str, int]) -> Example:
+    def _example(self, utterance: Utterance, label_ids: Mapping[str, int]) -> Example:
+        """Returns "frames" [T, F], "labels" [N], "num_frames" and "num_labels"; see `encode` for its errors."""
         frames, transcript = utterance
-        if strange := {*transcript} - number.keys():
+        if unknown := {*transcript} - label_ids.keys():
             raise UserError(
-                f"a transcript has the character {min(strange)!r}, which no training transcript has: replace it"
+                f"a transcript has the character {min(unknown)!r}, which no training transcript has: replace it"
             )
         if len(transcript) > (most := self.config.data.max_characters):
             raise UserError(f"a transcript has {len(transcript)} characters, but max_characters={most}")
-        labels = np.array([number[character] for character in transcript], np.int32)
+        labels = np.array([label_ids[character] for character in transcript], np.int32)
         needed, steps = steps_needed(transcript), self.model_config.num_steps(len(frames))
         if needed > steps:
             raise UserError(f"{transcript!r} needs {needed} model steps, but {len(frames)} frames give only {steps}")
         counts = {"num_frames": len(frames), "num_labels": len(labels)}
         arrays = {name: np.array(value, np.int32) for name, value in counts.items()}
-        return {"frames": frames.astype(self.config.data.frame[1]), "labels": labels} | arrays
+        _, dtype = self.config.data.frame
+        return {"frames": frames.astype(dtype), "labels": labels} | arrays
 
 
 def steps_needed(transcript: str) -> int:
@@ -282,12 +285,13 @@ def predict_path(model: Any, batch: dict[str, Array], *, sound: Sound | None = N
 def predict_scores(
     model: Any, batch: dict[str, Array], *, sound: Sound | None = None
 ) -> tuple[Float[Array, "B S V"], Int[Array, " B"]]:
-    """Returns the log-probabilities of the labels at each step, and the number of valid steps; see `predict_path`."""
+    """Returns the pair (log-probabilities of the labels at each step, number of valid steps); see `predict_path`."""
     logits, num_steps = _logits(model, batch, sound)
     return jax.nn.log_softmax(logits, axis=-1), num_steps
 
 
 def _logits(model: Any, batch: dict[str, Array], sound: Sound | None) -> tuple[Array, Array]:
+    """Returns the logits of the labels at each step, [B, S, V], and the number of valid steps, [B]."""
     frames, num_frames = batch["frames"], batch["num_frames"]
     logits = model(frames if sound is None else log_mel_features(frames, num_frames, sound), num_frames)
     return logits, model.config.num_steps(num_frames)

@@ -39,9 +39,9 @@ def class_predictions(labels: Sequence[str], probabilities: Sequence[Sequence[fl
     >>> class_predictions(("no", "yes"), [[0.25, 0.75]])
     [{'label': 'yes', 'probability': 0.75, 'probabilities': {'no': 0.25, 'yes': 0.75}}]
     """
-    found = []
+    predictions: list[Prediction] = []
     for row in probabilities:
-        named = dict(zip(labels, row, strict=True))
-        label = max(named, key=lambda name: named[name])
-        found.append({"label": label, "probability": named[label], "probabilities": named})
-    return found
+        by_label = dict(zip(labels, row, strict=True))
+        label = max(by_label, key=lambda name: by_label[name])
+        predictions.append({"label": label, "probability": by_label[label], "probabilities": by_label})
+    return predictions

@@ -11,11 +11,21 @@ from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 
 
 def bert_example(tokenizer: HFTokenizer, first: Sequence[int], second: Sequence[int], max_length: int) -> Example:
-    """Returns one or two texts, cut to `max_length`, as "tokens", "token_type_ids" and "token_mask", each [T]."""
+    """Returns one or two texts as [CLS] first [SEP] second [SEP], without padding.
+
+    Args:
+      tokenizer: tokenizer with BERT's special tokens.
+      first: tokens of the first text.
+      second: tokens of the second text; empty for a single text, which has no second [SEP].
+      max_length: maximum number of tokens, including special tokens; longer texts are cut.
+
+    Returns:
+      "tokens" and "token_type_ids" [T] int32, and "token_mask" [T] bool, all True.
+    """
     tokens, segments = pair_inputs(
         first,
         second,
-        max_length=min(max_length, len(first) + len(second) + (3 if len(second) else 2)),
+        max_length=min(max_length, len(first) + len(second) + (3 if len(second) else 2)),  # 3 or 2 special tokens
         cls_id=cast(int, tokenizer.cls_id),
         sep_id=cast(int, tokenizer.sep_id),
         pad_id=cast(int, tokenizer.pad_id),

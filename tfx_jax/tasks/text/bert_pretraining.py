@@ -83,18 +83,19 @@ class BertPretrainingConfig(TaskConfig):
         elif kind == "file":
             texts = [part for text in texts for part in _between_blank_lines(text)]
         documents = [split_sentences(text, is_tokenized=kind == "articles") for text in texts]
-        found = sum(map(bool, documents))
-        if found < 2 or max(map(len, documents)) < 2:
+        num_documents = sum(map(bool, documents))  # without empty ones
+        if num_documents < 2 or max(map(len, documents)) < 2:
             raise UserError(
                 f"next sentence prediction needs two documents, one of two sentences or more, in the {split} split: "
-                f'config.task.data.documents="{kind}" finds {found}{", none with two" * (found > 1)}'
+                f'config.task.data.documents="{kind}" finds {num_documents}{", none with two" * (num_documents > 1)}'
             )
         return documents
 
 
 def _between_blank_lines(text: str) -> Iterator[str]:
-    for is_between, lines in itertools.groupby(text.split("\n"), is_blank):
-        if not is_between:
+    """Yields the parts of a text that blank lines separate."""
+    for lines_are_blank, lines in itertools.groupby(text.split("\n"), is_blank):
+        if not lines_are_blank:
             yield "\n".join(lines)
 
 
@@ -115,10 +116,11 @@ class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig,
         """How examples become batches, with three lengths: each is compiled, and nine in ten examples are full."""
         data = self.config.data
         boundaries = (data.max_length // 4, data.max_length // 2, data.max_length)
-        return BatchSpec(boundaries, data.tokens_per_batch, {"tokens": cast(int, self.tokenizer.pad_id)})
+        pad_values = {"tokens": cast(int, self.tokenizer.pad_id)}
+        return BatchSpec(boundaries, data.tokens_per_batch, pad_values=pad_values)
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
-        """Returns a function from the number of an epoch to its training examples; each has new pairs and masks."""
+        """Returns `epoch_examples(epoch)`: every epoch has new pairs and masks."""
         encoded = self._encode("train")
         return lambda epoch: self._examples(encoded, np.random.default_rng((seed, epoch, 1)))
 
@@ -143,14 +145,15 @@ class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig,
         return eval_result(self.metrics, values, f"{masked.weight:,.0f} masked tokens of {pairs.weight:,.0f} pairs")
 
     def _examples(self, documents: list[list[list[int]]], rng: np.random.Generator) -> PretrainingExamples:
-        tokenizer, ids = self.tokenizer, cast(dict[str, int], self._specials)
-        special = {*ids.values(), *({tokenizer.unk_id} - {None})}
+        """Returns pairs of segments of the documents, which are tokens of sentences, with masks drawn from `rng`."""
+        tokenizer, ids = self.tokenizer, cast(dict[str, int], self._special_ids)
+        never_masked = {*ids.values(), *({tokenizer.unk_id} - {None})}  # a tokenizer may have no unknown token
         return make_examples(
             documents,
             rng,
             max_length=self.config.data.max_length,
             vocab_size=tokenizer.vocab_size,
-            special_ids=cast(set[int], special),
+            special_ids=cast(set[int], never_masked),
             rate=_RATE,
             **ids,
         )
@@ -162,7 +165,8 @@ class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig,
         return [[next(encoded) for _ in document] for document in documents]
 
     @property
-    def _specials(self) -> dict[str, int | None]:
+    def _special_ids(self) -> dict[str, int | None]:
+        """Special tokens, by the names of the arguments of `make_examples`."""
         return {name: getattr(self.tokenizer, name) for name in ("cls_id", "sep_id", "pad_id", "mask_id")}
 
 
@@ -200,9 +204,9 @@ def pretraining_loss(
       predicts next sentences, there is the metric "next_sentence_accuracy" over examples.
     """
     encoded = model.bert(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs)
-    places = masked_positions(batch["weights"], max_predictions(batch["tokens"].shape[1], rate))
-    targets, weights = (jnp.take_along_axis(batch[name], places, axis=1) for name in ("targets", "weights"))
-    sequence = jnp.take_along_axis(encoded.sequence, places[:, :, None], axis=1)
+    positions = masked_positions(batch["weights"], max_predictions(batch["tokens"].shape[1], rate))
+    targets, weights = (jnp.take_along_axis(batch[name], positions, axis=1) for name in ("targets", "weights"))
+    sequence = jnp.take_along_axis(encoded.sequence, positions[:, :, None], axis=1)
     output = summed_cross_entropy(
         model.masked_lm(sequence, model.bert.embedding),
         targets,
@@ -210,13 +214,15 @@ def pretraining_loss(
         label_smoothing=label_smoothing,
         z_loss_weight=z_loss_weight,
     )
+    # False if an example has more masked tokens than positions were gathered for.
     is_complete = jnp.count_nonzero(weights) == jnp.count_nonzero(batch["weights"])
     total, metrics = output.loss + jnp.where(is_complete, 0.0, jnp.nan), output.metrics
     if hasattr(model, "next_sentence"):
         logits = model.next_sentence(encoded.pooled)
-        other = summed_cross_entropy(logits, batch["next_sentence_label"], batch["row_weights"])
-        total = total + other.loss * output.weight / jnp.maximum(other.weight, 1.0)
-        metrics = metrics | {"next_sentence_accuracy": other.metrics["accuracy"]}
+        next_sentence = summed_cross_entropy(logits, batch["next_sentence_label"], batch["row_weights"])
+        # Divided by the weight of the result, this is the mean over examples.
+        total = total + next_sentence.loss * output.weight / jnp.maximum(next_sentence.weight, 1.0)
+        metrics = metrics | {"next_sentence_accuracy": next_sentence.metrics["accuracy"]}
     return LossOutput(total, output.weight, metrics, num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
 
 

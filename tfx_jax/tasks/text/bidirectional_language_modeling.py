@@ -80,7 +80,7 @@ class BidirectionalLanguageModelTask(TokenPredictionBase[BidirectionalLanguageMo
         return ElmoLanguageModel(self.model_config, rngs=rngs)
 
     def make_epochs(self, seed: int) -> Callable[[int], "WordBlocks"]:
-        """Returns a function from the number of an epoch to its examples: the stream, cut at new positions."""
+        """Returns `epoch_examples(epoch)`: the stream of words, cut at new positions in every epoch."""
         blocks = self.make_blocks("train")
 
         def cut(epoch: int) -> WordBlocks:
@@ -98,7 +98,7 @@ class BidirectionalLanguageModelTask(TokenPredictionBase[BidirectionalLanguageMo
         Raises:
           UserError: if there are none.
         """
-        types: dict[str, int] = {}  # number of each distinct word, from 1 in order of appearance
+        types: dict[str, int] = {}  # index of each distinct word, from 1 in order of appearance; 0: sentence boundary
         stream = DiskArray(np.int32)
         for line in document_lines(self._splits[split]):
             if words := line.split():
@@ -106,13 +106,13 @@ class BidirectionalLanguageModelTask(TokenPredictionBase[BidirectionalLanguageMo
         if not types:
             raise UserError(f"the {split} split has no words: all of its lines are empty")
         stream.append([0])
-        ids = [self._id(pieces) for pieces in self.tokenizer.encode_batch([*types])]
+        ids = [self._id(tokens) for tokens in self.tokenizer.encode_batch([*types])]
         width = self.model_config.word_length
         return WordBlocks(
             stream.mapped(),
-            np.concatenate([boundary_row(width)[None], word_rows([*types], width)]),
-            np.array([cast(int, self.tokenizer.eos_id), *ids], np.int32),
-            self.config.data.max_length,
+            rows=np.concatenate([boundary_row(width)[None], word_rows([*types], width)]),
+            ids=np.array([cast(int, self.tokenizer.eos_id), *ids], np.int32),
+            length=self.config.data.max_length,
         )
 
     def loss(self, model: ElmoLanguageModel, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -120,12 +120,12 @@ class BidirectionalLanguageModelTask(TokenPredictionBase[BidirectionalLanguageMo
 
     def result(self, sums: Mapping[str, Metric]) -> EvalResult:
         """Returns the perplexity of words, each predicted once from either side."""
-        nll = sums["nll"]
+        nll = sums["nll"]  # a sum over two predictions of each word
         return super().result({"nll": Metric(nll.sum / 2, nll.weight / 2)})
 
-    def _id(self, pieces: list[int]) -> int:
-        """Returns the token of a word, or the unknown token if the tokenizer splits or drops its characters."""
-        return pieces[0] if len(pieces) == 1 else cast(int, self.tokenizer.unk_id)
+    def _id(self, tokens: list[int]) -> int:
+        """Returns the token of a word from its `tokens`: the unknown token unless it is exactly one."""
+        return tokens[0] if len(tokens) == 1 else cast(int, self.tokenizer.unk_id)
 
 
 class WordBlocks:
@@ -160,13 +160,13 @@ class WordBlocks:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Example:
-        start = 1 + index * self._length
-        places = np.arange(start, start + self.lengths[index])
-        targets = self._ids[self._stream[np.stack([places + 1, places - 1], axis=-1)]]
+        start = 1 + index * self._length  # the first word of the stream is only predicted
+        positions = np.arange(start, start + self.lengths[index])
+        targets = self._ids[self._stream[np.stack([positions + 1, positions - 1], axis=-1)]]
         return {
-            "characters": self._rows[self._stream[places]],
+            "characters": self._rows[self._stream[positions]],
             "targets": targets,
-            "token_mask": np.ones(len(places), bool),
+            "token_mask": np.ones(len(positions), bool),
         }
 
 

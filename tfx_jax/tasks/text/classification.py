@@ -88,6 +88,7 @@ class LabeledData(FileData):
         return texts
 
     def _read(self, path: epath.Path) -> LabeledTexts:
+        """Reads a file in the format that the names of columns imply; see the fields."""
         first, second, label = self.first_column, self.second_column, self.label_column
         if second:
             return read_labeled_pairs(path, first_column=first, second_column=second, label_column=label)
@@ -199,26 +200,28 @@ class ClassificationTask(TextLabelTask[ClassificationConfig, BertConfig]):
     @property
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: those of similar length together."""
-        data, pad_values = self.config.data, {"tokens": cast(int, self.tokenizer.pad_id)}
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+        data = self.config.data
+        pad_values = {"tokens": cast(int, self.tokenizer.pad_id)}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values=pad_values)
 
     def encode(self, rows: LabeledTexts) -> ExampleList:
         """Returns an example for each text or pair.
 
         Raises:
-          UserError: for a label that the training split has not.
+          UserError: if a label does not occur in the training split.
         """
         check_labels(rows, self.labels)
-        sides = zip(*(row[:-1] for row in rows), strict=True)
+        sides = zip(*(row[:-1] for row in rows), strict=True)  # all first texts and, for pairs, all second texts
         firsts, *seconds = (self.tokenizer.encode_batch(side) for side in sides)
-        limit = self.config.data.max_length - 2 - len(seconds)
-        whole = [list(itertools.chain(*parts)) for parts in zip(firsts, *seconds, strict=True)]
-        warn_shortened(whole, limit, what="texts", effect="only their beginnings are read")
+        limit = self.config.data.max_length - 2 - len(seconds)  # without [CLS] and a [SEP] after each text
+        token_ids = [list(itertools.chain(*texts)) for texts in zip(firsts, *seconds, strict=True)]
+        warn_shortened(token_ids, limit, what="texts", effect="only their beginnings are read")
+        second_texts = seconds[0] if seconds else [[]] * len(firsts)
         return ExampleList(
             [
                 bert_example(self.tokenizer, first, second, self.config.data.max_length)
                 | label_arrays(self.label_ids[row.label])
-                for first, second, row in zip(firsts, *(seconds or [[[]] * len(firsts)]), rows, strict=True)
+                for first, second, row in zip(firsts, second_texts, rows, strict=True)
             ]
         )
 
@@ -227,14 +230,14 @@ class ClassificationTask(TextLabelTask[ClassificationConfig, BertConfig]):
 
 
 def inputs_of(data: LabeledData) -> tuple[str, ...]:
-    """Returns what an input consists of, by the names of its columns where it has two."""
+    """Returns the names of the one or two texts of an input: those of their columns, if the configuration has any."""
     if data.second_column:
         return data.first_column, data.second_column
     return ("first text", "second text") if data.dataset == "grammar_pairs" else (data.first_column or "text",)
 
 
 def unlabeled(rows: Sequence[Sequence[str]], label: str) -> LabeledTexts:
-    """Returns texts or pairs as those of the data, with a label that means nothing."""
+    """Returns texts (rows of one string) or pairs (rows of two) as examples with an arbitrary `label`."""
     texts: list[Any] = [(LabeledText if len(row) == 1 else LabeledPair)._make((*row, label)) for row in rows]
     return texts
 
@@ -245,7 +248,7 @@ def classification_loss(
     """Sums the cross entropy of the classes of texts.
 
     Args:
-      model: gives each row the logits of its classes.
+      model: `model(tokens, token_type_ids, token_mask=..., rngs=...)` returns the logits of the classes, [B, C].
       batch: "tokens" and "token_type_ids" [B, T] int32, "token_mask" [B, T] bool, "label" [B] int32, the id of
         a class, and "row_weights" [B] float32, 0 for padding.
       rngs: stream `dropout`; None means evaluation.

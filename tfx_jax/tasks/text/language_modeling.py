@@ -58,17 +58,18 @@ class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, 
     """
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
-        """Returns a function from the number of an epoch to its examples: newly cut blocks, or packed documents."""
+        """Returns `epoch_examples(epoch)`: blocks cut at new positions in every epoch, or the same packed documents."""
         length = self.config.data.max_length
         if self.config.is_packed:
             documents = encode_documents(self.tokenizer, self._splits["train"], eos_id=self.tokenizer.eos_id)
-            rows = PackedDocuments(*documents, length, pad_id=0, min_tokens=2)  # EOS alone is nothing to learn
-            return lambda epoch: rows
+            packed = PackedDocuments(*documents, length, pad_id=0, min_tokens=2)  # EOS alone is nothing to learn
+            return lambda epoch: packed
         stream = self._stream("train")
 
         def cut(epoch: int) -> TokenBlocks:
             start = first_cut(seed, epoch, length)
-            return TokenBlocks(stream[min(start, max(len(stream) - length - 1, 0)) :], length)
+            last_start = max(len(stream) - length - 1, 0)  # leaves one block and the token after it
+            return TokenBlocks(stream[min(start, last_start) :], length)
 
         cut(0)  # raises for a text that is too short here, not in a thread
         return cut
@@ -84,6 +85,7 @@ class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, 
         return TokenBlocks(self._stream(split), self.config.data.max_length, pad_id=0)
 
     def _stream(self, split: Split) -> np.ndarray:
+        """Returns the tokens of all documents of a split, [number of tokens] int32."""
         return token_stream(self.tokenizer, self._splits[split], documents=self.config.data.documents)
 
 

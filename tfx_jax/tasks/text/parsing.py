@@ -169,7 +169,8 @@ class ParsingTask:
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: examples of similar length together."""
         data, pad_id = self.config.data, cast(int, self.tokenizer.pad_id)
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, {"source": pad_id, "target": pad_id})
+        pad_values = {"source": pad_id, "target": pad_id}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values=pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         """Returns the training data, without examples whose sentence or tree exceeds `max_length` tokens.
@@ -186,6 +187,7 @@ class ParsingTask:
                 f"every training tree or its sentence has more than {limit} tokens: raise config.task.data.max_length"
             )
         examples.lengths = np.where(lengths <= limit, lengths, -1)  # -1: left out of all batches
+        # The same examples in every epoch.
         return train_batches(lambda epoch: examples, self.batch_spec, options, num_examples=len(encoded))
 
     def encode(self, trees: Sequence[Tree]) -> list[Example]:
@@ -297,8 +299,9 @@ class SentenceParser:
         encoded = self._translator.tokenizer.encode_batch(texts)
         warn_shortened(encoded, self._max_length - 1, what="sentences", effect="they are not read and get flat trees")
         lengths = map(len, encoded)
-        read = [text if length < self._max_length else "" for text, length in zip(texts, lengths, strict=True)]
-        outputs = self._translator.translate_ids(params, read)
+        # An empty text is not translated: its tree has no symbols, and is repaired to a flat one.
+        short_texts = [text if length < self._max_length else "" for text, length in zip(texts, lengths, strict=True)]
+        outputs = self._translator.translate_ids(params, short_texts)
         eos_id = self._translator.tokenizer.eos_id
         return [
             delinearize([self._symbol(token) for token in ids if token != eos_id], words)
@@ -307,5 +310,5 @@ class SentenceParser:
 
     def _symbol(self, token: int) -> str:
         """Returns the symbol of a token; "" if it is the token of a word."""
-        place = token - self._translator.tokenizer.vocab_size
-        return self._symbols[place] if 0 <= place < len(self._symbols) else ""
+        index = token - self._translator.tokenizer.vocab_size
+        return self._symbols[index] if 0 <= index < len(self._symbols) else ""

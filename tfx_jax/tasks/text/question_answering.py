@@ -99,26 +99,31 @@ def context_windows(
       ValueError: if no token of the context fits beside the question, or the stride is not positive.
     """
     question = question[:max_question_length]
-    room = max_length - len(question) - NUM_PAIR_SPECIALS
-    if room < 1 or stride < 1:
+    max_shown = max_length - len(question) - NUM_PAIR_SPECIALS  # context tokens in a window
+    if max_shown < 1 or stride < 1:
         raise ValueError(
-            f"max_length={max_length} leaves {room} tokens for the context with a stride of {stride}: both must be at "
-            "least 1"
+            f"max_length={max_length} leaves {max_shown} tokens for the context with a stride of {stride}: both must "
+            "be at least 1"
         )
-    step = min(stride, room)
-    starts = range(0, max(1, len(context) - room + step), step)
+    step = min(stride, max_shown)
+    starts = range(0, max(1, len(context) - max_shown + step), step)
     rows = [
         pair_inputs(
-            question, context[start : start + room], max_length=max_length, cls_id=cls_id, sep_id=sep_id, pad_id=pad_id
+            question,
+            context[start : start + max_shown],
+            max_length=max_length,
+            cls_id=cls_id,
+            sep_id=sep_id,
+            pad_id=pad_id,
         )
         for start in starts
     ]
-    ids, token_types = (np.stack(side) for side in zip(*rows, strict=True))
-    offset = len(question) + 2
-    shown = np.array([[min(len(context) - start, room)] for start in starts])
+    ids, token_types = (np.stack(arrays) for arrays in zip(*rows, strict=True))
+    offset = len(question) + 2  # after [CLS] question [SEP]
+    shown = np.array([[min(len(context) - start, max_shown)] for start in starts])
     positions = np.arange(max_length) - offset
     context_mask = (positions >= 0) & (positions < shown)
-    return Windows(ids, token_types, context_mask, np.array(starts, np.int32), offset)
+    return Windows(ids, token_types, context_mask, starts=np.array(starts, np.int32), offset=offset)
 
 
 def answer_positions(windows: Windows, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
@@ -130,12 +135,15 @@ def answer_positions(windows: Windows, first: int, last: int) -> tuple[np.ndarra
       last: index of its last token.
 
     Returns:
-      Positions of both tokens, each [W] int32; NO_ANSWER for both if the window does not contain the whole answer.
+      A pair: positions of the first and of the last token, each [W] int32; NO_ANSWER for both if the window does not
+      contain the whole answer.
     """
     shown = windows.context_mask.sum(axis=1)
     inside = (first >= windows.starts) & (last < windows.starts + shown)
-    begin, end = (np.where(inside, token - windows.starts + windows.offset, NO_ANSWER) for token in (first, last))
-    return begin.astype(np.int32), end.astype(np.int32)
+    first_positions, last_positions = (
+        np.where(inside, token - windows.starts + windows.offset, NO_ANSWER) for token in (first, last)
+    )
+    return first_positions.astype(np.int32), last_positions.astype(np.int32)
 
 
 def best_answer(windows: Windows, spans: Spans) -> tuple[int, int] | None:
@@ -146,7 +154,7 @@ def best_answer(windows: Windows, spans: Spans) -> tuple[int, int] | None:
       spans: best span of each window, from `best_spans`.
 
     Returns:
-      Its first and last token, or None if no window has a token of the context.
+      The pair (first token, last token), or None if no window has a token of the context.
     """
     scores = np.asarray(spans.score)
     window = int(scores.argmax())
@@ -165,7 +173,7 @@ def token_span(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int]:
       end: end of the range, exclusive.
 
     Returns:
-      The first and the last token that overlap the range.
+      The pair (first token, last token) of those that overlap the range.
 
     Raises:
       ValueError: if no token does.
@@ -173,10 +181,10 @@ def token_span(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int]:
     >>> token_span(np.array([[0, 3], [3, 8], [9, 12]]), 4, 10)
     (1, 2)
     """
-    shared = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > begin))
-    if not shared.size:
+    overlapping = np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > begin))
+    if not overlapping.size:
         raise ValueError(f"no token covers characters {begin} to {end}")
-    return int(shared[0]), int(shared[-1])
+    return int(overlapping[0]), int(overlapping[-1])
 
 
 def text_of_span(context: str, offsets: np.ndarray, first: int, last: int) -> str:
@@ -323,14 +331,15 @@ class QuestionAnsweringTask:
     @property
     def batch_spec(self) -> BatchSpec:
         """How windows become batches: windows of similar length together."""
-        data, pad_values = self.config.data, {"tokens": cast(int, self.tokenizer.pad_id)}
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+        data = self.config.data
+        pad_values = {"tokens": cast(int, self.tokenizer.pad_id)}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values=pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         questions = self._splits["train"]
         pairs = zip(questions, self.encode(questions), strict=True)
         examples = ExampleList([example for pair in pairs for example in _window_examples(*pair)])
-        return train_batches(lambda epoch: examples, self.batch_spec, options)
+        return train_batches(lambda epoch: examples, self.batch_spec, options)  # the same examples in every epoch
 
     def encode(self, questions: Questions) -> Iterator[EncodedQuestion]:
         """Tokenizes questions and contexts, each context once, and builds their windows."""
@@ -360,13 +369,12 @@ class QuestionAnsweringTask:
         encoded = list(self.encode(questions))
         examples = [window for pair in zip(questions, encoded, strict=True) for window in _window_examples(*pair)]
         best = functools.partial(predict_spans, max_answer_length=self.config.data.max_answer_length)
-        found = iter(model.predict(best, ExampleList(examples), self.batch_spec))
+        spans = iter(model.predict(best, ExampleList(examples), self.batch_spec))  # [first, last, score] per window
         answers = {}
         for question, (windows, offsets) in zip(questions, encoded, strict=True):
-            columns: list[Any] = [
-                np.array(side) for side in zip(*itertools.islice(found, len(windows.ids)), strict=True)
-            ]
-            span = best_answer(windows, Spans(*columns))
+            spans_of_question = itertools.islice(spans, len(windows.ids))
+            firsts, lasts, scores = (cast(Any, np.array(values)) for values in zip(*spans_of_question, strict=True))
+            span = best_answer(windows, Spans(firsts, lasts, scores))
             answers[question.name] = "" if span is None else text_of_span(question.context, offsets, *span)
         return answers
 
@@ -385,7 +393,7 @@ class QuestionAnsweringTask:
 
 
 def unanswered(rows: Sequence[Sequence[str]]) -> Questions:
-    """Returns questions with contexts as data, with their indices as ids and an empty answer."""
+    """Returns rows (question, context) as questions of the data, with their indices as ids and an empty answer."""
     answers = (Answer("", 0),)
     return [Question(str(number), question, context, answers) for number, (question, context) in enumerate(rows)]
 
@@ -400,7 +408,7 @@ def _texts(questions: Questions) -> Iterable[str]:
 def _window_examples(question: Question, encoded: EncodedQuestion) -> list[Example]:
     """Returns the windows of a question without padding, with the position of its first answer in each."""
     windows, offsets = encoded
-    text, begin = question.answers[0]
+    text, begin = question.answers[0]  # the answer, and its first character in the context
     try:
         firsts, lasts = answer_positions(windows, *token_span(offsets, begin, begin + len(text)))
     except ValueError:  # no token covers the answer: the tokenizer drops characters such as control characters
@@ -428,7 +436,8 @@ def span_loss(model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.R
     positions. Other positions are never predicted, so nothing need be learned about them.
 
     Args:
-      model: returns the logits of being first and last for each token.
+      model: `model(tokens, token_type_ids, token_mask=..., rngs=...)` returns two arrays [B, T]: logits of being the
+        first and of being the last token of the answer.
       batch: "tokens" and "token_type_ids" [B, T] int32, "token_mask" and "context_mask" [B, T] bool, "first" and
         "last" [B] int32, and "row_weights" [B] float32, 0 for padding, whose answer is NO_ANSWER. An answer outside
         the context makes the loss infinite.
@@ -439,11 +448,12 @@ def span_loss(model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.R
       counts the tokens read.
     """
     logits = jnp.stack(model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs))
-    may_be = batch["context_mask"] | (jnp.arange(logits.shape[-1]) == NO_ANSWER)[None]
-    logits = jnp.where(may_be[None], logits, -jnp.inf)
+    can_be_answer = batch["context_mask"] | (jnp.arange(logits.shape[-1]) == NO_ANSWER)[None]
+    logits = jnp.where(can_be_answer[None], logits, -jnp.inf)
     targets = jnp.stack([batch["first"], batch["last"]])
-    halves = jnp.stack([batch["row_weights"] / 2] * 2)
-    output = summed_cross_entropy(logits, targets, halves)
+    # Each of both predictions of a window has half the weight of the window.
+    weights = jnp.stack([batch["row_weights"] / 2] * 2)
+    output = summed_cross_entropy(logits, targets, weights)
     are_right = is_first_choice(logits, targets).all(axis=0)
     output.metrics["accuracy"] = Metric((are_right * batch["row_weights"]).sum(), output.weight)
     return output._replace(num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
@@ -465,7 +475,7 @@ def best_spans(
     *,
     max_answer_length: int,
 ) -> Spans:
-    """Computes argmax over i <= j of start_logits[i] + end_logits[j], the answer of section 4.2 of the paper.
+    """Returns the argmax over i <= j of start_logits[i] + end_logits[j] (Devlin et al., 2019, section 4.2).
 
     Of equal spans, the one that begins first wins, then the one that ends first. Memory is O(B T max_answer_length).
     May be jitted, with `max_answer_length` static.

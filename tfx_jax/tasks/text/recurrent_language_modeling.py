@@ -131,23 +131,24 @@ class RecurrentLanguageModelTask(
     def make_eval_examples(self, split: Split) -> TokenBlocks:
         """Returns a split as `eval_rows` long rows of whole segments."""
         stream, segment, rows = self._stream(split), self.config.data.max_length, self.config.eval_rows
-        length = max(-(-(len(stream) - 1) // (rows * segment)), 1) * segment
+        num_segments = -(-(len(stream) - 1) // (rows * segment))  # of a row, rounded up
+        length = max(num_segments, 1) * segment
         return TokenBlocks(stream, length, pad_id=0)
 
     def predict_metrics(self, model: Any, batch: dict[str, Array]) -> dict[str, Any]:
         """Returns the metrics of long rows, read segment by segment with the memory length of evaluation."""
         rows, length = batch["inputs"].shape
         segment, memory_length = self.config.data.max_length, self.model_config.memory_length_of_evaluation
-        segments = {
+        segments = {  # [segments, rows, segment length]
             name: batch[name].reshape(rows, length // segment, segment).swapaxes(0, 1)
             for name in ("inputs", "targets", "weights")
         }
 
-        def read(memories: Memory, segment: dict[str, Array]) -> tuple[Memory, Any]:
+        def read_segment(memories: Memory, segment: dict[str, Array]) -> tuple[Memory, Any]:
             output = recurrent_language_model_loss(model, segment, None, memories)
             return output.carry, output.metrics
 
-        _, metrics = jax.lax.scan(read, self.model_config.init_memories(rows, memory_length), segments)
+        _, metrics = jax.lax.scan(read_segment, self.model_config.init_memories(rows, memory_length), segments)
         return jax.tree.map(lambda parts: parts.sum(axis=0), metrics)
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
@@ -158,6 +159,7 @@ class RecurrentLanguageModelTask(
         return self.result(model.sum_metrics(self.predict_metrics, examples, spec))
 
     def _stream(self, split: Split) -> np.ndarray:
+        """Returns the tokens of all documents of a split, [number of tokens] int32."""
         return token_stream(self.tokenizer, self._splits[split], documents=self.config.data.documents)
 
 

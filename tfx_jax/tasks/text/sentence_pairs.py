@@ -1,4 +1,7 @@
-"""Classification of pairs of sentences by a model of two inputs, such as decomposable attention."""
+"""Classification of pairs of sentences by a model of two inputs, such as decomposable attention.
+
+The first sentence of a pair is the premise, the second the hypothesis; in attention maps they are source and target.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -109,7 +112,7 @@ class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig
         """How examples become batches: examples of similar length together."""
         data, pad_id = self.config.data, self.model_config.pad_id
         pad_values = {"premise": pad_id, "hypothesis": pad_id}
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values=pad_values)
 
     def rows(self, split: Split) -> Pairs:
         """Returns the pairs of a split; training adds those of `swapped_labels` in reverse order.
@@ -134,9 +137,8 @@ class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig
           UserError: if a label does not occur in the training split.
         """
         check_labels(rows, self.labels)
-        firsts, seconds = (
-            self.tokenizer.encode_batch([self.config.plain(pair[side]) for pair in rows]) for side in (0, 1)
-        )
+        firsts = self.tokenizer.encode_batch([self.config.plain(pair.first) for pair in rows])
+        seconds = self.tokenizer.encode_batch([self.config.plain(pair.second) for pair in rows])
         warn_shortened(
             [*firsts, *seconds], self.config.data.max_length, what="sentences", effect="only their beginnings are read"
         )
@@ -179,11 +181,13 @@ class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig
         return PairAttention(pair_attention(model, first, second), pieces(first), pieces(second))
 
     def _padded(self, first: Sequence[int], second: Sequence[int]) -> Example:
-        sides = [list(side)[: self.config.data.max_length] for side in (first, second)]
-        tokens = np.full((2, max(map(len, sides))), self.model_config.pad_id, np.int32)
-        for row, side in zip(tokens, sides, strict=True):
-            row[: len(side)] = side
-        return {"premise": tokens[0], "hypothesis": tokens[1]}
+        """Returns the tokens of both sentences, cut to `max_length` and padded to the longer one, each [T] int32."""
+        sentences = [list(tokens)[: self.config.data.max_length] for tokens in (first, second)]
+        padded = np.full((2, max(map(len, sentences))), self.model_config.pad_id, np.int32)
+        for row, tokens in zip(padded, sentences, strict=True):
+            row[: len(tokens)] = tokens
+        premise, hypothesis = padded
+        return {"premise": premise, "hypothesis": hypothesis}
 
 
 def sentence_pair_loss(

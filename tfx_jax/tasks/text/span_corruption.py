@@ -107,10 +107,15 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
         """How examples become batches: all sources have one length, and all targets another."""
         source_length, target_length = span_corruption_lengths(self._text_length)
         pad_values = {"source": self.model_config.pad_id, "target": self.model_config.pad_id}
-        return BatchSpec((source_length,), self.config.data.tokens_per_batch, pad_values, {"target": target_length})
+        return BatchSpec(
+            (source_length,),
+            self.config.data.tokens_per_batch,
+            pad_values=pad_values,
+            fixed_lengths={"target": target_length},
+        )
 
     def make_epochs(self, seed: int) -> Callable[[int], CorruptedTexts]:
-        """Returns a function from the number of an epoch to its training examples: new cuts and spans."""
+        """Returns `epoch_examples(epoch)`: every epoch has new cuts and new spans."""
         stream = self._stream("train")
 
         def cut(epoch: int) -> CorruptedTexts:
@@ -133,6 +138,7 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
         return eval_result(self.metrics, values, f"{sums['nll'].weight:,.0f} target tokens")
 
     def _corrupted(self, stream: np.ndarray, seed: tuple[int, ...], *, start: int = 0) -> CorruptedTexts:
+        """Returns the texts of a stream, from position `start` on, with spans that depend on `seed`."""
         return CorruptedTexts(
             stream,
             self._text_length,
@@ -144,4 +150,5 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
         )
 
     def _stream(self, split: Split) -> np.ndarray:
+        """Returns the tokens of all documents of a split, [number of tokens] int32."""
         return encode_documents(self.tokenizer, self._splits[split]).tokens

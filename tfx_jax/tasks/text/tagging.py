@@ -131,23 +131,31 @@ class Subwords:
         """Padding values other than 0, by array."""
         return {"tokens": cast(int, self.tokenizer.pad_id)}
 
-    def encode(self, sentences: TaggedSentences, number: Mapping[str, int], max_length: int) -> list[Example]:
-        """Returns one example per sentence, cut to `max_length`.
+    def encode(self, sentences: TaggedSentences, label_ids: Mapping[str, int], max_length: int) -> list[Example]:
+        """Returns one example per sentence.
 
-        "targets" [T] int32 is the id (from `number`) of a word's tag at its beginning, and IGNORED elsewhere.
+        Args:
+          sentences: the sentences.
+          label_ids: id of each tag.
+          max_length: tokens after which a sentence is cut, including special tokens.
+
+        Returns:
+          The arrays of `dtypes`, "token_mask" [T] bool and "targets" [T] int32: the id of a word's tag at its first
+          token, and IGNORED elsewhere.
         """
-        pieces = iter(self.tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
-        split = [[next(pieces) for _ in sentence.words] for sentence in sentences]
-        # A word without a piece gets one, see `align_tags`.
-        whole = [[piece for word in words for piece in word or [0]] for words in split]
-        _warn_shortened(whole, max_length)
+        tokens_of_words = iter(self.tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
+        # For each sentence, the tokens of each word.
+        encoded = [[next(tokens_of_words) for _ in sentence.words] for sentence in sentences]
+        # A word without a token gets one, see `align_tags`; 0 stands for it, because only the length matters here.
+        token_ids = [[token for word in words for token in word or [0]] for words in encoded]
+        _warn_shortened(token_ids, max_length)
         examples: list[Example] = []
-        for sentence, words in zip(sentences, split, strict=True):
+        for sentence, words in zip(sentences, encoded, strict=True):
             tokens, targets = align_tags(
                 words,
-                [number[tag] for tag in sentence.tags],
+                [label_ids[tag] for tag in sentence.tags],
                 unk_id=cast(int, self.tokenizer.unk_id),
-                max_length=max_length - 2,
+                max_length=max_length - 2,  # without [CLS] and [SEP]
             )
             example = bert_example(self.tokenizer, tokens.tolist(), [], max_length)
             examples.append(example | {"targets": np.pad(targets, 1, constant_values=IGNORED)})
@@ -166,24 +174,26 @@ class Characters:
         """Stores the number of characters per word, see `word_rows`."""
         self.sizes = {"characters": word_length}
 
-    def encode(self, sentences: TaggedSentences, number: Mapping[str, int], max_length: int) -> list[Example]:
-        width, examples = self.sizes["characters"], list[Example]()
-        mark = boundary_row(width)[np.newaxis]
+    def encode(self, sentences: TaggedSentences, label_ids: Mapping[str, int], max_length: int) -> list[Example]:
+        """Returns one example per sentence, as `Subwords.encode`; a token is a word or a marker of an end."""
+        width = self.sizes["characters"]
+        examples: list[Example] = []
+        marker = boundary_row(width)[np.newaxis]
         _warn_shortened([sentence.words for sentence in sentences], max_length)
         warn_shortened(
             [word.encode() for sentence in sentences for word in sentence.words],
-            width - 2,
+            width - 2,  # without the marks of a word's beginning and end
             what="words",
             effect="only their beginnings are read",
             unit="bytes",
         )
         for words, tags in sentences:
-            read = word_rows(words[: max_length - 2], width)
-            targets = np.array([number[tag] for tag in tags[: max_length - 2]], np.int32)
+            rows = word_rows(words[: max_length - 2], width)  # without both markers
+            targets = np.array([label_ids[tag] for tag in tags[: max_length - 2]], np.int32)
             examples.append(
                 {
-                    "characters": np.concatenate([mark, read, mark]),
-                    "token_mask": np.ones(len(read) + 2, bool),
+                    "characters": np.concatenate([marker, rows, marker]),
+                    "token_mask": np.ones(len(rows) + 2, bool),
                     "targets": np.pad(targets, 1, constant_values=IGNORED),
                 }
             )
@@ -191,6 +201,7 @@ class Characters:
 
 
 def _warn_shortened(sentences: Sequence[Sequence[Any]], max_length: int) -> None:
+    """Warns about sentences whose tokens, and two special tokens, exceed `max_length`."""
     effect = "their ends are not read, and words there get the tag O: raise max_length or cut the sentences"
     warn_shortened(sentences, max_length - 2, what="sentences", effect=effect)
 
@@ -229,14 +240,15 @@ class TaggingTask:
     @property
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: examples of similar length together."""
-        data, pad_values = self.config.data, {**self.encoding.pad_values, "targets": IGNORED}
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values)
+        data = self.config.data
+        pad_values = {**self.encoding.pad_values, "targets": IGNORED}
+        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values=pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         if "validation" in self._splits:  # raises for unknown tags before training, not at the first evaluation
-            self._numbers(self._splits["validation"], "the validation split")
+            self._label_ids(self._splits["validation"], "the validation split")
         examples = ExampleList(self.encode(self._splits["train"]), by="targets")
-        return train_batches(lambda epoch: examples, self.batch_spec, options)
+        return train_batches(lambda epoch: examples, self.batch_spec, options)  # the same examples in every epoch
 
     def encode(self, sentences: TaggedSentences) -> list[Example]:
         """Returns one example per sentence, cut to `max_length`.
@@ -244,16 +256,20 @@ class TaggingTask:
         Raises:
           UserError: if a tag does not occur in the training split.
         """
-        return self.encoding.encode(sentences, self._numbers(sentences), self.config.data.max_length)
+        return self.encoding.encode(sentences, self._label_ids(sentences), self.config.data.max_length)
 
-    def _numbers(self, sentences: TaggedSentences, where: str = "") -> dict[str, int]:
-        """Returns the ids of all tags, after checking those of the sentences; errors name the sentence in `where`."""
+    def _label_ids(self, sentences: TaggedSentences, where: str = "") -> dict[str, int]:
+        """Returns the id of each tag, after checking the tags of the sentences.
+
+        Raises:
+          UserError: if a tag is unknown; if `where` is given, the message names it and the number of the sentence.
+        """
         ids = {label: index for index, label in enumerate(self.labels)}
         for number, sentence in enumerate(sentences, 1):
             for tag in sentence.tags:
                 if tag not in ids:
-                    place = f"{where}, sentence {number}: " if where else ""
-                    raise UserError(f"{place}the tag {tag!r} does not occur in the training split ({len(ids)} tags)")
+                    location = f"{where}, sentence {number}: " if where else ""
+                    raise UserError(f"{location}the tag {tag!r} does not occur in the training split ({len(ids)} tags)")
         return ids
 
     def loss(self, model: BertTagger | ElmoTagger, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -262,10 +278,10 @@ class TaggingTask:
     def predict(self, model: TrainedModel, sentences: TaggedSentences) -> list[list[str]]:
         """Returns the tags of the words of each sentence; words that were cut off get the tag O."""
         examples = self.encode(sentences)
-        found = model.predict(predict_tags, ExampleList(examples, by="targets"), self.batch_spec)
+        predictions = model.predict(predict_tags, ExampleList(examples, by="targets"), self.batch_spec)
         tags = []
-        for predicted, example, sentence in zip(found, examples, sentences, strict=True):
-            targets = example["targets"]
+        for predicted, example, sentence in zip(predictions, examples, sentences, strict=True):
+            targets = example["targets"]  # without padding, unlike `predicted`
             ids = tags_of_words(np.array(predicted)[: len(targets)], targets, len(sentence.words))
             tags.append([self.labels[tag] for tag in ids])
         return tags
@@ -277,7 +293,8 @@ class TaggingTask:
         """Returns tags and words of each sentence of space-separated words."""
         sentences = [TaggedSentence(words := split_words(row[0]), [self.labels[0]] * len(words)) for row in rows]
         tags = self.predict(model, sentences)
-        return [{"tags": found, "words": sentence.words} for found, sentence in zip(tags, sentences, strict=True)]
+        pairs = zip(tags, sentences, strict=True)
+        return [{"tags": predicted, "words": sentence.words} for predicted, sentence in pairs]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Tags every sentence of a split and scores the entities."""
@@ -302,10 +319,10 @@ def align_tags(
       pieces: subwords of each word; a word without any, such as a character that the tokenizer drops, gets `unk_id`.
       tags: id of each word's tag.
       unk_id: id of the unknown subword.
-      max_length: maximum number of subwords to return; None for all.
+      max_length: maximum number of subwords to return; None returns all.
 
     Returns:
-      Subwords and their targets, both [T] int32; the target is IGNORED at later subwords of a word.
+      A pair: subwords and their targets, both [T] int32; the target is IGNORED at later subwords of a word.
 
     Raises:
       ValueError: if the numbers of words and tags differ.
@@ -331,7 +348,7 @@ def tagging_loss(
     """Sums the cross entropy of the tags of words at their first subwords (Devlin et al., 2019, section 5.3).
 
     Args:
-      model: returns the logits of the tags of each token.
+      model: a tagger, which returns the logits of the tags of each token, [B, T, tags].
       batch: "tokens" and "token_type_ids" [B, T] int32 or "characters" [B, T, W] int32, "token_mask" [B, T] bool and
         "targets" [B, T] int32, the id of a tag or IGNORED, as from `align_tags`; IGNORED at special tokens and padding.
       rngs: stream `dropout`; None means evaluation.
@@ -371,5 +388,5 @@ def tags_of_words(predictions: np.ndarray, targets: np.ndarray, num_words: int, 
       num_words: number of words in the sentence; words that were cut off get `outside_id`.
       outside_id: id of the tag "O".
     """
-    found = np.asarray(predictions)[np.asarray(targets) != IGNORED].tolist()
-    return found + [outside_id] * (num_words - len(found))
+    ids = np.asarray(predictions)[np.asarray(targets) != IGNORED].tolist()
+    return ids + [outside_id] * (num_words - len(ids))

@@ -75,8 +75,9 @@ class TextData(FileData):
         self.documents = "lines" if self.documents == "lines" else "file"
 
     def _open(self, split: Split, *, is_held_out: bool | None = None) -> TextDocuments:
-        """Returns the documents of a split's files: all, those before the held-out end, or the held-out end.
+        """Returns documents in the files of a split.
 
+        `is_held_out` selects them: None, all; True, the end that is held out for validation; False, those before it.
         Everything is read once here, so that unreadable data is an error before training.
         """
         paths = split_paths(self, split)
@@ -89,11 +90,13 @@ class TextData(FileData):
         return TextDocuments(lambda: ([document] for document in itertools.islice(read(), begin, end)))
 
     def _bounds(self, size: int, is_held_out: bool | None) -> tuple[int, int]:
-        middle = size if is_held_out is None else int(size * (1 - self.validation_share))
-        return (middle, size) if is_held_out else (0, middle)
+        """Returns the (begin, end) of the selected units, documents or characters, of `size`; see `_open`."""
+        boundary = size if is_held_out is None else int(size * (1 - self.validation_share))
+        return (boundary, size) if is_held_out else (0, boundary)
 
 
 def _grammar_documents(split: Split, kind: str) -> TextDocuments:
+    """Returns the built-in documents of a split; `kind` is the field `documents`."""
     texts = ["\n".join(sentences) for sentences in grammar_documents(split, _GRAMMAR_DOCUMENTS[split])]
     if kind != "articles":
         texts = "\n".join(texts).split("\n") if kind == "lines" else ["\n\n".join(texts)]
@@ -105,10 +108,11 @@ def _files(paths: Sequence[epath.Path], sizes: Sequence[int], begin: int, end: i
     for path, size in zip(paths, sizes, strict=True):
         if begin < size and end > 0:
             yield read_pieces(path, max(0, begin), end)
-        begin, end = begin - size, end - size
+        begin, end = begin - size, end - size  # positions relative to the next file
 
 
 def _lines_or_articles(paths: Sequence[epath.Path], kind: str) -> Iterator[str]:
+    """Yields the articles or, if `kind` is "lines", the lines of files."""
     for path in paths:
         if kind == "articles":
             yield from ("\n".join(article.lines) for article in read_articles(path))

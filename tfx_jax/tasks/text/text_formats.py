@@ -16,7 +16,7 @@ from tfx_jax.metrics.entities import Entity, entities_of_tags, tags_of_entities
 NO_LABEL = ""
 """Prediction for an answer that is not a label; no data have this label."""
 
-# In this order: a mark, or the text up to the next mark.
+# A mark, whose number is the first group, or text up to the next mark or "<", the second group.
 _MARKS = re.compile(r"<extra_id_(\d+)>|([^<]+|<)")
 
 
@@ -37,7 +37,7 @@ def label_text(label: str) -> str:
 
 
 def labels_by_text(labels: Iterable[str]) -> dict[str, str]:
-    """Returns the labels by their texts.
+    """Returns a mapping from `label_text` of each label to the label.
 
     Raises:
       ValueError: if two labels have the same text.
@@ -45,12 +45,12 @@ def labels_by_text(labels: Iterable[str]) -> dict[str, str]:
     >>> labels_by_text(["ENTAILMENT", "card_arrival"])
     {'entailment': 'ENTAILMENT', 'card arrival': 'card_arrival'}
     """
-    found: dict[str, str] = {}
+    by_text: dict[str, str] = {}
     for label in labels:
-        other = found.setdefault(label_text(label), label)
+        other = by_text.setdefault(label_text(label), label)
         if other != label:
             raise ValueError(f"the labels {other!r} and {label!r} have the same text in words")
-    return found
+    return by_text
 
 
 def render_labeled(example: LabeledText | LabeledPair) -> Rendered:
@@ -125,20 +125,20 @@ def read_tags(text: str, num_words: int, labels: Mapping[str, str]) -> list[str]
     ['O', 'B-place', 'I-place', 'O']
     """
     entities: list[Entity] = []
-    taken: set[int] = set()
-    marks: list[int] = []
-    words = ""
-    # The final mark ends the last entity.
-    for number, piece in [*_MARKS.findall(text), ("0", "")]:
-        if piece:
-            words += piece
+    tagged_words: set[int] = set()  # indices of the words of all entities so far
+    marks: list[int] = []  # marks of the current entity
+    words = ""  # its label, as far as it was read
+    # An entity ends at the first mark after its label: the additional mark at the end ends the last entity.
+    for number, label_part in [*_MARKS.findall(text), ("0", "")]:
+        if label_part:
+            words += label_part
             continue
         if words.strip() and marks:
             span = range(marks[0], marks[0] + len(marks))
             label = read_label(words, labels)
-            if marks == list(span) and span.stop <= num_words and not taken & set(span) and label != NO_LABEL:
+            if marks == list(span) and span.stop <= num_words and not tagged_words & set(span) and label != NO_LABEL:
                 entities.append(Entity(label, span.start, span.stop))
-                taken |= set(span)
+                tagged_words |= set(span)
         if words.strip():
             marks, words = [], ""
         marks.append(int(number))

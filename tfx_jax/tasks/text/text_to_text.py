@@ -82,24 +82,26 @@ class TextToTextConfig(TaskConfig):
             family="t5",
         )
 
-        def targets() -> dict[str, Any]:
+        def describe_targets() -> dict[str, Any]:
+            """Returns the labels of the training split, and the length of its longest target, including EOS."""
             examples = splits["train"]
             encoded = tokenizer.encode_batch([text_format.render(example).target for example in examples])
-            length, limit = max(map(len, encoded)) + 1, getattr(self.data, "max_answer_length", None)
+            length = max(map(len, encoded)) + 1
+            max_answer_length = getattr(self.data, "max_answer_length", None)
             return {
                 "labels": text_format.labels_of(examples),
-                "length": length if limit is None else min(length, limit + 1),
+                "length": length if max_answer_length is None else min(length, max_answer_length + 1),
             }
 
-        found = setup_json(artifacts, "targets.json", targets)
+        targets = setup_json(artifacts, "targets.json", describe_targets)
         num_positions = getattr(model, "learned_positions", 0)
-        if 0 < num_positions < found["length"]:
+        if 0 < num_positions < targets["length"]:
             raise UserError(
-                f"the longest target has {found['length']} tokens, but must have at most "
+                f"the longest target has {targets['length']} tokens, but must have at most "
                 f"config.model.learned_positions={num_positions}"
             )
         return TextToTextTask(
-            self, model, splits, tokenizer, text_format, labels=found["labels"], target_length=found["length"]
+            self, model, splits, tokenizer, text_format, labels=targets["labels"], target_length=targets["length"]
         )
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
@@ -119,10 +121,11 @@ class TextFormat(NamedTuple):
     Attributes:
       metrics: metrics that `score` returns.
       render: returns source and target of an example.
-      labels_of: returns the labels of examples; () for data without labels.
-      score: scores answers, given the labels by their written texts, the labels and the data.
-      inputs: returns the names of the strings of an input.
-      unanswered: returns inputs as examples with meaningless targets.
+      labels_of: returns the distinct labels of examples; [] for data without labels.
+      score: `score(answers, examples, by_text, labels, data)` scores the model's answers; `by_text` maps the written
+        text of each label to the label, and `data` is the configuration of the data.
+      inputs: returns the names of the strings of an input, given the configuration of the data.
+      unanswered: returns inputs, rows of strings, as examples with meaningless targets.
     """
 
     metrics: tuple[MetricInfo, ...]
@@ -173,31 +176,38 @@ class TextToTextTask:
     @property
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: sources of similar length together, all targets padded to one length."""
-        data, pad_values = self.config.data, {"source": self.model_config.pad_id, "target": self.model_config.pad_id}
-        widths = {"target": self.target_length}
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values, widths)
+        data = self.config.data
+        return BatchSpec(
+            few_boundaries(data.max_length),
+            data.tokens_per_batch,
+            pad_values={"source": self.model_config.pad_id, "target": self.model_config.pad_id},
+            fixed_lengths={"target": self.target_length},
+        )
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         examples = ExampleList(self.encode(self._splits["train"]), by="source")
-        return train_batches(lambda epoch: examples, self.batch_spec, options)
+        return train_batches(lambda epoch: examples, self.batch_spec, options)  # the same examples in every epoch
 
     def encode(self, examples: Sequence[Any]) -> list[Example]:
         """Returns examples as {"source" [S], "target" [T]}, int32, each including EOS."""
         rendered = [self._format.render(example) for example in examples]
-        sides = {"source": self.config.data.max_length, "target": self.target_length}
+        max_lengths = {"source": self.config.data.max_length, "target": self.target_length}
         encoded = {
-            name: self.tokenizer.encode_batch([getattr(example, name) for example in rendered]) for name in sides
+            name: self.tokenizer.encode_batch([getattr(example, name) for example in rendered]) for name in max_lengths
         }
-        warn_shortened(encoded["source"], sides["source"] - 1, what="inputs", effect="only their beginnings are read")
+        # One token of each is EOS.
         warn_shortened(
-            encoded["target"], sides["target"] - 1, what="answers", effect="only their beginnings are learned"
+            encoded["source"], max_lengths["source"] - 1, what="inputs", effect="only their beginnings are read"
+        )
+        warn_shortened(
+            encoded["target"], max_lengths["target"] - 1, what="answers", effect="only their beginnings are learned"
         )
         return [
             {
-                name: np.array([*ids[: sides[name] - 1], self.model_config.eos_id], np.int32)
-                for name, ids in zip(sides, both, strict=True)
+                name: np.array([*ids[: max_lengths[name] - 1], self.model_config.eos_id], np.int32)
+                for name, ids in zip(max_lengths, source_and_target, strict=True)
             }
-            for both in zip(*encoded.values(), strict=True)
+            for source_and_target in zip(*encoded.values(), strict=True)
         ]
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -233,12 +243,12 @@ class TextToTextTask:
 
     def spell(self, ids: Sequence[int]) -> str:
         """Returns the text of tokens up to EOS, with sentinels spelled out."""
-        number = {sentinel: place for place, sentinel in enumerate(sentinel_ids(self.tokenizer.vocab_size))}
-        text = list(itertools.takewhile(lambda token: token != self.model_config.eos_id, ids))
+        sentinel_numbers = {token: number for number, token in enumerate(sentinel_ids(self.tokenizer.vocab_size))}
+        before_eos = list(itertools.takewhile(lambda token: token != self.model_config.eos_id, ids))
         parts = []
-        for is_sentinel, group in itertools.groupby(text, key=number.__contains__):
+        for is_sentinel, group in itertools.groupby(before_eos, key=sentinel_numbers.__contains__):
             if is_sentinel:
-                parts += [f"<extra_id_{number[token]}>" for token in group]
+                parts += [f"<extra_id_{sentinel_numbers[token]}>" for token in group]
             else:
                 parts.append(self.tokenizer.decode(group).strip())
         return " ".join(parts)
@@ -249,11 +259,13 @@ class TextToTextTask:
 
     @functools.cached_property
     def labels_as_written(self) -> dict[str, str]:
-        """The labels by their texts in the form in which a model can write them."""
+        """Maps the text of each label, in the form in which a model can write it, to the label."""
         return {label_text(self.as_written(text)): label for text, label in labels_by_text(self.labels).items()}
 
     def _check_labels(self) -> None:
+        """Raises UserError if two labels have the same text, or the tokenizer cannot write one so that it differs."""
         try:
+            # Labels whose text is written like that of another label, or is empty.
             lost = set(self.labels) - set(self.labels_as_written.values()) | {self.labels_as_written.get(NO_LABEL)}
         except ValueError as error:
             raise UserError(f"{error}: rename one") from None
@@ -272,10 +284,12 @@ def _score_labels(
     """Scores labels; an answer that is not a label is wrong."""
     del data
     check_labels(examples, labels)
-    found = [read_label(answer, by_text) for answer in answers]
-    result = class_result(label_scores(found, [example.label for example in examples], labels), len(found))
-    strange = found.count(NO_LABEL)
-    return result._replace(summary=f"{result.summary}, {strange:,} of them without a label") if strange else result
+    predicted = [read_label(answer, by_text) for answer in answers]
+    result = class_result(label_scores(predicted, [example.label for example in examples], labels), len(predicted))
+    num_invalid = predicted.count(NO_LABEL)
+    if not num_invalid:
+        return result
+    return result._replace(summary=f"{result.summary}, {num_invalid:,} of them without a label")
 
 
 def _score_tags(
@@ -287,8 +301,10 @@ def _score_tags(
 ) -> EvalResult:
     """Scores entities; invalid parts of an answer are skipped."""
     del labels, data
-    found = [read_tags(answer, len(example.words), by_text) for answer, example in zip(answers, examples, strict=True)]
-    precision, recall, f1, support = entity_scores(found, [example.tags for example in examples])
+    predicted = [
+        read_tags(answer, len(example.words), by_text) for answer, example in zip(answers, examples, strict=True)
+    ]
+    precision, recall, f1, support = entity_scores(predicted, [example.tags for example in examples])
     summary = f"entity F1 {f1:.2f} % (precision {precision:.2f} %, recall {recall:.2f} %), {support:,} entities"
     return EvalResult({"f1": f1, "precision": precision, "recall": recall}, summary)
 
@@ -305,32 +321,38 @@ def _score_answers(
 
 
 def _entity_labels(examples: Sequence[TaggedSentence]) -> list[str]:
+    """Returns the distinct labels of the entities in sentences, in alphabetical order."""
     return sorted({entity.label for example in examples for entity in entities_of_tags(example.tags)})
 
 
 _FORMATS: dict[type, TextFormat] = {
     LabeledData: TextFormat(
-        CLASS_METRICS, render_labeled, labels_of, _score_labels, inputs_of, functools.partial(unlabeled, label="")
+        metrics=CLASS_METRICS,
+        render=render_labeled,
+        labels_of=labels_of,
+        score=_score_labels,
+        inputs=inputs_of,
+        unanswered=functools.partial(unlabeled, label=""),
     ),
     TaggedData: TextFormat(
-        (
+        metrics=(
             MetricInfo("f1", "entity F1", " %"),
             MetricInfo("precision", "precision", " %"),
             MetricInfo("recall", "recall", " %"),
         ),
-        functools.partial(render_tagged, num_marks=NUM_SENTINELS),
-        _entity_labels,
-        _score_tags,
-        lambda data: ("sentence",),
-        lambda rows: [TaggedSentence(words := split_words(row[0]), ["O"] * len(words)) for row in rows],
+        render=functools.partial(render_tagged, num_marks=NUM_SENTINELS),
+        labels_of=_entity_labels,
+        score=_score_tags,
+        inputs=lambda data: ("sentence",),
+        unanswered=lambda rows: [TaggedSentence(words := split_words(row[0]), ["O"] * len(words)) for row in rows],
     ),
     QuestionData: TextFormat(
-        ANSWER_METRICS,
-        render_question,
-        lambda examples: [],
-        _score_answers,
-        lambda data: ("question", "context"),
-        unanswered,
+        metrics=ANSWER_METRICS,
+        render=render_question,
+        labels_of=lambda examples: [],
+        score=_score_answers,
+        inputs=lambda data: ("question", "context"),
+        unanswered=unanswered,
     ),
 }
 
@@ -349,14 +371,14 @@ def write_targets(
     Returns:
       Tokens including EOS, followed by padding.
     """
-    c, token_mask = model.config, batch["source"] != model.config.pad_id
+    token_mask = batch["source"] != model.config.pad_id
     tokens = decode(
         model.decoder(),
         batch["source"],
         token_mask,
-        length_limits=jnp.where(token_mask.any(axis=1), max_length, 1),
+        length_limits=jnp.where(token_mask.any(axis=1), max_length, 1),  # 1 for padding examples
         search=search,
-        eos_ids=(c.eos_id,),
+        eos_ids=(model.config.eos_id,),
         max_length=max_length,
     )
-    return jnp.where(tokens < 0, c.pad_id, tokens)
+    return jnp.where(tokens < 0, model.config.pad_id, tokens)  # `decode` returns -1 after EOS

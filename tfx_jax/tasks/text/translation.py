@@ -84,7 +84,7 @@ class PairData:
 
     @property
     def scored_as(self) -> tuple[str, bool]:
-        """Language code of the targets, without region, and whether their text is already tokenized."""
+        """The pair (language code of the targets, without region; whether their text is already tokenized)."""
         if self.dataset == "grammar":
             return "ja", True
         return self.target_language.replace("_", "-").partition("-")[0], self.is_tokenized
@@ -96,19 +96,19 @@ class PairData:
           UserError: if one is missing, is not a code, or contradicts the names of files.
         """
         languages = {"source": self.source_language, "target": self.target_language}
-        said = self.source_language or "en", self.target_language or "ja"
-        if self.dataset == "grammar" and said != ("en", "ja"):
+        source, target = self.source_language or "en", self.target_language or "ja"
+        if self.dataset == "grammar" and (source, target) != ("en", "ja"):
             raise UserError(
-                f'config.task.data.dataset="grammar" is English to Japanese, not {said[0]} to {said[1]}: '
+                f'config.task.data.dataset="grammar" is English to Japanese, not {source} to {target}: '
                 "leave its languages out, or name another dataset"
             )
         if self.dataset != "files":  # TFDS data sets name their languages
             return
         for side, language in languages.items():
             if not re.fullmatch("[a-z]{2,3}([-_][A-Za-z0-9]+)*", language):
-                given = f", got {language!r}" if language else ""
+                got = f", got {language!r}" if language else ""
                 raise UserError(
-                    f'config.task.data.{side}_language must be the code of a language, such as "en" or "de"{given}: it '
+                    f'config.task.data.{side}_language must be the code of a language, such as "en" or "de"{got}: it '
                     f"is the language of the {side} side of the files"
                 )
         if languages["source"] != languages["target"]:
@@ -121,6 +121,7 @@ class PairData:
         self.max_length, self.tokens_per_batch, self.sort_buffer = 64, 512, 256
 
     def _check_file_names(self, languages: dict[str, str]) -> None:
+        """Raises UserError if the name of a file ends with the language of the other side, such as ".de"."""
         for side, other in (("source", "target"), ("target", "source")):
             for split in ("train", "validation", "test"):
                 file = getattr(self, f"{split}_{side}")
@@ -132,9 +133,11 @@ class PairData:
                     )
 
     def _is_set_aside(self, split: Split) -> bool:
+        """Returns whether a split consists of pairs that are set aside from the training files."""
         return split == "validation" and not self.validation_source and self.validation_pairs > 0
 
     def _open_files(self, split: Split) -> PairSource:
+        """Opens a split of files; without a validation file, training and validation share the training files."""
         if split == "test" or not self._is_set_aside("validation"):
             return self._read_files(split)
         pairs = self._read_files("train")
@@ -143,11 +146,14 @@ class PairData:
                 f"{self.train_source} has only {len(pairs)} pairs, fewer than the 10 needed to set some aside: name "
                 "config.task.data.validation_source"
             )
-        return split_pairs(pairs, self.validation_pairs)[split == "validation"]
+        train_pairs, validation_pairs = split_pairs(pairs, self.validation_pairs)
+        return validation_pairs if split == "validation" else train_pairs
 
     def _read_files(self, split: Split) -> PairSource:
+        """Opens the files that the configuration names for a split."""
         source, target = getattr(self, f"{split}_source"), getattr(self, f"{split}_target")
-        keep_empty, sources = split != "train", named_paths(self.data_dir, source)
+        keep_empty = split != "train"
+        sources = named_paths(self.data_dir, source)
         if not target:
             if not all(path.name.removesuffix(".gz").endswith(".tsv") for path in sources):
                 raise UserError(
@@ -161,7 +167,7 @@ class PairData:
                 "source file needs a target file at the same position of the list"
             )
         files = zip(sources, targets, strict=True)
-        return join_pairs([read_pairs(*sides, keep_empty=keep_empty) for sides in files])
+        return join_pairs([read_pairs(source, target, keep_empty=keep_empty) for source, target in files])
 
 
 # SentencePiece gains nothing from more lines than this, and an endless source must end somewhere.
@@ -303,20 +309,20 @@ class TranslationTask:
     def score(
         self, translator: "Translator", model: TrainedModel, pairs: PairSource
     ) -> tuple[BleuScores, list[str], list[str]]:
-        """Translates the source sides and returns scores, translations and references.
+        """Translates the source sides of pairs and returns a triple: scores, translations and references.
 
         References are normalized like the training text, because a model cannot write other forms; the signature says
         so if that changes one. Subword marks of segmented text are removed, as in the tokenizer's output. Processes
         share the sentences; each gets all translations.
         """
-        everything = [pairs[index] for index in range(len(pairs))]
-        plain = [self.tokenizer.normalize(pair["target"]) for pair in everything]
-        references = [join_subwords(text) if self.config.data.tokenizer == "words" else text for text in plain]
-        sources = [pair["source"] for pair in everything]
+        all_pairs = [pairs[index] for index in range(len(pairs))]
+        normalized = [self.tokenizer.normalize(pair["target"]) for pair in all_pairs]
+        references = [join_subwords(text) if self.config.data.tokenizer == "words" else text for text in normalized]
+        sources = [pair["source"] for pair in all_pairs]
         hypotheses = model.share(lambda lines: translator(model.params, lines), sources)
         language, is_tokenized = self.config.data.scored_as
         scores = bleu_scores(hypotheses, references, language=language, is_tokenized=is_tokenized)
-        if any(reference.split() != pair["target"].split() for reference, pair in zip(plain, everything, strict=True)):
+        if any(text.split() != pair["target"].split() for text, pair in zip(normalized, all_pairs, strict=True)):
             scores = scores._replace(signature=f"{scores.signature}|norm:{self.tokenizer.normalization}")
         return scores, hypotheses, references
 
@@ -336,7 +342,7 @@ class TranslationTask:
           target: translation; None means the model's own.
 
         Returns:
-          Maps by name, each [N, T, S] float32, and the pieces of source and target, including EOS.
+          The maps of `pair_attention`, and the tokens of source and target, including EOS.
         """
         source_ids = self.tokenizer.encode_with_specials(source).ids
         if target is None:
@@ -436,12 +442,12 @@ class Translator:
     def translate_ids(self, params: Any, lines: Sequence[str]) -> list[list[int]]:
         """Translates each line into token ids, including EOS (none for a blank line)."""
         lines = list_of_texts(lines, "lines")
-        wanted = [index for index, line in enumerate(lines) if not is_blank(line)]
-        encoded = self.tokenizer.encode_batch([lines[index] for index in wanted])
+        not_blank = [index for index, line in enumerate(lines) if not is_blank(line)]
+        encoded = self.tokenizer.encode_batch([lines[index] for index in not_blank])
         warn_shortened(
             encoded, self._max_source_length - 1, what="sentences", effect="only their beginnings are translated"
         )
-        found = self._driver(
+        translations = self._driver(
             self._driver.decoder(params),
             [[*ids[: self._max_source_length - 1], self._eos_id] for ids in encoded],
             max_new_tokens=lambda length: length + self._extra_length,
@@ -449,9 +455,9 @@ class Translator:
             tokens_per_batch=self._tokens_per_batch,
             on_batch=self._on_batch,
         )
-        if self._on_batch is not None and len(wanted) < len(lines):
-            self._on_batch(len(lines) - len(wanted))
+        if self._on_batch is not None and len(not_blank) < len(lines):  # blank lines count as translated
+            self._on_batch(len(lines) - len(not_blank))
         outputs: list[list[int]] = [[] for _ in lines]
-        for index, ids in zip(wanted, found, strict=True):
+        for index, ids in zip(not_blank, translations, strict=True):
             outputs[index] = ids
         return outputs

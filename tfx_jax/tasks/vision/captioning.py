@@ -156,7 +156,8 @@ class ShapeImages:
         if not 0 <= index < self._count:
             raise IndexError(index)
         scene = draw_scene((*self._key, index), held_out=self._held_out)
-        boxes = [(0, 0, 0, 0) if number < 0 else scene.shapes[number].box for number in scene.named]
+        # `named` has for each word the index of the shape that it names, or -1.
+        boxes = [(0, 0, 0, 0) if index < 0 else scene.shapes[index].box for index in scene.named]
         return Captioned(scene.image, " ".join(scene.words), np.array(boxes, np.int32))
 
     def captions(self) -> Iterator[str]:
@@ -273,7 +274,7 @@ class CaptioningTask:
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         examples = self._lazy(self._splits["train"])
-        return train_batches(lambda epoch: examples, self.batch_spec, options)
+        return train_batches(lambda epoch: examples, self.batch_spec, options)  # the same examples in every epoch
 
     def rows(self, split: Split) -> CaptionedImages:
         """Returns the images of a split."""
@@ -282,19 +283,20 @@ class CaptioningTask:
     def encode(self, images: Sequence[Captioned]) -> list[Example]:
         """Returns one example per image: "image" [Y, X, 3] uint8, "caption" [T] int32, "boxes" [T, 4] int32.
 
-        The box is that of the object the token names, or zeros. Captions of more than `max_length` tokens are cut.
+        The box of a token is that of the object it names, or zeros; see `Captioned`. Captions of more than `max_length`
+        tokens are cut.
         """
         examples = []
-        for image, caption, known in images:
+        for image, caption, boxes_of_words in images:
             *ids, eos_id = self.tokenizer.encode_with_specials(caption).ids
             ids = [*ids[: self.config.data.max_length - 1], eos_id]
             boxes = np.zeros((len(ids), 4), np.int32)
-            boxes[: len(known)] = known
+            boxes[: len(boxes_of_words)] = boxes_of_words
             examples.append({"image": image, "caption": np.array(ids, np.int32), "boxes": boxes})
         return examples
 
     def _lazy(self, images: CaptionedImages) -> LazyExamples:
-        """Creates examples at access, all of the same length, so that batches mix captions."""
+        """Returns examples that are created at access; all count as equally long, so that batches mix all captions."""
         lengths = np.full(len(images), self.config.data.max_length)
         return LazyExamples(images, lambda image: self.encode([image])[0], lengths)
 
@@ -331,20 +333,21 @@ class CaptioningTask:
         return self.attention(model, example.image, example.caption)
 
     def attention(self, model: TrainedModel, image: np.ndarray, caption: str | None = None) -> ImageAttention:
-        """Returns the attention map of each token of a caption, including EOS; by default of the model's own one."""
+        """Returns the attention map of each token of a caption, including EOS; by default the model's own caption."""
         caption = self.predict(model, [image])[0] if caption is None else caption
-        (example,), size = self.encode([Captioned(image, caption)]), self.model_config.grid_size
+        (example,) = self.encode([Captioned(image, caption)])
+        size = self.model_config.grid_size
         (weights,) = model.map_batches(_weights, [{name: array[None] for name, array in example.items()}])
         titles = self.tokenizer.pieces(example["caption"].tolist())
         return ImageAttention(image, titles, weights[0].reshape(-1, size, size), " ".join(titles[:-1]))
 
     def _write(self, model: TrainedModel, examples: ExampleSource) -> list[list[int]]:
-        """The tokens of the captions that a search finds, the end included."""
+        """Returns the tokens of the caption that the configured search finds for each example, including EOS."""
         decoding, length = self.config.decoding, self.config.data.max_length
         search = BeamSearch(decoding.beam_size, decoding.length_penalty)
         options = {"search": search, "eos_id": self.model_config.eos_id, "max_length": length + decoding.extra_length}
-        found = model.predict(functools.partial(write_captions, **options), examples, self.batch_spec)
-        return [[token for token in tokens if token >= 0] for tokens in found]
+        padded = model.predict(functools.partial(write_captions, **options), examples, self.batch_spec)
+        return [[token for token in tokens if token >= 0] for tokens in padded]
 
 
 def captioning_loss(
@@ -356,93 +359,114 @@ def captioning_loss(
     score_weight: float = 1.0,
     entropy_weight: float = 0.01,
 ) -> LossOutput:
-    """Sums the cross entropy of captions, and what makes a model look where it should.
+    """Sums the cross entropy of captions and the term that trains the attention (Xu et al., 2015).
 
-    Soft attention: lambda sum_i (1 - sum_t alpha_ti)^2 for each caption, equation 14. Hard attention, in training: the
-    score function of equation 12, whose reward is the log-likelihood of the whole caption, less the moving average that
-    the model keeps, and the entropy of the choices. That loss has their gradient but not their value, which would mean
-    nothing.
+    Soft attention adds, for each caption, lambda sum_i (1 - sum_t alpha_ti)^2 of equation 14, over locations i and
+    tokens t. Hard attention adds, in training, the score function of equation 12, whose reward is the log-likelihood of
+    the whole caption minus the moving average in `model.baseline`, and the entropy of the sampled locations. The
+    returned loss has the gradient of the terms of hard attention, but not their value, which means nothing.
 
     Args:
-      model: of the kind "captioner": `model.teach(image, caption, rngs=...)` gives a
+      model: model of the kind "captioner": `model.teach(image, caption, rngs=...)` returns a
         `tfx_jax.models.captioning.Captions`; `model.baseline` is None for soft attention, or a Variable that this
-        changes if `rngs` is given.
-      batch: "image" [B, Y, X, 3], "caption" [B, T] int32, padding behind it, and "boxes" [B, T, 4] int32: rows and
-        columns (top, left, bottom, right) of the object that a token names, or zeros.
+        function updates if `rngs` is given.
+      batch: "image" [B, Y, X, 3], "caption" [B, T] int32, followed by padding, and "boxes" [B, T, 4] int32: pixels
+        (top, left, bottom, right) of the object that a token names, or zeros.
       rngs: stream `dropout`; None means evaluation.
       attention_penalty: lambda.
       score_weight: lambda_r.
       entropy_weight: lambda_e.
 
     Returns:
-      What `summed_cross_entropy` gives, with the metrics "on_object", see `object_weights`, "entropy", in nats, and of
-      soft attention "penalty", that of a caption.
+      The output of `summed_cross_entropy`, with the additional metrics "on_object" (see `object_weights`), "entropy" of
+      the attention in nats and, for soft attention, "penalty", the mean of equation 14 over captions, without lambda.
     """
     caption = batch["caption"]
     weights = (caption != model.config.pad_id).astype(jnp.float32)
-    found = model.teach(batch["image"], caption, rngs=rngs)
-    output = summed_cross_entropy(found.logits, caption, weights)
+    captions = model.teach(batch["image"], caption, rngs=rngs)
+    output = summed_cross_entropy(captions.logits, caption, weights)
     boxes = jnp.where(weights[..., None] > 0, batch["boxes"], 0)
     metrics = output.metrics | {
-        "on_object": object_weights(found.weights, boxes, model.config.image_size),
-        "entropy": Metric((found.entropy * weights).sum(), weights.sum()),
+        "on_object": object_weights(captions.weights, boxes, model.config.image_size),
+        "entropy": Metric((captions.entropy * weights).sum(), weights.sum()),
     }
-    is_row = weights.any(axis=1)
+    is_row = weights.any(axis=1)  # False for padding examples
     if model.baseline is None:
-        seen = (found.weights * weights[..., None]).sum(axis=1)
-        penalty = jnp.where(is_row, jnp.square(1 - seen).sum(axis=1), 0.0).sum()
+        total_attention = (captions.weights * weights[..., None]).sum(axis=1)  # of each location, [B, L]
+        penalty = jnp.where(is_row, jnp.square(1 - total_attention).sum(axis=1), 0.0).sum()
         metrics["penalty"] = Metric(penalty, is_row.sum(dtype=jnp.float32))
         return output._replace(loss=output.loss + attention_penalty * penalty, metrics=metrics)
     if rngs is None:
         return output._replace(metrics=metrics)
-    nll = label_smoothed_cross_entropy(found.logits, caption)
+    nll = label_smoothed_cross_entropy(captions.logits, caption)
     reward = -jax.lax.stop_gradient((nll * weights).sum(axis=1))
-    is_drawn = found.is_drawn & is_row
-    score = score_function_loss((found.log_prob * weights).sum(axis=1), reward, model.baseline[...])
-    added = score_weight * jnp.where(is_drawn, score, 0.0).sum() - entropy_weight * (found.entropy * weights).sum()
-    model.baseline[...] = moving_average(model.baseline[...], reward, is_drawn)
+    is_sampled = captions.is_drawn & is_row  # captions whose locations were sampled
+    score = score_function_loss((captions.log_prob * weights).sum(axis=1), reward, model.baseline[...])
+    added = score_weight * jnp.where(is_sampled, score, 0.0).sum() - entropy_weight * (captions.entropy * weights).sum()
+    model.baseline[...] = moving_average(model.baseline[...], reward, is_sampled)
+    # Adds the gradient of `added`, and 0 to the value.
     return output._replace(loss=output.loss + added - jax.lax.stop_gradient(added), metrics=metrics)
 
 
 def moving_average(
     average: Float[Array, ""], rewards: Float[Array, " B"], counts: Bool[Array, " B"]
 ) -> Float[Array, ""]:
-    """Returns b_k = 0.9 b_(k-1) + 0.1 r_k, r_k being the mean of the rewards that count; of none, the same."""
-    number = counts.sum()
-    mean = jnp.where(counts, rewards, 0.0).sum() / jnp.maximum(number, 1)
-    return jnp.where(number > 0, BASELINE_DECAY * average + (1 - BASELINE_DECAY) * mean, average)
+    """Updates a moving average: b_k = 0.9 b_(k-1) + 0.1 r_k, where r_k is the mean reward of a batch.
+
+    Args:
+      average: b_(k-1).
+      rewards: reward of each example.
+      counts: whether an example is part of the mean; if none is, the average does not change.
+    """
+    num_counted = counts.sum()
+    mean = jnp.where(counts, rewards, 0.0).sum() / jnp.maximum(num_counted, 1)
+    return jnp.where(num_counted > 0, BASELINE_DECAY * average + (1 - BASELINE_DECAY) * mean, average)
 
 
 def object_weights(weights: Float[Array, "B T L"], boxes: Int[Array, "B T 4"], image_size: int) -> Metric:
-    """Sums how much of the attention is on the object that a token names, over the tokens that name one.
+    """Computes the share of attention that is on the object that a token names, over the tokens that name one.
 
     Args:
-      weights: of the places of a square grid, row by row.
-      boxes: of the objects, in pixels, or zeros; a place counts if it has a pixel of the box.
-      image_size: pixels of a side.
+      weights: attention weights of each token over the L cells of a square grid, row by row.
+      boxes: for each token the pixels (top, left, bottom, right) of the object that it names, the last two exclusive,
+        or zeros. A cell is on the object if it has a pixel of the box.
+      image_size: height and width of the image in pixels.
+
+    Returns:
+      The sum of the shares, with the number of tokens that name an object as the weight.
     """
-    size = round(weights.shape[-1] ** 0.5)
-    start = jnp.arange(size)[None, None] * (image_size // size)
+    grid_size = round(weights.shape[-1] ** 0.5)
+    cell_size = image_size // grid_size  # pixels
+    start = jnp.arange(grid_size)[None, None] * cell_size  # first pixel of each row or column of cells
     top, left, bottom, right = (boxes[..., side, None] for side in range(4))
-    rows = (start < bottom) & (start + image_size // size > top)
-    columns = (start < right) & (start + image_size // size > left)
-    inside = (rows[..., :, None] & columns[..., None, :]).reshape(weights.shape)
-    names = boxes[..., 2] > 0
-    return Metric(jnp.where(inside & names[..., None], weights, 0.0).sum(), names.sum(dtype=jnp.float32))
+    rows = (start < bottom) & (start + cell_size > top)
+    columns = (start < right) & (start + cell_size > left)
+    is_on_object = (rows[..., :, None] & columns[..., None, :]).reshape(weights.shape)
+    names_object = boxes[..., 2] > 0
+    share_sum = jnp.where(is_on_object & names_object[..., None], weights, 0.0).sum()
+    return Metric(share_sum, names_object.sum(dtype=jnp.float32))
 
 
 def write_captions(
     model: Any, batch: dict[str, Array], *, search: Search, eos_id: int, max_length: int
 ) -> Int[Array, "B L"]:
-    """The best caption of each image, its end included, and -1 behind it; for `TrainedModel.predict`."""
+    """Returns the tokens of the best caption of each image, including EOS, then -1; for `TrainedModel.predict`.
+
+    Args:
+      model: model of the kind "captioner".
+      batch: "image" [B, Y, X, 3].
+      search: how tokens are chosen.
+      eos_id: EOS token.
+      max_length: L, maximum number of tokens of a caption, including EOS.
+    """
     return decode(model.decoder(), batch["image"], search=search, eos_ids=(eos_id,), max_length=max_length)
 
 
 def _metrics(model: Any, batch: dict[str, Array]) -> dict[str, Metric]:
-    """Those of the loss without dropout; for `TrainedModel.sum_metrics`."""
+    """Returns the metrics of the loss without dropout, for `TrainedModel.sum_metrics`."""
     return captioning_loss(model, batch, None).metrics
 
 
 def _weights(model: Any, batch: dict[str, Array]) -> Float[Array, "B T L"]:
-    """Where the model looks; for `TrainedModel.map_batches`."""
+    """Returns the attention weights of each caption token over the image, for `TrainedModel.map_batches`."""
     return model.teach(batch["image"], batch["caption"]).weights

@@ -126,12 +126,15 @@ class ImageData:
           UserError: if they are not.
         """
         check_batch(self, what="image")
-        name, of_model = "config.task.data", cast(ImageClassifierConfig, model)
+        name = "config.task.data"
+        image_model = cast(ImageClassifierConfig, model)
         for field in ("image_size", "num_channels"):
-            if getattr(of_model, field) != getattr(self, field):
+            if getattr(image_model, field) != getattr(self, field):
                 raise UserError(
-                    f"config.model.{field}={getattr(of_model, field)} must equal {name}.{field}={getattr(self, field)}"
+                    f"config.model.{field}={getattr(image_model, field)} must equal {name}.{field}="
+                    f"{getattr(self, field)}"
                 )
+        # Required size and channels; 0: both numbers of channels are possible.
         size, channels = {"shapes": (IMAGE_SIZE, 3), "digits": (8, 1)}.get(self.dataset, (self.image_size, 0))
         if self.image_size != size:
             raise UserError(f"{name}.image_size={self.image_size} must be {size}, the size of {self.dataset}")
@@ -199,16 +202,16 @@ class Digits:
         images, labels = datasets.load_digits(return_X_y=True)
         order = np.random.default_rng(seed).permutation(len(labels))
         count = len(labels) // 10 + 1
-        held_out = {"train": order[2 * count :], "validation": order[:count], "test": order[count : 2 * count]}
-        chosen = held_out[split]
+        indices = {"train": order[2 * count :], "validation": order[:count], "test": order[count : 2 * count]}
+        chosen = indices[split]
         self._images = np.rint(images[chosen] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-        self._numbers = labels[chosen]
+        self._label_ids = labels[chosen]
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._label_ids)
 
     def __getitem__(self, index: int) -> LabeledImage:
-        return LabeledImage(self._images[index], self.labels[self._numbers[index]])
+        return LabeledImage(self._images[index], self.labels[self._label_ids[index]])
 
 
 class FolderImages:
@@ -237,10 +240,10 @@ class FolderImages:
         self.labels = tuple(path.name for path in classes)
         self._files: list[tuple[epath.Path, str]] = []
         for path in classes:
-            found = _image_files(path)
-            if not found:
+            files = _image_files(path)
+            if not files:
                 raise UserError(f"{path} has no image, a file that ends with one of {', '.join(IMAGE_SUFFIXES)}")
-            self._files += [(file, path.name) for file in found]
+            self._files += [(file, path.name) for file in files]
         self._size, self._num_channels = size, num_channels
 
     def __len__(self) -> int:
@@ -258,13 +261,13 @@ class FolderImages:
 
 def _image_files(folder: epath.Path) -> list[epath.Path]:
     """Returns all image files below a folder, local or remote, sorted by path."""
-    found: list[epath.Path] = []
+    files: list[epath.Path] = []
     for path in sorted(folder.iterdir()):
         if path.is_dir():
-            found += _image_files(path)
+            files += _image_files(path)
         elif path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith("."):
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
 @documented
@@ -323,9 +326,9 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, Imag
           UserError: if a label does not occur in the training split.
         """
         images = self._splits[split]
-        if strange := {*images.labels} - {*self.labels}:
+        if unknown := {*images.labels} - {*self.labels}:
             raise UserError(
-                f"the label {min(strange)!r} does not occur in the training split ({len(self.labels)} labels)"
+                f"the label {min(unknown)!r} does not occur in the training split ({len(self.labels)} labels)"
             )
         return images
 
@@ -356,7 +359,7 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, Imag
         return self.attention(model, self.rows("validation")[0].image)
 
     def attention(self, model: TrainedModel, image: np.ndarray) -> ImageAttention:
-        """Returns the attention of the class token over the image: through all layers, and the head mean of each.
+        """Returns the attention of the class token over the image: through all layers, and of each layer (head mean).
 
         Raises:
           UserError: if the model has no attention.
@@ -416,25 +419,27 @@ def augment(
       is_mirrored: whether to mirror images.
     """
     b, *sides, _ = image.shape
-    for_shifts, for_mirrors = jax.random.split(rng)
+    shift_rng, mirror_rng = jax.random.split(rng)
     if is_mirrored:
-        mirror = jax.random.bernoulli(for_mirrors, 0.5, (b,))[:, None, None, None]
+        mirror = jax.random.bernoulli(mirror_rng, 0.5, (b,))[:, None, None, None]
         image = jnp.where(mirror, image[:, :, ::-1], image)
     if max_shift:
         pad = (max_shift, max_shift)
-        starts = jax.random.randint(for_shifts, (2, b), 0, 2 * max_shift + 1)
+        starts = jax.random.randint(shift_rng, (2, b), 0, 2 * max_shift + 1)  # rows and columns
         padded = jnp.pad(image, ((0, 0), pad, pad, (0, 0)))
         # Rows, then columns: a gather along one axis keeps images on their devices if these share the batch.
         for axis, (side, start) in enumerate(zip(sides, starts, strict=True), start=1):
-            places = jnp.expand_dims(start[:, None] + jnp.arange(side)[None], (3 - axis, 3))
-            padded = jnp.take_along_axis(padded, places, axis=axis)
+            indices = jnp.expand_dims(
+                start[:, None] + jnp.arange(side)[None], (3 - axis, 3)
+            )  # [B, Y, 1, 1], [B, 1, X, 1]
+            padded = jnp.take_along_axis(padded, indices, axis=axis)
         image = padded
     return image
 
 
 def _class_attention(model: Any, batch: dict[str, Array]) -> tuple[Array, Array, Array]:
-    """Returns logits [B, V] and attention of the class token to patches: overall [B, P], and per layer [L, B, P]."""
+    """Returns logits [B, V], and the class token's attention to patches: rollout [B, P], and of layers [L, B, P]."""
     logits, maps = model(normalized(batch["image"]), return_attention=True)
     layers = [maps[f"encoder/{index}/self"] for index in range(len(maps))]
-    of_layers = jnp.stack([weights.mean(axis=1)[:, 0, 1:] for weights in layers]).astype(jnp.float32)
-    return logits, attention_rollout(layers)[:, 0, 1:], of_layers
+    layer_means = jnp.stack([weights.mean(axis=1)[:, 0, 1:] for weights in layers]).astype(jnp.float32)
+    return logits, attention_rollout(layers)[:, 0, 1:], layer_means

@@ -52,8 +52,10 @@ class WorkdirArtifacts:
           find_tokenizer: returns the tokenizer folder of the model that the run starts from; None if it starts from
             random parameters.
         """
-        self.folder, self._can_make = epath.Path(workdir), can_make
-        self.starts_from_model, self._find_tokenizer = find_tokenizer is not None, find_tokenizer
+        self.folder = epath.Path(workdir)
+        self.starts_from_model = find_tokenizer is not None
+        self._can_make = can_make
+        self._find_tokenizer = find_tokenizer
 
     def initial_tokenizer(self) -> epath.Path:
         """Returns the tokenizer folder of the model that the run starts from."""
@@ -131,6 +133,11 @@ def _listed(folder: epath.Path, name: str) -> dict[str, str]:
 
 
 def _read_manifest(folder: epath.Path) -> dict[str, str]:
+    """Returns the checksums in `artifacts.json` by file name; {} if it does not exist.
+
+    Raises:
+      UserError: if it cannot be read, is damaged, or names a file outside the workdir.
+    """
     path = folder / _MANIFEST
     if not path.exists():
         return {}
@@ -155,7 +162,7 @@ def _read_manifest(folder: epath.Path) -> dict[str, str]:
 
 
 def _add(folder: epath.Path, name: str) -> None:
-    """Adds the checksums of a file, or of the files in a folder, to the list."""
+    """Adds the checksums of the file `name`, or of the files in the folder `name`, to `artifacts.json`."""
     path = folder / name
     names = [f"{name}/{file.name}" for file in path.iterdir() if file.is_file()] if path.is_dir() else [name]
     files = _read_manifest(folder) | {file: _checksum(folder / file) for file in names if not file.endswith(".partial")}
@@ -195,4 +202,5 @@ def read_sealed(path: epath.Path) -> dict[str, Any]:
 
 
 def _seal(values: dict[str, Any]) -> str:
+    """Returns the checksum of a JSON object, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -37,7 +37,7 @@ _BLOCK = 1 << 18  # elements hashed at once (a few MB)
 
 
 def checksums(parts: dict[str, Any]) -> dict[str, str]:
-    """Computes a checksum of each tree of arrays; all processes of a run must call it.
+    """Computes a checksum of each tree of arrays, by name; all processes of a run must call it.
 
     >>> checksums({"params": {"a": np.arange(3.0)}, "rest": np.int32(7)})
     {'params': 'b27b9e32861ba857', 'rest': 'a3349cb258289b04'}
@@ -80,18 +80,29 @@ def _own_shards(leaf: Any) -> Iterator[tuple[list[int], np.ndarray]]:
 def _blocks(
     values: np.ndarray, starts: list[int], shape: tuple[int, ...], offset: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Splits a shard into blocks along its first axis: pairs of values [n] and their flat positions [n], uint64."""
+    """Splits a shard into blocks along its first axis.
+
+    Args:
+      values: values of the shard.
+      starts: index of the shard's first element in the whole array, along each axis.
+      shape: shape of the whole array.
+      offset: position of the array's first element in the sequence of all elements of the tree.
+
+    Yields:
+      Pairs (values [n], positions [n] uint64): the values of a block and their positions in that sequence.
+    """
     strides = [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
     if not shape:
         values, starts, strides = values[None], [0], [1]
-    rows = max(1, _BLOCK // max(1, int(np.prod(values.shape[1:], dtype=np.int64))))
-    for first in range(0, values.shape[0], rows):
-        block = np.ascontiguousarray(values[first : first + rows])
+    rows_per_block = max(1, _BLOCK // max(1, int(np.prod(values.shape[1:], dtype=np.int64))))
+    for first_row in range(0, values.shape[0], rows_per_block):
+        block = np.ascontiguousarray(values[first_row : first_row + rows_per_block])
         positions = np.full((1,) * block.ndim, offset, np.uint64)
         for axis, (start, stride) in enumerate(zip(starts, strides, strict=True)):
-            start += first if axis == 0 else 0
-            along = np.arange(start, start + block.shape[axis], dtype=np.uint64) * np.uint64(stride)
-            positions = positions + along.reshape([-1 if other == axis else 1 for other in range(block.ndim)])
+            start += first_row if axis == 0 else 0
+            summands = np.arange(start, start + block.shape[axis], dtype=np.uint64) * np.uint64(stride)
+            # Broadcasts along this axis of the block: shape [1, .., n, .., 1].
+            positions = positions + summands.reshape([-1 if other == axis else 1 for other in range(block.ndim)])
         yield block.ravel(), positions.ravel()
 
 
@@ -182,7 +193,7 @@ class Checkpoints:
           workdir: local or `gs://`.
           keep_last: number of newest checkpoints to keep.
           keep_best: number of checkpoints with the highest scores to keep in addition.
-          keep_every: checkpoints at multiples of this step are never deleted; 0 for none.
+          keep_every: checkpoints at multiples of this step are never deleted; 0: there are no such checkpoints.
         """
         self.directory = epath.Path(workdir) / "checkpoints"
         if is_primary():
@@ -265,7 +276,7 @@ class Checkpoints:
           abstract_state: shapes, dtypes and shardings to restore into; the shardings may differ from the saved ones.
 
         Returns:
-          The state and the JSON values saved with it; None if there is no checkpoint.
+          A pair: the state, and the JSON values saved with it. None if there is no checkpoint.
 
         Raises:
           UserError: if there are checkpoints, but none can be read.
@@ -292,13 +303,14 @@ class Checkpoints:
         return None
 
     def _guard(self, step: int, save: Callable[[], Any]) -> None:
+        """Calls `save`, which saves a step or waits for it; raises UserError instead of a storage error."""
         try:
             save()
         except _STORAGE_ERRORS as error:
-            good = [saved for saved in self.steps if saved != step]
-            last = f"the last good checkpoint is step {good[-1]}" if good else "no earlier checkpoint exists"
+            others = [saved for saved in self.steps if saved != step]
+            last_good = f"the last good checkpoint is step {others[-1]}" if others else "no earlier checkpoint exists"
             raise UserError(
-                f"cannot save step {step} in {self.directory} ({_line(error)}); {last}; "
+                f"cannot save step {step} in {self.directory} ({_line(error)}); {last_good}; "
                 f"{_remedy(error)} and rerun the same command"
             ) from None
 
@@ -429,21 +441,22 @@ def _open(workdir: epath.PathLike) -> ocp.training.Checkpointer:
 
 
 def _best_step(checkpointer: ocp.training.Checkpointer) -> int:
-    scored = _scores(checkpointer)
-    if not scored:
+    """Returns the step with the highest score, the latest of equal ones; raises UserError if there are no scores."""
+    scores = _scores(checkpointer)
+    if not scores:
         raise UserError(f"no checkpoint in {checkpointer.directory} has been evaluated; see config.eval_every")
-    return max(scored, key=lambda step: (scored[step], step))
+    return max(scores, key=lambda step: (scores[step], step))
 
 
 def _scores(checkpointer: ocp.training.Checkpointer) -> dict[int, float]:
-    """Returns the scores of the checkpoints that have one; raises UserError if one is unreadable or was changed."""
+    """Returns the scores of checkpoints that have one, by step; raises UserError if one is unreadable or changed."""
     scores: dict[int, float] = {}
     metrics: dict[int, Any] = {checkpoint.step: checkpoint.metrics or {} for checkpoint in checkpointer.checkpoints}
     for step in complete_steps(checkpointer):
         score = metrics[step].get("score")
         try:
             metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata) or {}
-            # Older versions did not store it in the metadata. Compared as text, because NaN != NaN.
+            # Older versions did not store the score in the metadata. Scores are compared as text, because NaN != NaN.
             if "checksums" not in metadata or str(metadata.get("score", score)) != str(score):
                 raise ValueError("its score differs from the saved one")
         except _STORAGE_ERRORS as error:
@@ -457,7 +470,7 @@ def _scores(checkpointer: ocp.training.Checkpointer) -> dict[int, float]:
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """Returns the trees that Orbax stores separately; it stores no empty tree."""
+    """Returns the trees that Orbax stores separately: "params", "model_state" (unless it is empty) and "rest"."""
     rest = state._asdict()
     parts = {name: rest.pop(name) for name in ("params", "model_state")}
     return {name: part for name, part in parts.items() if part} | {"rest": rest}
@@ -466,7 +479,19 @@ def _parts(state: TrainState) -> dict[str, Any]:
 def _load(
     checkpointer: ocp.training.Checkpointer, step: int, targets: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads parts of a checkpoint and its JSON values; raises ValueError if they do not match their checksums."""
+    """Reads parts of a checkpoint; all processes of a run must call it.
+
+    Args:
+      checkpointer: checkpointer of the folder.
+      step: step of the checkpoint.
+      targets: for each part to read, by name (see `_parts`), the tree of shapes, dtypes and shardings to restore into.
+
+    Returns:
+      A pair: the parts by name, and the JSON values that were saved with the checkpoint.
+
+    Raises:
+      ValueError: if the parts do not match their checksums; or another of `_STORAGE_ERRORS` if they cannot be read.
+    """
     parts, metadata, problem = {}, {}, None
     try:
         # One after the other: reading two parts at once, Orbax would abandon the second if the first is unreadable.
@@ -504,8 +529,8 @@ def _load_step(checkpointer: ocp.training.Checkpointer, step: int, allow_nonfini
         described = checkpointer.checkpointables_metadata(step).metadata
         if described.get("params") is None:
             raise ValueError("its description of its arrays is missing")
-        targets = {name: _as_numpy(described[name]) for name in ("params", "model_state") if name in described}
-        parts = _load(checkpointer, step, targets)[0]
+        targets = {part: _as_numpy(described[part]) for part in ("params", "model_state") if part in described}
+        parts, _ = _load(checkpointer, step, targets)
         params = merge_trees(parts["params"], parts.get("model_state", {}))
     except _STORAGE_ERRORS as error:
         raise UserError(f"{name} cannot be read ({_line(error)}); choose another with --step") from None
@@ -513,6 +538,7 @@ def _load_step(checkpointer: ocp.training.Checkpointer, step: int, allow_nonfini
 
 
 def _load_average(workdir: epath.Path, allow_nonfinite: bool) -> Params:
+    """Reads the mean of checkpoints that `average_checkpoints` wrote; raises UserError if it cannot be read."""
     path = absolute(workdir) / "average"
     if not path.is_dir():
         raise UserError(f"{workdir} has no average: run tfx-jax average --workdir={workdir} first")
@@ -526,12 +552,12 @@ def _load_average(workdir: epath.Path, allow_nonfinite: bool) -> Params:
     return params if allow_nonfinite else _check_finite(params, path)
 
 
-def _check_finite(params: Params, place: Any) -> Params:
-    """Returns the parameters; raises UserError if one is NaN or infinite."""
+def _check_finite(params: Params, source: Any) -> Params:
+    """Returns the parameters; raises UserError, which names their `source`, if one is NaN or infinite."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     bad_paths = [path for path, leaf in leaves if not is_finite(leaf)]
     if bad_paths:
-        raise nonfinite([jax.tree_util.keystr(path, simple=True, separator="/") for path in bad_paths], place)
+        raise nonfinite([jax.tree_util.keystr(path, simple=True, separator="/") for path in bad_paths], source)
     return params
 
 
@@ -546,6 +572,7 @@ def _line(error: BaseException) -> str:
 
 
 def _cause(error: BaseException) -> str:
+    """Returns the first line of the message of the root cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return next(iter(str(error).splitlines()), "")

@@ -28,6 +28,7 @@ _FIELDS = [f"{split}_{kind}" for split in ("train", "validation") for kind in ("
 _BLOCK, _NUM_BLOCKS = 1 << 20, 1 << 10
 
 _Record = dict[str, Any]
+"""Record of a file or folder: "size", "checksum" and "stamp", a hash of names, sizes and modification times."""
 
 
 def check_data_files(data: Any, workdir: epath.Path) -> None:
@@ -46,6 +47,7 @@ def check_data_files(data: Any, workdir: epath.Path) -> None:
 
 
 def _check(data: Any, workdir: epath.Path) -> None:
+    """Does the work of `check_data_files` in process 0."""
     path = workdir / _RECORD
     try:
         known: dict[str, _Record] = read_sealed(path)["files"] if path.exists() else {}
@@ -58,6 +60,7 @@ def _check(data: Any, workdir: epath.Path) -> None:
         remedy = f"restore the old data, or use a new --workdir: the checkpoints in {workdir} belong to the old data"
         for name in sorted(known.keys() | current.keys()):
             old, new = known.get(name), current.get(name)
+            # A field without any recorded file is accepted: a validation split may be added to a run.
             if old is None and name.partition(":")[0] in {other.partition(":")[0] for other in known}:
                 raise UserError(f"config.task.data.{name} is new: {remedy}")
             if new is None:
@@ -70,7 +73,7 @@ def _check(data: Any, workdir: epath.Path) -> None:
 
 
 def _named(data: Any) -> dict[str, epath.Path]:
-    """Returns the existing files and folders that the configuration names, by "field: path"."""
+    """Returns the existing files and folders that the configuration names, by keys such as "train_file: a.txt"."""
     if getattr(data, "dataset", "") not in _FROM_FILES:
         return {}
     fields = {field: getattr(data, field, "") for field in _FIELDS}
@@ -84,7 +87,7 @@ def _named(data: Any) -> dict[str, epath.Path]:
 
 
 def _record(path: epath.Path, known: _Record) -> _Record:
-    """Returns size, checksum and stamp of a file or folder; reuses `known` if its stamp matches."""
+    """Returns the record of a file or folder: the `known` one, without reading contents, if its stamp is right."""
     if not is_local(path):
         return {"size": path.stat().length, "checksum": "", "stamp": ""}
     files = list(_files(pathlib.Path(path)))
@@ -93,10 +96,10 @@ def _record(path: epath.Path, known: _Record) -> _Record:
     if known.get("stamp") == stamp:
         return known
     sizes = [stat.st_size for _, _, stat in files]
-    state = hashlib.blake2b(json.dumps([(name, size) for name, size, _ in described]).encode(), digest_size=16)
+    digest = hashlib.blake2b(json.dumps([(name, size) for name, size, _ in described]).encode(), digest_size=16)
     for block in _blocks([file for _, file, _ in files], sizes):
-        state.update(block)
-    return {"size": sum(sizes), "checksum": state.hexdigest(), "stamp": stamp}
+        digest.update(block)
+    return {"size": sum(sizes), "checksum": digest.hexdigest(), "stamp": stamp}
 
 
 def _files(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path, os.stat_result]]:
@@ -114,16 +117,17 @@ def _files(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path, os.stat_resu
 
 def _blocks(files: list[pathlib.Path], sizes: list[int]) -> Iterator[bytes]:
     """Yields the bytes of the concatenated files or, if they are large, evenly spaced blocks of them."""
-    total, begin = sum(sizes), 0
-    # Each block begins at a multiple of `step`; for small files, `step` is the block size, so there are no gaps.
-    step = max(_BLOCK, total // _NUM_BLOCKS)
+    # All positions count bytes of the concatenated files. Each block begins at a multiple of `step`; for small files,
+    # `step` is the block size, so there are no gaps. A block that extends over two files is read in two parts.
+    step = max(_BLOCK, sum(sizes) // _NUM_BLOCKS)
+    file_begin = 0
     for path, size in zip(files, sizes, strict=True):
         with path.open("rb") as file:
-            start = begin - begin % step
-            while start < begin + size:
-                first, last = max(start, begin), min(start + _BLOCK, begin + size)
-                if last > first:
-                    file.seek(first - begin)
-                    yield file.read(last - first)
-                start += step
-        begin += size
+            block_begin = file_begin - file_begin % step
+            while block_begin < file_begin + size:
+                begin, end = max(block_begin, file_begin), min(block_begin + _BLOCK, file_begin + size)
+                if end > begin:
+                    file.seek(begin - file_begin)
+                    yield file.read(end - begin)
+                block_begin += step
+        file_begin += size

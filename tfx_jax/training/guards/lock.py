@@ -73,7 +73,7 @@ def locked(workdir: epath.Path) -> Iterator[None]:
 
 
 def _open_lock(path: pathlib.Path) -> TextIO:
-    """Opens the lock file for reading and writing. The workdir is not trusted: the path may be anything.
+    """Opens the lock file for reading and writing, or creates it. The path is not trusted: it may be a link or a pipe.
 
     Raises:
       UserError: if it is a link, not a regular file, or has other content than `locked` writes.

@@ -22,7 +22,7 @@ _SMALLER_STEP = (
 
 
 class StateMemory(NamedTuple):
-    """Bytes of the training state per device, and the total number of parameters."""
+    """Number of parameters of the model, and bytes per device of parameters, optimizer state and gradients."""
 
     num_params: int
     params: int
@@ -38,15 +38,15 @@ class StateMemory(NamedTuple):
 def state_memory(state: TrainState) -> StateMemory:
     """Computes the bytes of a training state per device; shapes, dtypes and shardings suffice."""
 
-    def on_each_device(tree: Any) -> int:
+    def bytes_per_device(tree: Any) -> int:
         shards = ((leaf, leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(tree))
         return int(sum(leaf.dtype.itemsize * np.prod(shape, dtype=np.int64) for leaf, shape in shards))
 
-    params = on_each_device(state.params)
+    params = bytes_per_device(state.params)
     return StateMemory(
         num_params=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         params=params,
-        optimizer=on_each_device(state.opt_state),
+        optimizer=bytes_per_device(state.opt_state),
         gradients=params,
     )
 
@@ -61,7 +61,7 @@ def device_memory(mesh: Mesh) -> int:
 
 
 def check_state(memory: StateMemory, available: int) -> None:
-    """Raises UserError if the state cannot fit; called before it is allocated."""
+    """Raises UserError if the state needs more than `available` bytes per device; called before it is allocated."""
     if memory.total > available:
         raise UserError(
             f"a device has {_size(available)} of memory, but needs {_size(memory.total)} for parameters, optimizer and "
@@ -81,6 +81,11 @@ def step_memory(step_fn: Callable[..., Any], *arguments: Any) -> int | None:
 
 def report(memory: StateMemory, temporary: int | None, available: int) -> str:
     """Returns one line about the memory of a step.
+
+    Args:
+      memory: memory of the state.
+      temporary: result of `step_memory`.
+      available: bytes that XLA may use on each device.
 
     Raises:
       UserError: if the step cannot fit.

@@ -12,7 +12,7 @@ _QUIET = 30.0
 """Seconds after which one of several processes logs what it waits for; JAX aborts it 50 to 100 s after another died."""
 
 _FIRST_STEP = 2
-"""Beats up to the step that always compiles; before it there is no such message."""
+"""Number of beats, the first ones, after which this message is not logged: they belong to the start of the run."""
 
 
 class Watchdog:
@@ -24,7 +24,8 @@ class Watchdog:
     def __init__(self, hang_seconds: float):
         """Starts the thread; with 0 seconds there is none."""
         self._limit = hang_seconds
-        self._quiet, self._beats = 0.0, 0
+        self._quiet = 0.0  # seconds since the last beat
+        self._beats = 0
         self._doing: str | None = None
         self._closed = threading.Event()
         if hang_seconds:
@@ -59,7 +60,7 @@ class Watchdog:
 
 
 def _dump_stacks() -> None:
-    """Prints the stacks of all threads, the main thread first; faulthandler would end after a hundred threads."""
+    """Prints the stacks of all threads, the main thread first; `faulthandler` prints at most a hundred threads."""
     frames = sys._current_frames()
     for thread in sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread()):
         if thread.ident not in frames:  # the thread has just ended

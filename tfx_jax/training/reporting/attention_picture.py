@@ -47,13 +47,14 @@ def _draw(example: PairAttention | ImageAttention) -> "Figure":
     if isinstance(example, ImageAttention):
         return plot_maps(example.image, example.titles, example.maps)
     layers = {name: int(name.split("/")[1]) for name in example.maps if name.endswith("/cross")}
-    last = max(layers.values())
-    maps = {name: example.maps[name] for name, layer in layers.items() if layer == last}
-    lead = last if f"decoder/{last}/cross" in maps else None
-    return plot_attention(maps, example.source, example.target, lead_layer=lead)
+    last_layer = max(layers.values())
+    maps = {name: example.maps[name] for name, layer in layers.items() if layer == last_layer}
+    lead_layer = last_layer if f"decoder/{last_layer}/cross" in maps else None
+    return plot_attention(maps, example.source, example.target, lead_layer=lead_layer)
 
 
 def _png(figure: "Figure") -> bytes:
+    """Returns a figure as a PNG image of at most `_MOST_PIXELS` pixels."""
     width, height = figure.get_size_inches()
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=min(100.0, math.sqrt(_MOST_PIXELS / (width * height))))

@@ -38,7 +38,7 @@ _SCALE_ROOM = 0.6  # inches beside a panel for the color bar
 _MOST_PIXELS = 30e6  # larger images get a lower resolution
 _SUFFIXES = (".png", ".pdf", ".svg")
 
-# Token sequences of the rows and columns of each kind of map, in drawing order.
+# For each kind of map, (stack, kind of attention), the token sequences of its (rows, columns); in drawing order.
 AXES = {
     ("encoder", "self"): ("source", "source"),
     ("encoder", "cross"): ("source", "target"),
@@ -148,6 +148,7 @@ def plot_attention(
     FigureCanvasAgg(figure)
     for item in placed:
         _draw_panel(figure, item)
+    # Beside the large panel or, without one, beside the last panel of the first row.
     _draw_scale(figure, placed[0] if lead else placed[len(rows[0]) - 1])
     return figure
 
@@ -197,7 +198,10 @@ def group_maps(
 
     Args:
       maps: weights by name, as `plot_attention` takes them.
-      tokens: tokens of each side that `AXES` names.
+      tokens: tokens of each sequence that `AXES` names.
+
+    Returns:
+      For each kind, (stack, kind of attention), its maps by layer, float32; {} for a kind without maps.
 
     Raises:
       ValueError: if there is no map, or the name, rank or size of a map does not match the tokens.
@@ -217,12 +221,13 @@ def group_maps(
 
 
 def _check_shape(name: str, weights: np.ndarray, rows: tuple[str, int], columns: tuple[str, int]) -> None:
-    found = f"map '{name}' has shape {list(weights.shape)}"
+    """Raises ValueError for a wrong shape; `rows` and `columns` are names of token sequences and their lengths."""
+    problem = f"map '{name}' has shape {list(weights.shape)}"
     if not weights.size:
-        raise ValueError(f"{found}: there is nothing to draw")
+        raise ValueError(f"{problem}: there is nothing to draw")
     if weights.ndim != 3 or weights.shape[1:] != (rows[1], columns[1]):
-        wanted = f"{rows[1]} {rows[0]} tokens by {columns[1]} {columns[0]} tokens"
-        raise ValueError(f"{found}, but {wanted} need [N, {rows[1]}, {columns[1]}]")
+        expected = f"{rows[1]} {rows[0]} tokens by {columns[1]} {columns[0]} tokens"
+        raise ValueError(f"{problem}, but {expected} need [N, {rows[1]}, {columns[1]}]")
 
 
 def _head_panels(
@@ -251,8 +256,9 @@ def _frame(panel: _Panel, style: _Style) -> _Frame:
     """Computes the space that a panel needs."""
     num_rows, num_columns = panel.weights.shape
     cell = min(style.cell, style.side / max(num_rows, num_columns))
-    wanted = min(style.label_size, 0.8 * _POINTS * cell * math.sin(math.radians(style.tilt)))  # lines must not touch
-    label_size, every = max(wanted, _SMALLEST_TYPE), math.ceil(_SMALLEST_TYPE / wanted)
+    # Largest type size in which the labels of neighboring tokens do not touch.
+    fitting_size = min(style.label_size, 0.8 * _POINTS * cell * math.sin(math.radians(style.tilt)))
+    label_size, every = max(fitting_size, _SMALLEST_TYPE), math.ceil(_SMALLEST_TYPE / fitting_size)
     longest_row = max((_text_width(label, label_size) for label in panel.rows), default=0.0)
     longest_column = max(_text_width(label, label_size) for label in panel.columns)
     tilt = math.radians(0.0 if longest_column < 0.9 * cell * every else style.tilt)
@@ -273,7 +279,11 @@ def _frame(panel: _Panel, style: _Style) -> _Frame:
 
 
 def _arrange(lead: _Panel | None, rows: Sequence[Sequence[_Panel]]) -> tuple[list[_Placed], tuple[float, float]]:
-    """Places the large panel at the top and the small ones in a grid below; also returns the size of the figure."""
+    """Places the large panel at the top and the small ones in a grid below.
+
+    Returns:
+      A pair: the panels, the large one first, and the size of the figure (width, height) in inches.
+    """
     framed = [[(panel, _frame(panel, _SMALL)) for panel in row] for row in rows]
     frames = [frame for row in framed for _, frame in row]
     indent = max(frame.left for frame in frames)
@@ -285,12 +295,14 @@ def _arrange(lead: _Panel | None, rows: Sequence[Sequence[_Panel]]) -> tuple[lis
         lead_width = frame.left + max(frame.width + max(frame.right, _SCALE_ROOM), frame.title_width)
         width = max(grid_width, lead_width)
         top += frame.title_height + frame.above
-        placed.append(_Placed(lead, frame, _MARGIN + (width - lead_width) / 2 + frame.left, top))
+        placed.append(_Placed(lead, frame, left=_MARGIN + (width - lead_width) / 2 + frame.left, top=top))
         top += frame.height + 2 * _GAP
     for row in framed:
         top += max(frame.title_height + frame.above for _, frame in row)
         left = _MARGIN + (width - grid_width) / 2 + indent
-        placed += [_Placed(*item, left + pitch * column, top) for column, item in enumerate(row)]
+        placed += [
+            _Placed(panel, frame, left=left + pitch * column, top=top) for column, (panel, frame) in enumerate(row)
+        ]
         top += max(frame.height for _, frame in row) + _GAP
     return placed, (width + 2 * _MARGIN, top - _GAP + _MARGIN)
 
@@ -308,13 +320,13 @@ def _draw_panel(figure: Figure, item: _Placed) -> None:
     axes.spines[:].set(color="0.7", linewidth=0.5)
     # Labels are tokens, not formulas: a lone "$" must not start one.
     text = {"fontproperties": FontProperties(family=_FONTS, size=frame.label_size), "parse_math": False}
-    turned = {}
+    rotation = {}
     if frame.tilt:
-        turned = {"rotation": frame.tilt, "rotation_mode": "anchor", "ha": "left", "va": "center"}
+        rotation = {"rotation": frame.tilt, "rotation_mode": "anchor", "ha": "left", "va": "center"}
         dip = 0.5 * frame.label_size * math.cos(math.radians(frame.tilt))  # of the lower corner of a rotated label
         axes.tick_params(axis="x", pad=_PAD * _POINTS / 2 + dip)
     columns = range(0, len(panel.columns), frame.every)
-    axes.set_xticks(columns, [panel.columns[column] for column in columns], **text, **turned)
+    axes.set_xticks(columns, [panel.columns[column] for column in columns], **text, **rotation)
     rows = range(0, len(panel.rows), frame.every)
     axes.set_yticks(rows, [panel.rows[row] for row in rows], **text)
     font = FontProperties(family=_FONTS, size=frame.title_size)
@@ -325,16 +337,18 @@ def _draw_panel(figure: Figure, item: _Placed) -> None:
 def _draw_scale(figure: Figure, item: _Placed) -> None:
     """Draws a color bar to the right of a panel."""
     frame = item.frame
-    axes = _add_axes(figure, item.left + frame.width + 0.15, item.top, 0.12, min(frame.height, 2.0))
+    left = item.left + frame.width + 0.15
+    axes = _add_axes(figure, left, item.top, width=0.12, height=min(frame.height, 2.0))
     bar = figure.colorbar(ScalarMappable(Normalize(0, 1), _COLORS), cax=axes, ticks=[0, 0.5, 1])
     bar.outline.set(edgecolor="0.7", linewidth=0.5)
     axes.tick_params(length=0, labelsize=8)
 
 
 def _add_axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Adds axes at a position in inches from the top left corner."""
-    across, down = figure.get_size_inches()
-    return figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
+    """Adds axes at a position in inches from the top left corner; Matplotlib counts fractions from the bottom left."""
+    figure_width, figure_height = figure.get_size_inches()
+    bottom = 1 - (top + height) / figure_height
+    return figure.add_axes((left / figure_width, bottom, width / figure_width, height / figure_height))
 
 
 def _label(token: str) -> str:

@@ -30,7 +30,9 @@ def plot_maps(image: UInt8[np.ndarray, "Y X C"], titles: Sequence[str], weights:
     if len(titles) != len(weights):
         raise ValueError(f"got {len(titles)} titles for {len(weights)} maps: each map needs one title")
     image = np.broadcast_to(image, (*image.shape[:2], 3))
-    pictures = [("", image), *((title, _illuminated(image, map)) for title, map in zip(titles, weights, strict=True))]
+    # Pairs (title, picture): the image itself, then a copy for each map.
+    pictures = [("", image)]
+    pictures += [(title, _illuminated(image, map_weights)) for title, map_weights in zip(titles, weights, strict=True)]
     columns = min(_COLUMNS, len(pictures))
     rows = math.ceil(len(pictures) / columns)
     figure = Figure(figsize=(columns * _SIDE, rows * (_SIDE + _TITLE)), layout="constrained")
@@ -45,7 +47,8 @@ def plot_maps(image: UInt8[np.ndarray, "Y X C"], titles: Sequence[str], weights:
 
 
 def _illuminated(image: UInt8[np.ndarray, "Y X 3"], weights: Float[np.ndarray, "G G"]) -> UInt8[np.ndarray, "Y X 3"]:
-    """Scales the brightness of an image by the weights, each of which covers a rectangle of pixels."""
+    """Scales the brightness of an image by the weights; each weight applies to a rectangle of pixels."""
+    # For each row and column of pixels, the row or column of the grid that it belongs to.
     rows, columns = (np.arange(side) * size // side for side, size in zip(image.shape[:2], weights.shape, strict=True))
     light = weights[np.ix_(rows, columns)] / max(float(weights.max()), 1e-9)
     return (image * (_DARKEST + (1 - _DARKEST) * light[..., None])).astype(np.uint8)

@@ -22,9 +22,9 @@ def draw_learning_curves(
     steps, losses = history.curve("train/loss")
     if not steps.size and not evaluations:
         return None
-    rows = bool(steps.size) + bool(evaluations)
-    figure = Figure(figsize=(8.0, 1.0 + 2.9 * rows), layout="constrained")
-    panels = list(np.atleast_1d(figure.subplots(rows, sharex=True)))
+    num_panels = bool(steps.size) + bool(evaluations)
+    figure = Figure(figsize=(8.0, 1.0 + 2.9 * num_panels), layout="constrained")
+    panels = list(np.atleast_1d(figure.subplots(num_panels, sharex=True)))
     if steps.size:
         _draw_loss(panels[0], steps, losses, *history.curve("train/nll"), unit=unit)
     if evaluations:
@@ -49,11 +49,12 @@ def _draw_loss(
     curves = [(steps, losses, _BLUE, "with label smoothing")]
     if nlls.size and not (losses.shape == nlls.shape and np.allclose(losses, nlls)):
         curves.append((nll_steps, nlls, _ORANGE, "cross entropy"))
-    for at, values, color, label in curves:
+    for curve_steps, values, color, label in curves:
         smooth = _running_mean(values, len(values) // 50)
         if smooth is not values:
-            panel.plot(at, values, color=color, alpha=0.25, linewidth=0.8)
-        panel.plot(at, smooth, color=color, linewidth=1.8, label=label, marker="o" if len(at) == 1 else None)
+            panel.plot(curve_steps, values, color=color, alpha=0.25, linewidth=0.8)
+        marker = "o" if len(curve_steps) == 1 else None  # a line of one point is invisible
+        panel.plot(curve_steps, smooth, color=color, linewidth=1.8, label=label, marker=marker)
     if len(curves) > 1:
         panel.legend(
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0
@@ -67,7 +68,8 @@ def _draw_loss(
 
 
 def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricInfo) -> None:
-    panel.set_title(f"validation {metric.title}{metric.unit and ','}{metric.unit}", loc="left", fontsize=11)
+    unit = f",{metric.unit}" if metric.unit else ""  # as in "accuracy, %": the unit begins with a space
+    panel.set_title(f"validation {metric.title}{unit}", loc="left", fontsize=11)
     steps = [evaluation["step"] for evaluation in evaluations]
     values = np.array([evaluation[metric.name] for evaluation in evaluations], dtype=float)
     values[~np.isfinite(values)] = np.nan  # not drawn, and never the best
@@ -77,8 +79,8 @@ def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricI
         return
     best = int(np.nanargmin(values) if metric.is_loss else np.nanargmax(values))
     panel.axhline(values[best], color=_GRAY, linewidth=0.8, linestyle="--")
-    said = f"best {metric.format(values[best])} at step {steps[best]:,}"
-    panel.set_title(said, loc="right", color="#606060", fontsize=9)  # outside the axes, where no curve crosses it
+    summary = f"best {metric.format(values[best])} at step {steps[best]:,}"
+    panel.set_title(summary, loc="right", color="#606060", fontsize=9)  # outside the axes, where no curve crosses it
     if not metric.is_loss:
         panel.set_ylim(0, max(values[best] * 1.15, 1.0))
 

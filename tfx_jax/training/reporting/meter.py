@@ -78,28 +78,30 @@ class MetricAccumulator:
         """
         self._flops_fn = flops_fn
         self._peak = peak_flops(device_kinds)
-        self._flops_of: dict[tuple[tuple[int, ...], ...], int] = {}
+        self._flops_by_shapes: dict[tuple[tuple[int, ...], ...], int] = {}  # by the shapes of a batch
         self._waiting: list[tuple[int, Metrics]] = []
         self._part = "step"
-        self._since = time.monotonic()
+        self._part_began_at = time.monotonic()
         self._restart()
 
     def _restart(self) -> None:
+        """Sets all sums to zero."""
         self._sums: Metrics | None = None
         self._steps = 0  # without skipped steps
         self._seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self._flops = 0
 
     def add(self, step: int, metrics: Metrics) -> list[tuple[int, Metrics]]:
-        """Adds the metrics of a step that has just been started; returns those of the steps that have finished."""
-        done = self.drain()
+        """Adds the metrics of a step that has just been started; returns those of earlier steps, like `drain`."""
+        finished = self.drain()
         self._waiting.append((step, metrics))
-        return done
+        return finished
 
     def drain(self) -> list[tuple[int, Metrics]]:
         """Waits for all steps; returns (step, metrics) of those that have finished since the last call."""
-        done = []
+        finished = []
         for step, metrics in self._waiting:
+            # `fetched` is returned, `counted` is added to the sums.
             fetched = counted = jax.tree.map(lambda value: float(np.asarray(value)), metrics)
             if fetched.numbers.get("bad"):  # metrics of skipped steps are not part of the curves
                 counted = jax.tree.map(lambda _: 0.0, fetched)
@@ -107,9 +109,9 @@ class MetricAccumulator:
             else:
                 self._steps += 1
             self._sums = jax.tree.map(operator.add, self._sums, counted) if self._sums else counted
-            done.append((step, fetched))
+            finished.append((step, fetched))
         self._waiting.clear()
-        return done
+        return finished
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -124,14 +126,14 @@ class MetricAccumulator:
     def starting(self, batch: Batch) -> Iterator[None]:
         """Times the start of a step, which compiles if its batch has a new shape."""
         shapes = tuple(array.shape for array in jax.tree.leaves(batch))
-        is_new = shapes not in self._flops_of
+        is_new = shapes not in self._flops_by_shapes
         if is_new:  # waits first; otherwise the device's work would count as compilation
             jax.block_until_ready(self._waiting)
         with self.timed("compile" if is_new else "step"):
             if is_new:
-                self._flops_of[shapes] = 0 if self._peak is None else self._flops_fn(batch)
+                self._flops_by_shapes[shapes] = 0 if self._peak is None else self._flops_fn(batch)
             yield
-        self._flops += self._flops_of[shapes]
+        self._flops += self._flops_by_shapes[shapes]
 
     def take(self) -> dict[str, float]:
         """Returns TensorBoard scalars for the time since the last call, and resets the sums.
@@ -143,13 +145,14 @@ class MetricAccumulator:
           if all steps were skipped, there are no means.
         """
         self._switch(self._part)
-        found = self._means(self._sums) if self._sums else {}
+        scalars = self._means(self._sums) if self._sums else {}
         parts = PARTS if self._sums else ("save", "evaluate")
-        found |= {f"time/{part}": self._seconds[part] for part in parts}
+        scalars |= {f"time/{part}": self._seconds[part] for part in parts}
         self._restart()
-        return found
+        return scalars
 
     def _means(self, sums: Metrics) -> dict[str, float]:
+        """Returns the scalars "train/..." of `take`."""
         bad = {"train/bad_steps": sums.numbers["bad"]} if "bad" in sums.numbers else {}
         if not self._steps:
             return bad
@@ -166,6 +169,6 @@ class MetricAccumulator:
     def _switch(self, part: str) -> str:
         """Ends the current part and begins another; returns the ended one."""
         now, before = time.monotonic(), self._part
-        self._seconds[before] += now - self._since
-        self._since, self._part = now, part
+        self._seconds[before] += now - self._part_began_at
+        self._part_began_at, self._part = now, part
         return before

@@ -36,7 +36,7 @@ class Progress:
         self,
         workdir: epath.PathLike | None,
         *,
-        first_step: int,
+        last_done_step: int,
         num_steps: int,
         unit: str = "token",
         stream: TextIO | None = None,
@@ -46,28 +46,28 @@ class Progress:
         Args:
           workdir: workdir; TensorBoard files are written to its folder `tensorboard`. None disables all output, as in
             all processes but the first.
-          first_step: last step before this run.
+          last_done_step: last step of the run before this process; 0 for a new run.
           num_steps: last step of the run.
           unit: unit of the throughput, such as "token".
           stream: stream to write to; None means stderr.
         """
         self._num_steps, self._unit = num_steps, unit
-        self._first_step = first_step
-        self._started = time.monotonic()
+        self._last_done_step = last_done_step
+        self._started_at = time.monotonic()
         self._compiling = 0.0  # seconds of compilation, excluded from the estimate
         self._num_kept = 0
         self._console = rich.console.Console(
             file=stream or sys.stderr, highlight=False, emoji=False, soft_wrap=True, quiet=workdir is None
         )
         self._records = None if workdir is None else self._open_records(epath.Path(workdir) / "tensorboard")
-        self._write_event(file_version="brain.Event:2")
+        self._write_event(file_version="brain.Event:2")  # must be the first record of a TensorBoard file
         # TensorBoard, like `read_history`, discards what a killed run had written from this step on.
-        self._write_event(step=first_step + 1, session_log=SessionLog(status=SessionLog.START))
+        self._write_event(step=last_done_step + 1, session_log=SessionLog(status=SessionLog.START))
         self._bar: rich.progress.Progress | None = None
         if self._console.is_terminal and workdir is not None:
             columns = rich.progress.TextColumn("{task.description}"), rich.progress.BarColumn()
             self._bar = rich.progress.Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("compiling", total=num_steps, completed=first_step)
+            self._task = self._bar.add_task("compiling", total=num_steps, completed=last_done_step)
             self._bar.start()
 
     def log(
@@ -80,9 +80,10 @@ class Progress:
         """
         self.scalars(step, scalars)
         self._compiling += scalars.get("time/compile", 0.0)
-        per_step = (time.monotonic() - self._started - self._compiling) / max(step - self._first_step, 1)
-        left = clock(per_step * (self._num_steps - step))
-        line = f"step {step}/{self._num_steps}  loss {loss:.4f}  {tokens_per_second:,.0f} {self._unit}s/s  ETA {left}"
+        seconds = time.monotonic() - self._started_at - self._compiling
+        seconds_per_step = seconds / max(step - self._last_done_step, 1)
+        eta = clock(seconds_per_step * (self._num_steps - step))
+        line = f"step {step}/{self._num_steps}  loss {loss:.4f}  {tokens_per_second:,.0f} {self._unit}s/s  ETA {eta}"
         if mfu is not None:
             line += f"  MFU {mfu:.1%} of 16-bit peak"
         if self._bar is not None:
@@ -99,11 +100,12 @@ class Progress:
 
     def text(self, name: str, markdown: str) -> None:
         """Adds a text to TensorBoard."""
-        self._write_event(step=self._first_step, summary=text_summary(name, markdown))
+        self._write_event(step=self._last_done_step, summary=text_summary(name, markdown))
 
     def image(self, step: int, name: str, png: bytes) -> None:
         """Adds an image of this name and step to TensorBoard."""
-        width, height = struct.unpack_from(">II", png, 16)  # after the signature and the header of the first chunk
+        # The size follows the signature (8 bytes) and the header of the first chunk (8 bytes); color space 4 is RGBA.
+        width, height = struct.unpack_from(">II", png, 16)
         image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=png)
         self._write_event(step=step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
 
@@ -135,6 +137,7 @@ class Progress:
             return None
 
     def _write_event(self, **fields: Any) -> None:
+        """Writes one TensorBoard event; after the first failure, which is reported, nothing more is written."""
         if self._records is None:
             return
         try:
@@ -166,7 +169,7 @@ class History(NamedTuple):
     superseded: list[Point]
     """Points of steps that were lost when a run was killed, and were repeated."""
     starts: list[int]
-    """Step from which each run started."""
+    """For each run, the last step that was done before it; 0 for the first."""
 
     def curve(self, tag: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the steps, increasing, and finite values of a scalar; of two values at one step the later."""
@@ -193,13 +196,16 @@ def read_history(workdir: epath.PathLike) -> History:
 
 
 def _read_events(path: epath.Path) -> Iterator[Event]:
-    """Reads TensorFlow's record format (length, checksum, event, checksum) up to the first damaged record."""
-    left = path.stat().length
+    """Reads TensorFlow's record format up to the first damaged record.
+
+    A record is the length of the event (8 bytes), a checksum of the length (4), the event, and a checksum of it (4).
+    """
+    remaining = path.stat().length
     with open_regular(path) as file:
         while len(header := file.read(12)) == 12:
             length, checksum = struct.unpack("<QI", header)
-            left -= 12 + length + 4
-            if masked_crc32c(header[:8]) != checksum or left < 0:
+            remaining -= 12 + length + 4
+            if masked_crc32c(header[:8]) != checksum or remaining < 0:
                 return
             record = file.read(length)
             if struct.pack("<I", masked_crc32c(record)) != file.read(4):

@@ -75,6 +75,7 @@ def write_report(
 
 
 def _ending(run: Run[Any], step: int, signum: int | None) -> str:
+    """Returns in words why the run ended at `step`."""
     config = run.config
     if signum is not None:
         return f"interrupted by {signal.Signals(signum).name}, the same command goes on"
@@ -87,7 +88,8 @@ def _facts(
     history: History, run: Run[Any], step: int, num_params: int, device_kinds: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Returns the rows of the first table: name and value."""
-    config, what = run.config, f"{run.task.unit}s".capitalize()
+    config = run.config
+    units = f"{run.task.unit}s".capitalize()  # such as "Target tokens"
     facts = [
         ("Parameters", f"{num_params:,}"),
         ("Devices", ", ".join(f"{device_kinds.count(kind)} x {kind}" for kind in dict.fromkeys(device_kinds))),
@@ -100,10 +102,10 @@ def _facts(
     if steps.size:
         # Steps that a killed run did not log are assumed to be like the steps logged after it.
         seen = float((tokens * np.diff(steps, prepend=0)).sum())
-        facts.append((f"{what} seen", f"{seen:,.0f}, {seen / steps[-1]:,.0f} a step"))
+        facts.append((f"{units} seen", f"{seen:,.0f}, {seen / steps[-1]:,.0f} a step"))
     rate = _mean_rate(history, "train/tokens_per_second")
     if rate is not None:
-        facts.append((f"{what} a second", f"{rate:,.0f} while training"))
+        facts.append((f"{units} a second", f"{rate:,.0f} while training"))
     facts += _mfu_fact(history, config, device_kinds)
     bad = history.curve("train/bad_steps")[1].sum()
     if bad:
@@ -112,6 +114,7 @@ def _facts(
 
 
 def _mfu_fact(history: History, config: ExperimentConfig, device_kinds: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns the row of the utilization for `_facts`; [] if it or the peak is unknown."""
     mfu, peak = _mean_rate(history, "train/mfu"), peak_flops(device_kinds)
     if mfu is None or peak is None:
         return []
@@ -122,7 +125,7 @@ def _mfu_fact(history: History, config: ExperimentConfig, device_kinds: Sequence
 
 
 def _time_table(history: History) -> str:
-    """Returns the table of times of all runs, including steps that were lost and repeated."""
+    """Returns the table of times of all runs, including steps that were lost and repeated; "" without any times."""
     points = [*history.points, *history.superseded]
     seconds = {part: sum(point.scalars.get(f"time/{part}", 0.0) for point in points) for part in PARTS}
     total = sum(seconds.values())
@@ -137,6 +140,7 @@ def _time_table(history: History) -> str:
 
 
 def _evaluation_table(evaluations: Sequence[Evaluation], metrics: Sequence[MetricInfo]) -> str:
+    """Returns the table of all evaluations, with the best value of the first metric in bold; "" if there are none."""
     if not evaluations:
         return ""
     values = [value for evaluation in evaluations if math.isfinite(value := evaluation[metrics[0].name])]
@@ -175,7 +179,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _mean_rate(history: History, tag: str) -> float | None:
-    """Returns the mean rate over the time in which it was measured."""
+    """Returns the mean of the rate `tag`, weighted by the seconds of each point; None if it was not measured."""
     rates = [
         (point.scalars[tag], point.scalars["time/data"] + point.scalars["time/step"])
         for point in history.points

@@ -18,8 +18,8 @@ from tfx_jax.functional.attention.ring import ring_attention
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn
 from tfx_jax.training.sharding.mesh_axes import BATCH_AXES, num_batch_shards
 
-_HEADS = P(BATCH_AXES, "sequence", "tensor", None)
-_WEIGHTS = P(BATCH_AXES, "tensor", "sequence")
+_HEADS = P(BATCH_AXES, "sequence", "tensor", None)  # queries, keys, values and outputs [B, T, N, H]
+_WEIGHTS = P(BATCH_AXES, "tensor", "sequence")  # attention weights [B, N, T, S]
 
 
 def shard_attention(mesh: Mesh) -> Callable[..., Any]:
@@ -51,6 +51,13 @@ def with_supported_kernels(attention: AttentionConfig, platform: str) -> Attenti
 
 
 def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
+    """Calls the attention function `core` on sharded arrays, if positions are not sharded.
+
+    Kernels and fast implementations of dense attention run on each device; the compiler shards all other functions.
+
+    Raises:
+      UserError: if a kernel does not support the sizes, or the mesh does not divide them evenly.
+    """
     is_even = query.shape[0] % num_batch_shards(mesh) == 0 and key.shape[2] % mesh.shape["tensor"] == 0
     if kernel := _kernel(core):
         if not is_even:
@@ -64,9 +71,9 @@ def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Arra
         except ValueError as error:  # for sizes that the kernel does not support
             raise UserError(f'config.model.attention.name="{kernel}": {one_line(error)}') from None
     if core is dot_product_attention and is_even:
-        names = _fastest(mesh, query, key, value, *args, **options)
-        if names != ("xla",):
-            fastest = functools.partial(core, implementation=names)
+        implementations = _fastest(mesh, query, key, value, *args, **options)
+        if implementations != ("xla",):  # a kernel is among them, which the compiler cannot shard
+            fastest = functools.partial(core, implementation=implementations)
             return _attend_on_each_device(mesh, fastest, query, key, value, *args, **options)
     if mesh.size == 1:
         return core(query, key, value, *args, **options)
@@ -97,13 +104,13 @@ def _attend_on_each_device(
     return_weights: bool = False,
     **options: Any,
 ) -> Any:
-    """Calls an attention function on each device's batch and heads, for kernels, which the compiler cannot shard."""
+    """Calls the attention function `core` on each device's examples and heads: the compiler cannot shard kernels."""
     arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
     arrays |= {"segment_ids": segment_ids, "dropout_rng": dropout_rng}
     arrays |= {name: options.pop(name) for name in ("sinks", "query_lengths", "key_lengths") if name in options}
     arrays = {name: x for name, x in arrays.items() if x is not None}
 
-    def spec(name: str, x: Any) -> Any:
+    def sharding_spec(name: str, x: Any) -> Any:
         if name in ("bias", "mask"):
             return P(BATCH_AXES if x.shape[0] > 1 else None, "tensor" if x.shape[1] > 1 else None)
         batch_specs = dict.fromkeys(("segment_ids", "query_lengths", "key_lengths"), P(BATCH_AXES))
@@ -117,7 +124,7 @@ def _attend_on_each_device(
     return jax.shard_map(
         on_a_device,
         mesh=mesh,
-        in_specs=({name: spec(name, x) for name, x in arrays.items()},),
+        in_specs=({name: sharding_spec(name, x) for name, x in arrays.items()},),
         out_specs=(_HEADS, _WEIGHTS) if return_weights else _HEADS,
         check_vma=False,  # kernels do not declare over which axes their results vary
     )(arrays)
@@ -136,7 +143,11 @@ def _attend_in_a_ring(
     return_weights: bool = False,
     **options: Any,
 ) -> Any:
-    """Calls `ring_attention` on sharded arrays; `bias` and `mask` must be the same for all heads and queries."""
+    """Calls `ring_attention` on arrays whose positions are sharded; `bias` and `mask` must be [B or 1, 1, 1, S].
+
+    Raises:
+      UserError: if the attention function `core` is not dense attention.
+    """
     if core is not dot_product_attention:
         raise UserError("config.mesh.sequence shards positions, which only dense attention supports: leave it at 1")
     arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask, "dropout_rng": dropout_rng}

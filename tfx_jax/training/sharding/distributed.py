@@ -86,41 +86,44 @@ def _check_free(port: int) -> None:
         raise UserError(f"port {port} of --coordinator cannot be used ({error.strerror}): use another") from None
 
 
-def _await_listener(host: str, port: int, seconds: float = 300.0, patience: float = 10.0) -> None:
+def _await_listener(host: str, port: int, timeout: float = 300.0, answer_timeout: float = 10.0) -> None:
     """Waits until process 0 listens. JAX itself would also wait 5 minutes, but then abort with a C++ stack trace.
 
     Args:
       host: host of process 0.
       port: port on which it will listen.
-      seconds: seconds after which waiting fails.
-      patience: seconds from the first connection after which a listener that does not answer like JAX's service counts
-        as another program.
+      timeout: seconds after which waiting fails.
+      answer_timeout: seconds from the first connection after which a listener that does not answer like JAX's service
+        counts as another program.
 
     Raises:
       UserError: if nothing listens in time, or another program does.
     """
-    deadline, first_connected_at = time.monotonic() + seconds, math.inf
+    deadline = time.monotonic() + timeout
+    first_connected_at = math.inf
+    address = (host.strip("[]"), port)  # an IPv6 address is in brackets before the port
     while True:
         try:
-            with socket.create_connection(
-                (host.strip("[]"), port), timeout=min(5.0, patience)
-            ) as connection:  # [] of IPv6
+            with socket.create_connection(address, timeout=min(5.0, answer_timeout)) as connection:
                 first_connected_at = min(first_connected_at, time.monotonic())
                 if _is_coordinator(connection):
                     return
         except OSError as error:
             if time.monotonic() > deadline:
                 raise UserError(f"nothing listens at --coordinator={host}:{port} ({error}): start process 0") from None
-        if time.monotonic() > first_connected_at + patience:
+        if time.monotonic() > first_connected_at + answer_timeout:
             raise UserError(f"another program listens at --coordinator={host}:{port}: use another port")
         time.sleep(0.5)
 
 
 def _is_coordinator(connection: socket.socket) -> bool:
     """Returns whether the peer speaks HTTP/2, like JAX's service: a connection starts with settings (RFC 9113)."""
-    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    settings = b"\0\0\0\4\0\0\0\0\0"  # a frame: length 0 (3 bytes), type 4 (settings), flags 0, stream 0 (4 bytes)
+    connection.sendall(preface + settings)
     with connection.makefile("rb") as answer:
-        return answer.read(9)[3:4] == b"\4"
+        frame_header = answer.read(9)
+    return frame_header[3:4] == b"\4"
 
 
 def _connect(problem: str, remedy: str, **arguments: Any) -> None:
@@ -133,7 +136,7 @@ def _connect(problem: str, remedy: str, **arguments: Any) -> None:
 
 
 def _cluster(environment: Mapping[str, str]) -> str | None:
-    """Returns which system shows that this is one process of several, or None.
+    """Returns the name of the system whose variables show that this is one process of several, or None.
 
     JAX's own detection is not enough: it takes any pod for a Kubernetes job, asks Google's metadata server on any host
     with a TPU, and under Slurm trusts the allocation, although a shell in it is one process.
@@ -171,6 +174,7 @@ def _is_tpu_slice(environment: Mapping[str, str]) -> bool:
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
+    """Returns the whole number in a variable; 0 if the variable is not set or has another value."""
     text = environment.get(name, "")
     return int(text) if text.isdecimal() else 0
 
@@ -213,10 +217,12 @@ def gather_lists(local: list[Any]) -> list[Any]:
     count = jax.process_count()
     if count == 1:
         return local
+    # Arrays of all processes must have one shape: the texts are padded to the longest.
     data = np.frombuffer(json.dumps(local).encode(), np.uint8)
     sizes = gather_arrays(np.array([data.size], np.int32))[:, 0]
     texts = gather_arrays(np.pad(data, (0, sizes.max() - data.size)))
     parts = [json.loads(text[:size].tobytes()) for text, size in zip(texts, sizes, strict=True)]
+    # Element `index` was number `index // count` in the list of process `index % count`.
     return [parts[index % count][index // count] for index in range(sum(map(len, parts)))]
 
 
@@ -275,7 +281,7 @@ def check_agreement(describe: Callable[[], Mapping[str, str]]) -> None:
     """Checks that all processes were started with the same code, data and files; does nothing with one process.
 
     Args:
-      describe: returns a description of each compared part by its name; the names are the same in every process.
+      describe: returns a description of each compared part by the name of the part; all processes have the same names.
 
     Raises:
       UserError: in every process, if a part differs from that of process 0; the message names the part and processes.
@@ -284,7 +290,7 @@ def check_agreement(describe: Callable[[], Mapping[str, str]]) -> None:
         return
     parts = describe()
     local = np.array([zlib.crc32(part.encode()) for part in parts.values()], np.uint32)
-    checksums = gather_arrays(local)
+    checksums = gather_arrays(local)  # [processes, parts]
     for name, values in zip(parts, checksums.T, strict=True):
         different = np.flatnonzero(values != values[0])
         if different.size:

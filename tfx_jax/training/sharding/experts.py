@@ -35,7 +35,9 @@ def expert_exchange(mesh: Mesh, num_groups: int, num_experts: int) -> Exchange |
 
     def make_all_to_all(*, split_axis: int, concat_axis: int, in_spec: P, out_spec: P) -> Callable[[Array], Array]:
         return jax.shard_map(
-            lambda buffers: jax.lax.all_to_all(buffers, "expert", split_axis, concat_axis, tiled=True),
+            lambda buffers: jax.lax.all_to_all(
+                buffers, "expert", split_axis=split_axis, concat_axis=concat_axis, tiled=True
+            ),
             mesh=mesh,
             in_specs=in_spec,
             out_specs=out_spec,

@@ -126,8 +126,12 @@ def _arrange(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
                 f"config.mesh: only the axis data can span TPU slices, so data={data} must be a multiple of the "
                 f"{num_slices} slices: lower fsdp, expert, sequence or tensor"
             )
-        inside, across = (data // num_slices, *others), (num_slices, *(1 for _ in others))
-        return mesh_utils.create_hybrid_device_mesh(inside, across, devices, allow_split_physical_axes=True)
+        sizes_in_slice = (data // num_slices, *others)
+        sizes_across_slices = (num_slices, *(1 for _ in others))
+        return mesh_utils.create_hybrid_device_mesh(
+            sizes_in_slice, sizes_across_slices, devices, allow_split_physical_axes=True
+        )
+    # Sizes of the smallest box of the torus that contains all devices.
     box = np.ptp([(*device.coords, device.core_on_chip) for device in devices], axis=0) + 1
     if math.prod(box) > len(devices):  # not a full torus, such as three chips of a host
         return np.array(devices).reshape(sizes)
@@ -135,12 +139,17 @@ def _arrange(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
 
 
 def state_shardings(tree: Any, mesh: Mesh, strategies: Sequence[Rules] = STRATEGIES) -> Any:
-    """Returns the sharding of each leaf, from all tables together; in each table the first matching pattern counts.
+    """Returns the sharding of each leaf: every table adds the mesh axes of its first rule that matches the leaf's path.
 
     Paths of optimizer moments end with those of their parameters, so the tables cover the whole state. A carry is
     sharded like a batch. A dimension that its axes do not divide evenly, such as an odd vocabulary size, is not
     sharded. A large array that no rule of FSDP shards, such as the matrix of a new layer, is sharded by "fsdp" along
     its largest possible dimension.
+
+    Args:
+      tree: a training state, or a part of it, of arrays or shapes.
+      mesh: mesh from `make_mesh`.
+      strategies: the tables of rules.
     """
 
     def sharding_of(path: Any, leaf: Any) -> NamedSharding:
@@ -154,21 +163,27 @@ def state_shardings(tree: Any, mesh: Mesh, strategies: Sequence[Rules] = STRATEG
             for dimension, axis in zip(range(-len(spec), 0), spec, strict=True):
                 if axis is not None and len(spec) <= len(shape):
                     axes[dimension] += (axis,)
-        dividing = [_dividing_axes(mesh, *pair) for pair in zip(shape, axes, strict=True)]
+        sharded_by = [_dividing_axes(mesh, size, names) for size, names in zip(shape, axes, strict=True)]
         if any(rules is FSDP for rules in strategies) and math.prod(shape) >= _LARGE:
-            _shard_largest_dimension(mesh, shape, dividing)
-        return NamedSharding(mesh, P(*dividing))
+            _shard_largest_dimension(mesh, shape, sharded_by)
+        return NamedSharding(mesh, P(*sharded_by))
 
     return jax.tree_util.tree_map_with_path(sharding_of, tree)
 
 
-def _shard_largest_dimension(mesh: Mesh, shape: tuple[int, ...], dividing: list[tuple[str, ...] | None]) -> None:
-    """Lets "fsdp" shard the largest unsharded dimension that it divides, unless it already shards one."""
-    if mesh.shape["fsdp"] == 1 or any(axes and "fsdp" in axes for axes in dividing):
+def _shard_largest_dimension(mesh: Mesh, shape: tuple[int, ...], sharded_by: list[tuple[str, ...] | None]) -> None:
+    """Lets "fsdp" shard the largest unsharded dimension that it divides, unless it already shards one.
+
+    Args:
+      mesh: mesh of the array.
+      shape: shape of the array.
+      sharded_by: the mesh axes that shard each dimension, None for an unsharded one; changed in place.
+    """
+    if mesh.shape["fsdp"] == 1 or any(axes and "fsdp" in axes for axes in sharded_by):
         return
     for dimension in sorted(range(len(shape)), key=lambda dimension: -shape[dimension]):
-        if dividing[dimension] is None and shape[dimension] % mesh.shape["fsdp"] == 0:
-            dividing[dimension] = ("fsdp",)
+        if sharded_by[dimension] is None and shape[dimension] % mesh.shape["fsdp"] == 0:
+            sharded_by[dimension] = ("fsdp",)
             return
 
 
@@ -268,7 +283,8 @@ def process_shard(mesh: Mesh, process_index: int | None = None) -> ProcessShard:
     Raises:
       UserError: if the sets of two processes overlap or differ in size, or the process has no device in the mesh.
     """
-    return _shards_of(mesh, process_index)[0]
+    shard, _ = _shards_of(mesh, process_index)
+    return shard
 
 
 def held_batch_shards(mesh: Mesh, process_index: int | None = None) -> tuple[int, ...]:
@@ -279,10 +295,12 @@ def held_batch_shards(mesh: Mesh, process_index: int | None = None) -> tuple[int
     Raises:
       UserError: as `process_shard` does.
     """
-    return _shards_of(mesh, process_index)[1]
+    _, held = _shards_of(mesh, process_index)
+    return held
 
 
 def _shards_of(mesh: Mesh, process_index: int | None) -> tuple[ProcessShard, tuple[int, ...]]:
+    """Returns `process_shard` and `held_batch_shards` of a process."""
     process_index = jax.process_index() if process_index is None else process_index
     shards = _shards_by_process(mesh)
     if process_index not in shards:
@@ -292,13 +310,14 @@ def _shards_of(mesh: Mesh, process_index: int | None) -> tuple[ProcessShard, tup
 
 @functools.lru_cache  # called for every batch
 def _shards_by_process(mesh: Mesh) -> dict[int, tuple[ProcessShard, tuple[int, ...]]]:
-    """Returns for every process in the mesh the shard of the data it reads and the batch shards its devices hold."""
+    """Returns by process index the pair of `process_shard` and `held_batch_shards`, for every process in the mesh."""
     num_shards = num_batch_shards(mesh)
     held: dict[int, set[int]] = {}
+    # Where JAX would put an array with one element per batch shard shows which device holds which batch shard.
     for device, (index,) in NamedSharding(mesh, P(BATCH_AXES)).devices_indices_map((num_shards,)).items():
         held.setdefault(device.process_index, set()).update(range(num_shards)[index])
-    in_order = {process: tuple(sorted(shards)) for process, shards in held.items()}
-    distinct = sorted(set(in_order.values()))
+    held_in_order = {process: tuple(sorted(shards)) for process, shards in held.items()}
+    distinct = sorted(set(held_in_order.values()))
     if sum(map(len, distinct)) > num_shards or len(set(map(len, distinct))) > 1:
         one, other = next(
             pair
@@ -309,8 +328,11 @@ def _shards_by_process(mesh: Mesh) -> dict[int, tuple[ProcessShard, tuple[int, .
             f"config.mesh: one process would hold the batch shards {[*one]}, and another {[*other]}: make sequence * "
             "tensor a multiple or a divisor of the number of devices of a process"
         )
-    number = {shards: index for index, shards in enumerate(distinct)}
-    return {process: (ProcessShard(number[shards], len(number)), shards) for process, shards in in_order.items()}
+    index_of = {shards: index for index, shards in enumerate(distinct)}
+    return {
+        process: (ProcessShard(index=index_of[shards], count=len(distinct)), shards)
+        for process, shards in held_in_order.items()
+    }
 
 
 def batch_sharding(mesh: Mesh, num_axes: int) -> NamedSharding:
@@ -334,12 +356,19 @@ def shard_batch(batch: Batch, mesh: Mesh) -> Batch:
 
 
 def take_batch_shard(examples: np.ndarray, index: Any, mesh: Mesh, process_index: int | None = None) -> np.ndarray:
-    """Returns the part at `index` of the whole batch, within one batch shard, from a process's examples."""
+    """Returns a part of the whole batch from the examples that a process has read.
+
+    Args:
+      examples: the examples that the process has read, [examples, ...], see `process_shard`.
+      index: slices of the whole batch, one per axis; those of the first axis are within one batch shard.
+      mesh: mesh of the batch.
+      process_index: the process; None means this one.
+    """
     shard, held = _shards_of(mesh, process_index)
-    size = len(examples) // len(held)
+    shard_size = len(examples) // len(held)
     start, _, _ = index[0].indices(shard.count * len(examples))
-    first = held.index(start // size) * size
-    return examples[first : first + size, *index[1:]]
+    first = held.index(start // shard_size) * shard_size
+    return examples[first : first + shard_size, *index[1:]]
 
 
 def shard_whole_batch(mesh: Mesh, batch: Batch) -> Batch:
