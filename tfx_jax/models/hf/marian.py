@@ -145,7 +145,7 @@ def as_marian(model: Transformer) -> Transformer:
     if model.config.interleaved_sinusoids:
         order = (
             np.arange(config.d_model).reshape(-1, 2).T.reshape(-1)
-        )  # even features (sines), then odd features (cosines)
+        )  # even features, sines, then odd features, cosines
 
         def reorder(path: Any, leaf: jax.Array) -> jax.Array:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
