@@ -47,7 +47,7 @@ def log_mel(
             f"hop_seconds must be at least one sample and at most window_seconds, got a hop of {hop} and a window of "
             f"{window} samples"
         )
-    size = 1 << (window - 1).bit_length()
+    size = 1 << (window - 1).bit_length()  # the next power of two
     rows, length = samples.shape
     num_frames = -(-length // hop)
     padded = jnp.pad(samples.astype(jnp.float32), ((0, 0), (0, num_frames * hop + window - length)))
@@ -123,12 +123,12 @@ def spec_augment(
     if rng is None:
         return frames
     rows, length, bands = frames.shape
-    for_times, for_frequencies = jax.random.split(rng)
+    rng_times, rng_frequencies = jax.random.split(rng)
     longest = (num_frames.astype(jnp.float32) * max_time_share).astype(jnp.int32)
-    times = _masked(for_times, num_time_masks, longest, num_frames, length)
+    times = _masked(rng_times, num_time_masks, longest, num_frames, length)
     num_bands = jnp.full(rows, bands)
     widest = jnp.full(rows, min(max_frequencies, bands))
-    frequencies = _masked(for_frequencies, num_frequency_masks, widest, num_bands, bands)
+    frequencies = _masked(rng_frequencies, num_frequency_masks, widest, num_bands, bands)
     return jnp.where(times[:, :, None] | frequencies[:, None], jnp.zeros((), frames.dtype), frames)
 
 
@@ -137,9 +137,9 @@ def _masked(rng: Array, count: int, longest: Int[Array, " B"], sizes: Int[Array,
 
     Masks are at most `longest` long and lie within the first `sizes` positions.
     """
-    for_lengths, for_starts = jax.random.split(rng)
+    rng_lengths, rng_starts = jax.random.split(rng)
     shape = (count, longest.shape[0])
-    lengths = jax.random.randint(for_lengths, shape, 0, longest[None] + 1)
-    starts = jax.random.randint(for_starts, shape, 0, jnp.maximum(sizes[None] - lengths, 0) + 1)
+    lengths = jax.random.randint(rng_lengths, shape, 0, longest[None] + 1)
+    starts = jax.random.randint(rng_starts, shape, 0, jnp.maximum(sizes[None] - lengths, 0) + 1)
     positions = jnp.arange(length)[None, None]
     return ((positions >= starts[..., None]) & (positions < (starts + lengths)[..., None])).any(axis=0)

@@ -32,7 +32,7 @@ def lookup(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array
 
 
 class LowRankSum(NamedTuple):
-    """A matrix that is the sum of one and a product, W + A B, as `linear` takes it; the sum is never made."""
+    """A matrix W + A B for `linear`, which multiplies by its parts and never computes the sum."""
 
     kernel: Float[Array, "*in_and_out"]
     a: Float[Array, "*in R"]
@@ -116,6 +116,7 @@ def _product(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike) -
 
 
 def _dot(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike) -> Array:
+    """Multiplies arrays of one dtype, with the sum over the axes of `_product`; `dtype` is that of the result."""
     last = tuple(range(x.ndim - len(axes), x.ndim))
     return jax.lax.dot_general(x, kernel, ((last, axes), ((), ())), preferred_element_type=dtype)
 
@@ -140,8 +141,9 @@ def _backward(
     del dtype
     x, kernel = residuals
     gradient = gradient.astype(x.dtype)
-    others = tuple(axis for axis in range(kernel.ndim) if axis not in axes)
+    others = tuple(axis for axis in range(kernel.ndim) if axis not in axes)  # axes of the outputs
     batch = tuple(range(x.ndim - len(axes)))
+    # The kernel's input axes come first (as in `linear`) or last (`linear_logits`), and so in its gradient.
     factors = (x, gradient) if axes[0] == 0 else (gradient, x)
     kernel_gradient = jax.lax.dot_general(*factors, ((batch, batch), ((), ())), preferred_element_type=kernel_dtype)
     return _dot(gradient, kernel, others, x.dtype), kernel_gradient
@@ -269,11 +271,14 @@ def gated_units(
     """Computes the hidden units of `feed_forward`, activation(x) * (gate + offset).
 
     Args:
-      x: what the activation takes, [*batch, F].
-      gate: multiplies the hidden units; None means by 1.
-      activation_fn: of `x`.
+      x: inputs of the activation, [*batch, F].
+      gate: factor of the hidden units, [*batch, F]; None means no gate, and `gate_offset` is unused.
+      activation_fn: activation of `x`.
       gate_offset: added to `gate`: 1 in gpt-oss (https://arxiv.org/abs/2508.10925).
-      limit: bounds `x` from above and `gate` on both sides: 7 in gpt-oss; None means no bound.
+      limit: upper bound of `x`, and bound of `gate` on both sides: 7 in gpt-oss; None means no bound.
+
+    Returns:
+      [*batch, F].
 
     >>> gated_units(jax.numpy.array([9.0]), jax.numpy.array([-9.0]), gate_offset=1.0, limit=7.0).tolist()
     [-42.0]
@@ -285,7 +290,7 @@ def gated_units(
     return hidden * (gate + gate_offset if gate_offset else gate)
 
 
-_LARGEST = 127
+_LARGEST = 127  # of int8, symmetric
 
 
 def quantize_rows(matrix: Float[Array, "*rows D"]) -> tuple[Int8[Array, "*rows D"], Float[Array, "*rows"]]:
@@ -333,7 +338,7 @@ def int8_product(
     return sums.astype(jnp.float32) * row_scales[..., None] * scales.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
-_LEVELS = 1 << 16
+_LEVELS = 1 << 16  # values of the sixteen bits that decide about an element
 
 
 def dropout(x: Float[Array, "*shape"], rate: float, rng: Array | None) -> Float[Array, "*shape"]:

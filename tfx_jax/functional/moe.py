@@ -1,8 +1,8 @@
 """Mixture of experts: a router sends every token to one or some of many feed-forward networks.
 
-Here T counts the tokens that compete for places, G the groups of such tokens, E the experts, C the tokens that one
-expert takes of a group (its capacity) and A the experts of one token. Tokens move by scatter and gather, so memory is
-that of the experts' inputs, G * E * C * D, and a one-hot array of T x E x C, by which the papers multiply, never is.
+Shape letters: T tokens of one group, which compete for places in the experts' buffers; G groups; E experts; C places of
+one expert for a group (its capacity); A experts of one token; D features. Tokens are moved by scatter and gather, so
+memory is that of the experts' inputs, G * E * C * D; the papers' one-hot array of T x E x C is never formed.
 """
 
 import math
@@ -16,21 +16,28 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Routing(NamedTuple):
-    """Where every token goes, and what the answers count."""
+    """The experts of each token, its places in their buffers, and the weights of their answers."""
 
     expert: Int[Array, "T A"]
+    """Index of the expert."""
     position: Int[Array, "T A"]
-    """The token's place in the expert's buffer; C, which is past its end, where it is dropped."""
+    """The token's place in the expert's buffer, or C, which is past its end, if the token is dropped."""
     weight: Float[Array, "T A"]
-    """Of the expert's answer in the token's output; 0 where the token is dropped."""
+    """Weight of the expert's answer in the token's output; 0 if the token is dropped."""
 
 
 Exchange = tuple[Callable[[Array], Array], Callable[[Array], Array]]
-"""Takes buffers [G, E, C, D] from the devices of the groups to those of the experts, and answers back."""
+"""Two functions of an array [G, E, C, D]: the first moves buffers from the devices of the groups to those of the
+experts, the second moves the answers back."""
 
 
 def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int:
-    """How many tokens an expert takes: `capacity_factor` times an even share, rounded up (Fedus et al., 2021, eq. 3).
+    """Returns how many tokens an expert takes: `capacity_factor` times an even share, rounded up.
+
+    Equation 3 of Fedus et al. (2021, https://arxiv.org/abs/2101.03961).
+
+    Raises:
+      ValueError: if an argument is not positive.
 
     >>> expert_capacity(100, 8, 1.25)
     16
@@ -41,21 +48,21 @@ def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -
 
 
 def top_1_routing(logits: Float[Array, "T E"], capacity: int, *, mask: Bool[Array, " T"] | None = None) -> Routing:
-    """Sends each token to its likeliest expert, whose answer counts with its probability (Switch Transformer).
+    """Sends each token to its most probable expert, with the probability as weight (Switch Transformer).
 
     Equation 2 of Fedus et al. (2021, https://arxiv.org/abs/2101.03961). Experts take tokens in their order until they
-    are full; the others are dropped: their output is zero, and the residual connection carries them on.
+    are full; further tokens are dropped: their output is zero, and only the residual connection passes them on.
 
     Args:
-      logits: the router's, [T, E]; take them in float32.
+      logits: logits of the router, [T, E]; compute them in float32.
       capacity: C, tokens that each expert takes, from `expert_capacity`.
-      mask: True for real tokens; padding is sent nowhere and takes no one's place.
+      mask: True for real tokens; padding is sent to no expert and takes no place.
 
     Returns:
-      Experts, positions and weights of all tokens, [T, 1]; the weights are float32 and carry the router's gradient.
+      The `Routing`, with A = 1; its weights are float32 at least and differentiable in `logits`.
 
     Raises:
-      ValueError: if a size does not fit.
+      ValueError: if an array has the wrong shape or `capacity` is below 1.
 
     >>> route = jax.jit(top_1_routing, static_argnames="capacity")
     >>> routing = route(jnp.array([[2.0, 0.0], [1.0, 0.0], [0.0, 9.0]]), capacity=1)
@@ -68,37 +75,37 @@ def top_1_routing(logits: Float[Array, "T E"], capacity: int, *, mask: Bool[Arra
 def top_2_routing(
     logits: Float[Array, "T E"], capacity: int, *, mask: Bool[Array, " T"] | None = None, rng: Array | None = None
 ) -> Routing:
-    """Sends each token to its two likeliest experts, whose probabilities become weights with the sum 1 (GShard).
+    """Sends each token to its two most probable experts, with weights proportional to probabilities (GShard).
 
-    Algorithm 1 of Lepikhin et al. (2020, https://arxiv.org/abs/2006.16668): all first choices are seated before any
-    second one. A token whose one expert is full keeps the weight of the other as it is. Since second choices yield to
-    first choices of later tokens, a full expert lets a token's output depend on the future.
+    Algorithm 1 of Lepikhin et al. (2020, https://arxiv.org/abs/2006.16668): all first choices get places before any
+    second choice. If one expert of a token is full, the weight of the other stays as it is. Second choices yield to
+    first choices of later tokens, so with full experts a token's output depends on later tokens.
 
     Args:
       logits: the router's, [T, E].
-      capacity: C; twice what top-1 needs for the same share of dropped tokens.
+      capacity: C; twice the capacity of top-1 for the same share of dropped tokens.
       mask: True for real tokens.
-      rng: PRNG key for the paper's random second choice, which is made with probability min(1, 2 * its weight); those
-        not made take no place. None makes all of them.
+      rng: PRNG key for the paper's random dispatch: a token is sent to its second expert with probability
+        min(1, 2 * weight), and takes no place there otherwise. None always sends it.
 
     Returns:
-      Experts, positions and weights, [T, 2], the first choice first.
+      The `Routing`, with A = 2, the first choice first.
 
     Raises:
-      ValueError: if a size does not fit.
+      ValueError: if an array has the wrong shape or `capacity` is below 1.
 
     >>> routing = jax.jit(top_2_routing, static_argnames="capacity")(jnp.zeros((1, 2)), capacity=1)
     >>> routing.expert.tolist(), routing.weight.tolist()
     ([[0, 1]], [[0.5, 0.5]])
     """
     _check_router(logits, capacity, mask, num_choices=2)
-    gates, expert = _likeliest(_probabilities(logits), 2)
+    gates, expert = _top_k(_probabilities(logits), 2)
     weight = gates / gates.sum(axis=1, keepdims=True)
-    sent = _sent(expert, mask)
+    sent = _mark_sent(expert, mask)
     if rng is not None:
-        drawn = jax.random.uniform(rng, weight.shape[:1], weight.dtype) < 2 * weight[:, 1]
-        sent = sent & jnp.stack([jnp.ones_like(drawn), drawn], axis=1)
-    return _seated(expert, weight, sent, logits.shape[1], capacity)
+        takes_second = jax.random.uniform(rng, weight.shape[:1], weight.dtype) < 2 * weight[:, 1]
+        sent = sent & jnp.stack([jnp.ones_like(takes_second), takes_second], axis=1)
+    return _assign_places(expert, weight, sent, logits.shape[1], capacity)
 
 
 def top_k_routing(
@@ -109,44 +116,50 @@ def top_k_routing(
     is_normalized: bool = True,
     mask: Bool[Array, " T"] | None = None,
 ) -> Routing:
-    """Sends each token to its likeliest experts, as many as wanted (Mixtral, Qwen3-MoE, gpt-oss).
+    """Sends each token to its `num_choices` most probable experts (Mixtral, Qwen3-MoE, gpt-oss).
 
     Section 2.1 of Mixtral (Jiang et al., 2024, https://arxiv.org/abs/2401.04088), whose softmax of the chosen logits is
-    the same as probabilities that are divided by their sum. All first choices are seated before any second one.
+    the same as probabilities divided by their sum. All first choices get places before any second choice.
 
     Args:
       logits: the router's, [T, E].
-      capacity: C; T drops no token.
+      capacity: C; with T no token is dropped.
       num_choices: A, experts of a token.
-      is_normalized: whether the weights of a token have the sum 1; without, they are the probabilities.
+      is_normalized: whether the weights of a token are divided by their sum; otherwise they are the probabilities.
       mask: True for real tokens.
 
     Returns:
-      Experts, positions and weights, [T, A], the first choice first.
+      The `Routing`, the first choice first.
 
     Raises:
-      ValueError: if a size does not fit.
+      ValueError: if an array has the wrong shape or `capacity` is below 1.
 
     >>> route = jax.jit(top_k_routing, static_argnames=("capacity", "num_choices"))
     >>> route(jnp.array([[0.0, 0.0, 0.0, 9.0]]), capacity=1, num_choices=3).expert.tolist()
     [[3, 0, 1]]
     """
     _check_router(logits, capacity, mask, num_choices)
-    weight, expert = _likeliest(_probabilities(logits), num_choices)
+    weight, expert = _top_k(_probabilities(logits), num_choices)
     weight = weight / weight.sum(axis=1, keepdims=True) if is_normalized else weight
-    return _seated(expert, weight, _sent(expert, mask), logits.shape[1], capacity)
+    return _assign_places(expert, weight, _mark_sent(expert, mask), logits.shape[1], capacity)
 
 
 def dispatch(x: Float[Array, "T D"], routing: Routing, *, num_experts: int, capacity: int) -> Float[Array, "E C D"]:
-    """Copies tokens into the buffers of their experts; places that no one takes are zero."""
+    """Copies tokens into the buffers of their experts; places without a token are zero."""
     copies = jnp.broadcast_to(x[:, None], (*routing.expert.shape, x.shape[1]))
     buffers = jnp.zeros((num_experts, capacity, x.shape[1]), x.dtype)
-    # Places are taken once, so adding is setting, but with a plain gather as its gradient. Position C is dropped.
+    # Each place has at most one token, so add equals set, and the gradient of add is a plain gather. Position C, past
+    # the end, is dropped.
     return buffers.at[routing.expert, routing.position].add(copies, mode="drop")
 
 
 def combine(y: Float[Array, "E C D"], routing: Routing) -> Float[Array, "T D"]:
-    """Fetches the experts' answers and adds those of each token by weight, in float32; zero for dropped tokens."""
+    """Returns the weighted sum of each token's answers, computed in float32 at least; zero for dropped tokens.
+
+    Args:
+      y: answers at the places of the experts' buffers.
+      routing: experts, places and weights of the tokens.
+    """
     answers = y.at[routing.expert, routing.position].get(mode="fill", fill_value=0)
     return jnp.einsum("TAD,TA->TD", answers.astype(routing.weight.dtype), routing.weight).astype(y.dtype)
 
@@ -166,24 +179,25 @@ def mixture_of_experts(
     """Routes tokens, applies all experts at once and brings the answers back.
 
     Args:
-      x: tokens, [*batch, D]. Those of a group compete for places, in the order of the flattened batch.
-      logits: the router's, [*batch, E].
+      x: tokens, [*batch, D]. The tokens of a group compete for places, in the order of the flattened batch.
+      logits: logits of the router, [*batch, E].
       experts_fn: maps the buffers of all experts, [E, G * C, D], such as `jax.vmap(feed_forward)` with parameters that
         have a leading axis E. To spread experts over devices, shard that axis.
       capacity: C, tokens that each expert takes of a group.
-      num_groups: G, into how many equal blocks the flattened batch is divided, each of which is routed by itself
-        (Lepikhin et al., 2020, section 3.2). On a mesh, a group that one device holds is routed without the others.
-      routing_fn: `top_1_routing`, `top_2_routing`, `top_k_routing` or their like.
+      num_groups: G, the number of equal blocks of the flattened batch, which are routed independently (Lepikhin et al.,
+        2020, section 3.2). On a mesh, routing a group that lies on one device needs no communication.
+      routing_fn: function of (logits [T, E], capacity, mask=) that returns a `Routing`, such as `top_1_routing`.
       mask: True for real tokens, [*batch].
-      exchange: how buffers, [G, E, C, D], get from the devices of the groups to those of the experts and back; None
-        leaves it to the compiler.
-      return_routing: also return where tokens went.
+      exchange: two functions that move buffers, [G, E, C, D], from the devices of the groups to those of the experts
+        and answers back; None leaves this to the compiler.
+      return_routing: also return the `Routing`.
 
     Returns:
-      [*batch, D] in the dtype of the experts' answers, or a pair of it and the `Routing` of the flattened tokens.
+      The outputs, [*batch, D], in the dtype of the experts' answers; with `return_routing` a pair of the outputs and
+      the `Routing` of the flattened tokens, [G * T, A].
 
     Raises:
-      ValueError: if shapes do not fit, or the groups do not come out even.
+      ValueError: if shapes do not fit, or `num_groups` does not divide the number of tokens.
 
     >>> x = jnp.array([[1.0], [2.0], [3.0]])
     >>> mix = jax.jit(lambda x, logits: mixture_of_experts(x, logits, lambda x: 10 * x, capacity=2))
@@ -197,17 +211,17 @@ def mixture_of_experts(
     if num_groups < 1 or num_tokens % num_groups:
         raise ValueError(f"num_groups={num_groups} does not divide the {num_tokens} tokens")
 
-    def grouped(rows: Array, *sizes: int) -> Array:
+    def to_groups(rows: Array, *sizes: int) -> Array:
         return rows.reshape(num_groups, -1, *sizes)
 
-    def dispatched(x: Array, routing: Routing) -> Array:
+    def dispatch_group(x: Array, routing: Routing) -> Array:
         return dispatch(x, routing, num_experts=num_experts, capacity=capacity)
 
     routing = jax.vmap(lambda logits, mask: routing_fn(logits, capacity, mask=mask))(
-        grouped(logits, num_experts), None if mask is None else grouped(mask)
+        to_groups(logits, num_experts), None if mask is None else to_groups(mask)
     )
-    buffers = jax.vmap(dispatched)(grouped(x, d_model), routing)
-    to_experts, to_tokens = exchange or (lambda buffers: buffers, lambda buffers: buffers)
+    buffers = jax.vmap(dispatch_group)(to_groups(x, d_model), routing)
+    to_experts, to_tokens = exchange or (lambda buffers: buffers, lambda answers: answers)
     answers = experts_fn(to_experts(buffers).swapaxes(0, 1).reshape(num_experts, -1, d_model))
     answers = to_tokens(answers.reshape(num_experts, num_groups, capacity, -1).swapaxes(0, 1))
     y = jax.vmap(combine)(answers, routing).reshape(*x.shape[:-1], -1)
@@ -217,9 +231,9 @@ def mixture_of_experts(
 def load_balancing_loss(
     logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] | None = None
 ) -> Float[Array, ""]:
-    """Computes E * sum_e f_e P_e, which is 1 for an even load and E where one expert gets everything.
+    """Computes E * sum_e f_e P_e, which is 1 for an even load and E if one expert gets all tokens.
 
-    f_e is the fraction of tokens whose first choice is e, before any is dropped, and P_e the mean probability of e:
+    f_e is the fraction of tokens whose first choice is e, dropped tokens included, and P_e the mean probability of e:
     equations 4 to 6 of Fedus et al. (2021) without their factor alpha = 0.01. The l_aux of GShard (Lepikhin et al.,
     2020, algorithm 1) is this divided by E^2.
 
@@ -248,20 +262,21 @@ def _probabilities(logits: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]
     return jax.nn.softmax(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1)
 
 
-def _likeliest(
-    probabilities: Float[Array, "T E"], count: int
-) -> tuple[Float[Array, "T {count}"], Int[Array, "T {count}"]]:
-    """`jax.lax.top_k` by maxima: for that, compilers would gather the tokens of all devices on each."""
-    experts, left = [], probabilities
+def _top_k(probabilities: Float[Array, "T E"], count: int) -> tuple[Float[Array, "T {count}"], Int[Array, "T {count}"]]:
+    """Returns the `count` largest probabilities of each token and their experts, in descending order.
+
+    Repeated argmax replaces `jax.lax.top_k`, for which compilers gather the tokens of all devices on each device.
+    """
+    chosen, remaining = [], probabilities
     for _ in range(count):
-        experts.append(jnp.argmax(left, axis=-1))
-        left = jnp.where(jax.nn.one_hot(experts[-1], left.shape[-1], dtype=jnp.bool_), -jnp.inf, left)
-    expert = jnp.stack(experts, axis=-1)
+        chosen.append(jnp.argmax(remaining, axis=-1))
+        remaining = jnp.where(jax.nn.one_hot(chosen[-1], remaining.shape[-1], dtype=jnp.bool_), -jnp.inf, remaining)
+    expert = jnp.stack(chosen, axis=-1)
     return jnp.take_along_axis(probabilities, expert, axis=-1), expert
 
 
 def _mean(x: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] | None) -> Float[Array, " E"]:
-    """Mean over the real tokens; zero without any."""
+    """Returns the mean over the real tokens, or zero if there are none."""
     x = x.reshape(-1, x.shape[-1])
     if mask is None:
         return x.mean(axis=0)
@@ -270,18 +285,27 @@ def _mean(x: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] | None) -> Fl
     return jnp.where(real, x, jnp.zeros((), x.dtype)).sum(axis=0) / count
 
 
-def _sent(expert: Int[Array, "T A"], mask: Bool[Array, " T"] | None) -> Bool[Array, "T A"]:
+def _mark_sent(expert: Int[Array, "T A"], mask: Bool[Array, " T"] | None) -> Bool[Array, "T A"]:
+    """Returns whether a token is sent to each of its experts: True for real tokens."""
     return jnp.broadcast_to(jnp.ones((1, 1), jnp.bool_) if mask is None else mask[:, None], expert.shape)
 
 
-def _seated(
+def _assign_places(
     expert: Int[Array, "T A"], weight: Float[Array, "T A"], sent: Bool[Array, "T A"], num_experts: int, capacity: int
 ) -> Routing:
-    """Gives places in the order of tokens, all first choices before all second ones."""
+    """Assigns places in the order of the tokens, all first choices before all second choices.
+
+    Args:
+      expert: experts of each token.
+      weight: weights of their answers.
+      sent: whether a token is sent to each of its experts.
+      num_experts: E.
+      capacity: C.
+    """
     num_tokens, num_choices = expert.shape
     choices, is_sent = expert.T.reshape(-1), sent.T.reshape(-1)
     arrivals = ((choices[:, None] == jnp.arange(num_experts)[None]) & is_sent[:, None]).astype(jnp.int32)
-    queue = jnp.cumsum(arrivals, axis=0)  # how many have come to each expert so far, this one included
+    queue = jnp.cumsum(arrivals, axis=0)  # tokens sent to each expert so far, this one included
     position = jnp.take_along_axis(queue, choices[:, None], axis=1)[:, 0] - 1
     position = jnp.where(is_sent, jnp.minimum(position, capacity), capacity).reshape(num_choices, num_tokens).T
     return Routing(expert, position, jnp.where(position < capacity, weight, jnp.zeros((), weight.dtype)))

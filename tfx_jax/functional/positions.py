@@ -2,7 +2,7 @@
 
 Absolute encodings are added to embeddings (`sinusoidal_positions`, `learned_positions`). `rotary_embedding` rotates
 queries and keys. The other functions are biases of attention scores that depend on the distance from query to key. If
-keys precede the first query, as in a cache or a memory, pass `positions` or an `offset`, their number.
+keys precede the first query, as in a cache or a memory, pass `positions`, or their number as `offset`.
 """
 
 import functools
@@ -366,11 +366,14 @@ def t5_score_mod(
 
 
 def _add_t5_bias(
-    table: Array, offset: int | Array, logits: Array, b: Array, n: Array, t: Array, s: Array, **kinds: Any
+    table: Array, offset: int | Array, logits: Array, b: Array, n: Array, t: Array, s: Array, **bucket_options: Any
 ) -> Array:
+    """Is the `score_mod` of `t5_score_mod`."""
     del b, n
     first = s[0, 0, 0, 0] - t[0, 0, 0, 0] - offset  # a block is consecutive, so its distances are too
-    return logits + relative_position_bias(table, *logits.shape[2:], offset=-first, **kinds).astype(logits.dtype)
+    return logits + relative_position_bias(table, *logits.shape[2:], offset=-first, **bucket_options).astype(
+        logits.dtype
+    )
 
 
 def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] = 0) -> ScoreMod:
@@ -394,6 +397,7 @@ def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] 
 def _subtract_distances(
     slopes: Array, offset: int | Array, logits: Array, b: Array, n: Array, t: Array, s: Array
 ) -> Array:
+    """Is the `score_mod` of `alibi_score_mod`."""
     del b
     return logits - slopes.astype(logits.dtype)[n] * jnp.abs(s - t - offset).astype(logits.dtype)
 

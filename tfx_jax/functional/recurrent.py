@@ -83,11 +83,19 @@ def scan_cell(
 ) -> tuple[Float[Array, "B T H"], State]:
     """Runs a cell along a sequence. At padding, the state does not change and the output repeats the previous one.
 
+    Args:
+      step: the cell, called as `step(gates, state, recurrent)` with the gates of one position, [B, GH].
+      gates: input projections x W + b of all positions.
+      state: initial state.
+      recurrent: U.
+      token_mask: True for tokens, False for padding; None means no padding.
+      is_reversed: whether to run from the last position to the first.
+
     Returns:
       The output at each position, and the final state: after the last position, in a reversed scan after the first.
     """
 
-    def read(state: State, step_inputs: tuple[Array, Array | None]) -> tuple[State, Array]:
+    def take_step(state: State, step_inputs: tuple[Array, Array | None]) -> tuple[State, Array]:
         step_gates, exists = step_inputs
         new_state = step(step_gates, state, recurrent)
         if exists is not None:
@@ -95,7 +103,7 @@ def scan_cell(
         return new_state, new_state[0]
 
     inputs = gates.swapaxes(0, 1), None if token_mask is None else token_mask.T
-    state, outputs = jax.lax.scan(read, state, inputs, reverse=is_reversed)
+    state, outputs = jax.lax.scan(take_step, state, inputs, reverse=is_reversed)
     return outputs.swapaxes(0, 1), state
 
 

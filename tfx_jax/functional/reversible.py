@@ -12,6 +12,7 @@ Residual = Callable[..., Array]
 """`f(params, x, rng, *shared)` with the parameters and the PRNG key of one layer returns an array like x."""
 
 Streams = tuple[Float[Array, "*shape"], Float[Array, "*shape"]]
+"""The pair (x1, x2), or (y1, y2) after a layer."""
 
 
 def reversible_stack(
@@ -68,6 +69,7 @@ def reversible_stack(
     if len(lengths) != 1 or () in lengths:
         raise ValueError(f"all parameters must have the same leading layer axis, got {sorted(lengths)}")
     rngs = None if rng is None else jax.random.split(rng, (*lengths.pop(), 2))
+    # `shared` split into two trees: its differentiable arrays and the rest, with None in place of the others.
     floats = jax.tree.map(lambda x: x if _is_float(x) else None, shared)
     others = jax.tree.map(lambda x: None if _is_float(x) else x, shared)
     return _stack(f, g, (f_params, g_params), (x1, x2), rngs, floats, others)
@@ -101,14 +103,17 @@ def _stack_backward(f: Residual, g: Residual, saved: Any, gradients: Streams) ->
         (y1, y2), (d_y1, d_y2), d_floats = carry
         (f_params, g_params), rngs = params_and_rngs
         added, pull = jax.vjp(_call(g, rngs, 1, others), g_params, y1, floats)
-        x2, (d_g, d_through, d_by_g) = y2 - added, pull(d_y2)
+        x2 = y2 - added
+        d_g, d_through, d_by_g = pull(d_y2)  # gradients of the parameters, of y1 and of `floats`
         d_x1 = d_y1 + d_through
         added, pull = jax.vjp(_call(f, rngs, 0, others), f_params, x2, floats)
-        x1, (d_f, d_through, d_by_f) = y1 - added, pull(d_x1)
+        x1 = y1 - added
+        d_f, d_through, d_by_f = pull(d_x1)
         d_x2 = d_y2 + d_through
         d_floats = jax.tree.map(lambda *parts: sum(parts), d_floats, d_by_f, d_by_g)
         return ((x1, x2), (d_x1, d_x2), d_floats), (d_f, d_g)
 
+    # The carry: outputs of a layer, gradients of these, and running sums of the gradients of `floats`.
     start = outputs, gradients, jax.tree.map(jnp.zeros_like, floats)
     (_, d_streams, d_floats), d_params = jax.lax.scan(layer, start, (params, rngs), reverse=True)
     return d_params, d_streams, None, d_floats, None

@@ -80,6 +80,7 @@ def greedy_search(
     buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
 
     def choose(log_probs: Array, length: Array) -> Any:
+        """Returns the token of each row; `length` counts it."""
         return jnp.where(length >= limits, eos_id, jnp.argmax(log_probs, axis=-1))
 
     return _generate(step_fn, cache, buffer, limits, choose, eos_id, pad_id)
@@ -205,7 +206,20 @@ def _generate(
     eos_id: int | None,
     pad_id: int,
 ) -> tuple[Int[Array, "B L"], Float[Array, " B"]]:
-    """Appends the tokens of `choose(log_probs, length)` until every row has EOS, its limit or no allowed token."""
+    """Appends the tokens of `choose(log_probs, length)` until every row has EOS, its limit or no allowed token.
+
+    Args:
+      step_fn: the model.
+      cache: its cache before the first step.
+      buffer: tokens, [B, 1 + L], with the start tokens in column 0 and PAD after it.
+      limits: maximum number of tokens of each row, [B].
+      choose: returns the next token of each row, [B]; `length` is the number of generated tokens, this one included.
+      eos_id: the token that ends a row; None if there is none.
+      pad_id: the token after the end of a row.
+
+    Returns:
+      Generated tokens and log-probabilities of the rows, as `greedy_search` returns them.
+    """
 
     def extend(paths: _Paths) -> _Paths:
         length = paths.length + 1
@@ -239,7 +253,7 @@ def _generate(
 def next_logits(
     step_fn: StepFn, tokens: Int[Array, " R"], cache: Cache, eos_id: int | None, pad_id: int
 ) -> tuple[Float[Array, "R V"], Cache]:
-    """Returns the model's float32 logits of the next token, with -inf for PAD, and the new cache."""
+    """Returns the model's float32 logits of the next token, [R, V], with -inf for PAD, and the new cache."""
     logits, cache = step_fn(tokens, cache)
     if logits.ndim != 2 or logits.shape[0] != tokens.size:
         raise ValueError(f"step_fn must return logits of shape [{tokens.size}, V], got {logits.shape}")
@@ -269,7 +283,7 @@ def log_normalizer(logits: Float[Array, "*rows V"]) -> tuple[Float[Array, "*rows
 def _next_log_probs(
     step_fn: StepFn, tokens: Int[Array, " R"], cache: Cache, eos_id: int | None, pad_id: int
 ) -> tuple[Float[Array, "R V"], Cache]:
-    """Log-probabilities of the next token, with PAD impossible."""
+    """Returns the log-probabilities of the next token, [R, V], -inf for PAD, and the new cache."""
     logits, cache = next_logits(step_fn, tokens, cache, eos_id, pad_id)
     largest, log_total = log_normalizer(logits)
     return (logits - largest[:, None]) - log_total[:, None], cache
@@ -298,7 +312,7 @@ def _nucleus(probs: Float[Array, "R V"], top_p: float) -> Bool[Array, "R V"]:
 
 
 def is_beam_invariant(part: Any) -> bool:
-    """Whether a part of a cache is a `BeamInvariant`."""
+    """Returns whether a part of a cache is a `BeamInvariant`."""
     return isinstance(part, BeamInvariant)
 
 
@@ -515,14 +529,14 @@ def _best_alive(
     past = past._replace(log_probs=jnp.where(is_last[:, None], -jnp.inf, past.log_probs))
     # Prefer a block size that divides the vocabulary: for a remainder XLA would copy all logits.
     block = next((size for size in _BLOCKS if vocab_size % size == 0), min(_BLOCKS[0], vocab_size))
-    whole = vocab_size - vocab_size % block
-    best = logits[..., :whole].reshape(batch, beam_size, -1, block).max(axis=-1)
-    if whole < vocab_size:
-        best = jnp.concatenate([best, logits[..., whole:].max(axis=-1, keepdims=True)], axis=-1)
+    in_whole_blocks = vocab_size - vocab_size % block  # tokens before the remainder, if there is one
+    best = logits[..., :in_whole_blocks].reshape(batch, beam_size, -1, block).max(axis=-1)
+    if in_whole_blocks < vocab_size:
+        best = jnp.concatenate([best, logits[..., in_whole_blocks:].max(axis=-1, keepdims=True)], axis=-1)
     num_blocks = best.shape[-1]
     _, blocks = jax.lax.top_k(past.extended_by(best).reshape(batch, -1), beam_size)
     blocks = jnp.sort(blocks, axis=-1)  # so that `top_k` below, which prefers the first of equal values, resolves ties
-    parents = blocks // num_blocks
+    parents = blocks // num_blocks  # an index of a block is parent * num_blocks + index in the vocabulary
     token_ids = (blocks % num_blocks * block)[..., None] + jnp.arange(block)[None, None]  # may exceed V in the last
     tokens = jnp.minimum(token_ids, vocab_size - 1)
     picked = (parents[..., None] * vocab_size + tokens).reshape(batch, -1)

@@ -1,4 +1,4 @@
-"""One file for each paper: its Config above its Model."""
+"""Models, one file for each paper; a file defines the configuration first and then the model."""
 
 from tfx_jax.models.bert import (
     Bert,

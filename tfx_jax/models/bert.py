@@ -241,11 +241,12 @@ class Bert(nnx.Module):
             return EncoderLayer(attention, feed_forward, residual)
 
         token_stddev = _init_stddev(c)
-        added = {"init_stddev": token_stddev / 5 if c.init == "matching" else token_stddev, "rngs": rngs}
+        # Options of the embeddings that are added to those of tokens.
+        init_options = {"init_stddev": token_stddev / 5 if c.init == "matching" else token_stddev, "rngs": rngs}
         size = c.embedding_size or c.d_model
         self.embedding = Embedding(c.vocab_size, size, init_stddev=token_stddev, dtype=dtype, rngs=rngs)
-        self.token_types = Embedding(c.num_segments, size, dtype=dtype, **added) if c.num_segments else None
-        learned = functools.partial(LearnedPositions, c.first_position + c.max_length, size, **added)
+        self.token_types = Embedding(c.num_segments, size, dtype=dtype, **init_options) if c.num_segments else None
+        learned = functools.partial(LearnedPositions, c.first_position + c.max_length, size, **init_options)
         self.positions = learned() if c.rotary is None else None
         self.norm = make_norm(size)
         project = functools.partial(Linear, size, c.d_model, kernel_init=_matrix_init(c), dtype=dtype, rngs=rngs)
@@ -313,7 +314,7 @@ class Bert(nnx.Module):
             options |= {} if self.config.rotary is None else {"positions": positions}
             return layer(x, mask=mask, rngs=rngs, return_weights=return_attention, **options)
 
-        x, first = (x, None) if self.first_layer is None else encode(self.first_layer, x, rngs)
+        x, first_maps = (x, None) if self.first_layer is None else encode(self.first_layer, x, rngs)
         options: dict[str, Any] = {"remat": self.config.remat, "unroll": self.config.unroll}
         if self.config.share_layers:
             options["repeats"] = self.config.num_layers
@@ -321,15 +322,15 @@ class Bert(nnx.Module):
         x = x if self.last_norm is None else self.last_norm(x)
         output = BertOutput(x, None)
         if self.pooler is not None:
-            pooled = POOLERS[self.config.pooler_activation](self.pooler(_first(x, token_mask)))
+            pooled = POOLERS[self.config.pooler_activation](self.pooler(_first_token(x, token_mask)))
             output = BertOutput(x, pooled)
         if not return_attention:
             return output
-        weights = [*([] if first is None else [first["self"]]), *maps["self"]]
-        return output, {f"encoder/{index}/self": own for index, own in enumerate(weights)}
+        maps_of_layers = [*([] if first_maps is None else [first_maps["self"]]), *maps["self"]]
+        return output, {f"encoder/{index}/self": weights for index, weights in enumerate(maps_of_layers)}
 
 
-def _first(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"] | None) -> Float[Array, "B D"]:
+def _first_token(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"] | None) -> Float[Array, "B D"]:
     """Returns the vector of the first token of each sequence that is not padding."""
     if token_mask is None:
         return x[:, 0]
@@ -345,10 +346,12 @@ def make_dense(
 
 
 def _init_stddev(config: BertConfig) -> float:
+    """Returns the standard deviation of initial values for `config.init`."""
     return 0.02 if config.init == "paper" else config.d_model**-0.5
 
 
 def _matrix_init(config: BertConfig) -> nnx.Initializer:
+    """Returns the initializer of matrices for `config.init`."""
     return nnx.initializers.truncated_normal(_init_stddev(config))
 
 
@@ -400,8 +403,8 @@ class BertWithHead(nnx.Module):
     `tagger.load_encoder(masked_lm)` copies a pre-trained encoder into a model with another head.
     """
 
-    use_pooler = False
-    first_is_global = False
+    use_pooler = False  # whether the head reads the pooler's output
+    first_is_global = False  # whether the first token is global by default, in a Longformer
 
     def __init__(self, config: BertConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
@@ -415,8 +418,8 @@ class BertWithHead(nnx.Module):
         Raises:
           ValueError: as for `Bert`, and if a classifier or tagger has no `config.labels`.
         """
-        body = dataclasses.replace(config, has_pooler=self.use_pooler)
-        self.bert = Bert(body, attention_fn=attention_fn, rngs=rngs)
+        encoder_config = dataclasses.replace(config, has_pooler=self.use_pooler)
+        self.bert = Bert(encoder_config, attention_fn=attention_fn, rngs=rngs)
         self._make_head(config, rngs)
         self.config = copy.deepcopy(config)
 
@@ -476,9 +479,11 @@ class BertWithHead(nnx.Module):
         self.bert = nnx.merge(nnx.graphdef(self.bert), params)
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
+        """Sets the modules of the head as attributes."""
         raise NotImplementedError
 
     def _score(self, output: BertOutput, rngs: nnx.Rngs | None) -> Any:
+        """Returns the logits for the encoder's output."""
         raise NotImplementedError
 
 
@@ -520,7 +525,7 @@ class BertPretraining(BertWithHead):
 
 
 class BertReplacedTokens(BertWithHead):
-    """Says of every token whether a generator put it there instead of the text's own: logits [B, T], ELECTRA's task."""
+    """Predicts for each token whether a generator replaced it, ELECTRA's task: logits [B, T]."""
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.dense = make_dense(config, config.d_model, dtype=jnp.dtype(config.dtype), rngs=rngs)
@@ -565,11 +570,13 @@ class BertQuestionAnswering(BertWithHead):
 
 
 def _make_classifier(config: BertConfig, rngs: nnx.Rngs) -> Linear:
+    """Returns a linear layer to the labels; raises ValueError if there are none."""
     if not config.labels:
         raise ValueError("a classifier or tagger needs labels, got none: set labels to the names of the classes")
     return make_dense(config, len(config.labels), rngs=rngs)
 
 
 def _drop(x: Float[Array, "*batch D"], config: BertConfig, rngs: nnx.Rngs | None) -> Float[Array, "*batch D"]:
+    """Applies dropout before a classifier or tagger, at the rate `head_dropout_rate` or, if None, `dropout_rate`."""
     rate = config.dropout_rate if config.head_dropout_rate is None else config.head_dropout_rate
     return drop(x, rate, rngs)

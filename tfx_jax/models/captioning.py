@@ -146,11 +146,13 @@ class Captioner(nnx.Module):
         )
         self.positions = LearnedPositions(c.grid_size**2, features, rngs=rngs)
         self.embedding = Embedding(c.vocab_size, d, init_stddev=0.1, dtype=dtype, rngs=rngs)
-        self.initial = matrix(features, 2 * d)
+        self.initial = matrix(features, 2 * d)  # to the initial h and c
         self.initial_bias = nnx.Param(jnp.zeros(2 * d))
+        # Matrices to the LSTM's gates: from the previous word and from the context.
         self.kernel, self.feed = matrix(d, 4 * d), matrix(features, 4 * d)
         self.recurrent = nnx.Param(nnx.initializers.orthogonal()(rngs.params(), (d, 4 * d)))
         self.bias = nnx.Param(jnp.zeros(4 * d).at[d : 2 * d].set(1.0))  # 1 for the forget gate
+        # Parameters of the additive score, of the gate of section 4.2.1 and of equation 7.
         self.w_query, self.w_key = matrix(d, d), matrix(features, d)
         self.v = nnx.Param(nnx.initializers.normal(d**-0.5)(rngs.params(), (d,)))
         self.gate, self.gate_bias = matrix(d, 1), nnx.Param(jnp.zeros(1))
@@ -215,8 +217,8 @@ class Captioner(nnx.Module):
     def _first_state(self, memory: Memory) -> tuple[Array, Array]:
         """Returns the initial (h, c), computed from the mean feature (section 3.1.2)."""
         mean = memory.features.mean(axis=(1, 2))
-        both = jnp.tanh(add_bias(mixed_product(mean, self._cast(self.initial)), self.initial_bias[...]))
-        h, c = jnp.split(both, 2, axis=1)
+        states = jnp.tanh(add_bias(mixed_product(mean, self._cast(self.initial)), self.initial_bias[...]))
+        h, c = jnp.split(states, 2, axis=1)
         return h, c
 
     def _advance(
@@ -227,7 +229,18 @@ class Captioner(nnx.Module):
         key: Array | None = None,
         is_drawn: Bool[Array, " B"] | None = None,
     ) -> tuple[tuple[Array, Array], Glimpse]:
-        """Attends and runs one LSTM step: equations 1 to 6, and the gate of section 4.2.1."""
+        """Attends and runs one LSTM step: equations 1 to 6, and the gate of section 4.2.1.
+
+        Args:
+          memory: the encoded images.
+          state: (h, c) of each row.
+          gates: projection of the previous word to the LSTM's gates.
+          key: PRNG key that samples grid cells; None takes the most probable ones.
+          is_drawn: which images use sampled cells instead of the expectation; None means that `variant` decides.
+
+        Returns:
+          The new (h, c), and the `Glimpse` with its context multiplied by the gate.
+        """
         glimpse = self._attend(memory, state[0], key, is_drawn)
         gate = jax.nn.sigmoid(add_bias(mixed_product(state[0], self._cast(self.gate)), self.gate_bias[...]))
         context = gate * glimpse.context

@@ -80,7 +80,7 @@ class ConformerConfig:
 
     @property
     def subsampling(self) -> int:
-        """Number of frames per step."""
+        """Number of frames per step: each of two convolutions halves their number."""
         return 4
 
     def num_steps(self, num_frames: Any) -> Any:

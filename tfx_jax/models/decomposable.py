@@ -94,7 +94,8 @@ class DecomposableAttention(nnx.Module):
         c.validate()
         if not c.labels:
             raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
-        dtype, width = jnp.dtype(c.dtype), 2 * c.d_model if c.intra_attention else c.d_model
+        dtype = jnp.dtype(c.dtype)
+        width = 2 * c.d_model if c.intra_attention else c.d_model  # of a word's vector
         norm = 3.0 if c.init == "matching" else 1.0
         stddev = norm * c.d_embedding**-0.5
         self.embedding = Embedding(c.vocab_size, c.d_embedding, init_stddev=stddev, dtype=dtype, rngs=rngs)
@@ -102,6 +103,7 @@ class DecomposableAttention(nnx.Module):
         self.projection = Linear(c.d_embedding, c.d_model, use_bias=False, kernel_init=init, dtype=dtype, rngs=rngs)
         if c.intra_attention:
             self.intra = TwoLayers(c.d_model, c, rngs=rngs)
+            # Distances -max_distance .. max_distance, and one bias for farther words on each side.
             self.distance_bias = nnx.Param(jnp.zeros(2 * c.max_distance + 3))
         self.attend = TwoLayers(width, c, rngs=rngs)
         self.compare = TwoLayers(2 * width, c, rngs=rngs)
@@ -159,7 +161,8 @@ class DecomposableAttention(nnx.Module):
             return words
         # f_ij = F_intra(a_i) . F_intra(a_j) and a'_i = sum_j softmax_j(f_ij + d_{i-j}) a_j.
         query_key = self.intra(words, rngs)[:, :, None]
-        limit, positions = self.config.max_distance + 1, jnp.arange(tokens.shape[1])
+        limit = self.config.max_distance + 1
+        positions = jnp.arange(tokens.shape[1])
         distance = jnp.clip(positions[:, None] - positions[None], -limit, limit)
         bias = jnp.take(self.distance_bias[...], distance + limit, axis=0)[None, None]
         attended: Any = dot_product_attention(query_key, query_key, words[:, :, None], bias, mask, scale=1.0)

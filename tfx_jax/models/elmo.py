@@ -50,7 +50,9 @@ class ElmoTaggerConfig:
 
     use_elmo: bool = True  # whether ELMo's vector of a word is concatenated to the tagger's own
     characters: CharacterConfig = dataclasses.field(
-        default_factory=lambda: CharacterConfig(16, (1, 2, 3, 4), (32, 32, 64, 64), 1)
+        default_factory=lambda: CharacterConfig(
+            d_character=16, filter_widths=(1, 2, 3, 4), num_filters=(32, 32, 64, 64), num_highway=1
+        )
     )
     d_word: int = at_least(1, 128)  # size of the tagger's own word vectors
     d_hidden: int = at_least(1, 200)  # hidden units of each direction of its LSTM
@@ -84,10 +86,10 @@ class ElmoConfig:
 
     def tiny(self, *, max_length: int) -> None:
         del max_length  # a recurrent network has no maximum length
-        small = CharacterConfig(4, (1, 3), (8, 12), 1)
+        small = CharacterConfig(d_character=4, filter_widths=(1, 3), num_filters=(8, 12), num_highway=1)
         self.vocab_size, self.word_length, self.characters = 1_000, 12, small
         self.num_layers, self.d_hidden, self.d_model = 2, 32, 16
-        self.tagger = ElmoTaggerConfig(self.tagger.use_elmo, copy.copy(small), 16, 16, self.tagger.dropout_rate)
+        self.tagger = dataclasses.replace(self.tagger, characters=copy.copy(small), d_word=16, d_hidden=16)
 
 
 class Convolution(nnx.Module):
@@ -251,7 +253,7 @@ class Elmo(nnx.Module):
         if token_mask is None:
             token_mask = jnp.ones(characters.shape[:2], bool)
         words = self.words(characters)
-        layers = [jnp.stack([words, words], axis=2)]
+        layers = [jnp.stack([words, words], axis=2)]  # the same for both directions
         for index, layer in enumerate(self.layers):
             x = layers[-1]
             y = layer(drop(x, self.dropout_rate, rngs), token_mask)

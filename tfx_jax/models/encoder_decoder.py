@@ -17,11 +17,11 @@ from tfx_jax.nn.stack import scan_layers
 
 
 class EncoderDecoder(nnx.Module):
-    """Two stacks of layers: an encoder of sources, and a causal decoder of targets that also attends to its output.
+    """An encoder of source sequences, and a causal decoder of target sequences that attends to the encoder's output.
 
-    A subclass has `config`, `encoder_layers` and `decoder_layers`, and defines what surrounds the layers: `embed`,
-    `encoder_output`, `last_norm` and `output`; where it has them also `logits_bias`, `max_positions`, and
-    `layer_biases` with `step_bias`.
+    A subclass sets `config`, `encoder_layers` and `decoder_layers` and defines `embed`, `encoder_output`, `last_norm`
+    and `output`. It overrides `logits_bias`, `max_positions`, or `layer_biases` together with `step_bias`, if the model
+    has these.
     """
 
     config: Any
@@ -41,7 +41,7 @@ class EncoderDecoder(nnx.Module):
         raise NotImplementedError
 
     def encoder_output(self, x: Float[Array, "B S D"], rngs: nnx.Rngs | None) -> Float[Array, "B S D"]:
-        """Returns what the decoder attends to, from the output of the encoder's last layer."""
+        """Returns the memory that the decoder attends to, given the output of the encoder's last layer."""
         raise NotImplementedError
 
     def last_norm(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None = None) -> Float[Array, "B T D"]:
@@ -49,22 +49,23 @@ class EncoderDecoder(nnx.Module):
         raise NotImplementedError
 
     def output(self) -> Embedding:
-        """Returns the vectors of the output layer."""
+        """Returns the output layer as an embedding: one vector per token."""
         raise NotImplementedError
 
     def layer_biases(
         self, length: int, *, is_source: bool
     ) -> tuple[Any, Callable[[Any], Float[Array, "1 N T T"] | None]]:
-        """Returns how layers compute the bias of their self-attention logits for sequences of a length.
+        """Returns the bias of the self-attention's logits, for sequences of a length.
 
         Returns:
-          What each layer is given, stacked over layers (None for nothing), and a function from that to the bias.
+          A pair (layer_inputs, compute_bias). `layer_inputs` is a pytree stacked over layers, or None, and
+          `compute_bias` maps the entry of one layer, or None, to the layer's bias; its result None means no bias.
         """
         del length, is_source
         return None, lambda _: None
 
     def step_bias(self, position: Int[Array, ""], num_keys: int) -> Float[Array, "L N 1 S"]:
-        """Returns the bias of the decoder's self-attention for the query at `position`, one or one for each layer.
+        """Returns the bias of the decoder's self-attention for the query at `position`: L = 1, or one for each layer.
 
         It is called only if `config.has_position_bias`.
         """
@@ -72,7 +73,7 @@ class EncoderDecoder(nnx.Module):
 
     @property
     def max_positions(self) -> int | None:
-        """How long a source and a target may be; None means no limit."""
+        """Maximum length of sources and of targets, in tokens; None means no limit."""
         return None
 
     def __call__(
@@ -132,14 +133,18 @@ class EncoderDecoder(nnx.Module):
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
         c, length = self.config, inputs.shape[1]
-        token_mask, (given, bias_of) = input_mask(inputs, c.pad_id), self.layer_biases(length, is_source=False)
+        token_mask = input_mask(inputs, c.pad_id)
+        layer_inputs, compute_bias = self.layer_biases(length, is_source=False)
         x = self.embed(inputs, jnp.arange(length), rngs)
 
-        def layer_fn(layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None, given: Any = None) -> tuple[Array, Any]:
-            options: dict[str, Any] = {"memory_mask": memory.mask, "bias": bias_of(given), "token_mask": token_mask}
+        def layer_fn(
+            layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None, layer_input: Any = None
+        ) -> tuple[Array, Any]:
+            bias = compute_bias(layer_input)
+            options: dict[str, Any] = {"memory_mask": memory.mask, "bias": bias, "token_mask": token_mask}
             return layer(x, memory.output, rngs=rngs, return_weights=return_weights, **options)
 
-        return scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=given, remat=c.remat, unroll=c.unroll)
+        return scan_layers(layer_fn, self.decoder_layers, x, rngs, inputs=layer_inputs, remat=c.remat, unroll=c.unroll)
 
     def logits(self, x: Float[Array, "B T D"], rngs: nnx.Rngs | None = None) -> Float[Array, "B T V"]:
         """Returns float32 logits, from the output of the decoder's last layer."""
@@ -160,18 +165,25 @@ def run_encoder(
 ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
     """Runs the encoder of an `EncoderDecoder`, or of a model with the same methods for its encoder.
 
+    Args:
+      model: the model.
+      source: tokens, with padding at the end.
+      mask: True for tokens, False for padding.
+      rngs: stream `dropout`; None means evaluation.
+      return_attention: whether to return the attention maps.
+
     Returns:
       The encoder's output and its attention maps (empty unless `return_attention`).
     """
     c, length = model.config, source.shape[1]
-    given, bias_of = model.layer_biases(length, is_source=True)
+    layer_inputs, compute_bias = model.layer_biases(length, is_source=True)
     x = model.embed(source, jnp.arange(length), rngs, is_source=True)
 
-    def layer_fn(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None, given: Any = None) -> tuple[Array, Any]:
-        options: dict[str, Any] = {"bias": bias_of(given), "mask": mask, "token_mask": mask[:, 0, 0]}
+    def layer_fn(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None, layer_input: Any = None) -> tuple[Array, Any]:
+        options: dict[str, Any] = {"bias": compute_bias(layer_input), "mask": mask, "token_mask": mask[:, 0, 0]}
         return layer(x, rngs=rngs, return_weights=return_attention, **options)
 
-    x, maps = scan_layers(layer_fn, model.encoder_layers, x, rngs, inputs=given, remat=c.remat, unroll=c.unroll)
+    x, maps = scan_layers(layer_fn, model.encoder_layers, x, rngs, inputs=layer_inputs, remat=c.remat, unroll=c.unroll)
     return model.encoder_output(x, rngs), named_maps("encoder", maps)
 
 
@@ -193,7 +205,8 @@ class EncoderDecoderDecoder(nnx.Module):
 
     def __init__(self, model: EncoderDecoder, *, int8: bool = False):
         """Fuses the decoder's weights for decoding; `model` is not changed and its encoder is used directly."""
-        output, bias = model.output(), None if model.logits_bias is None else model.logits_bias[...]
+        output = model.output()
+        bias = None if model.logits_bias is None else model.logits_bias[...]
         self.model = model
         self.fused = fuse_for_decoding(model.decoder_layers, output.table[...], bias, dtype=output.dtype, int8=int8)
 
@@ -257,7 +270,7 @@ class EncoderDecoderDecoder(nnx.Module):
     def _score_last(
         self, tokens: Int[Array, "R C"], lengths: Int[Array, " R"], memory: EncoderMemory
     ) -> Float[Array, "R V"]:
-        """Scores what follows the last token of each row; the beams of a source share its memory."""
+        """Returns the logits after the first `lengths` tokens of each row; the beams of a source share its memory."""
         num_beams = tokens.shape[0] // memory.output.shape[0]
         x, _ = self.model.decode(tokens, EncoderMemory(*(jnp.repeat(array, num_beams, axis=0) for array in memory)))
         return self.model.logits(at_last(x, lengths))[:, 0]

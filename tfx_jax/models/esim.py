@@ -1,4 +1,7 @@
-"""ESIM, LSTMs and alignment for natural language inference (Chen et al., 2017), without its tree-LSTMs."""
+"""ESIM, LSTMs and alignment for natural language inference (Chen et al., 2017), without its tree-LSTMs.
+
+The premise is the paper's sentence a, the hypothesis its sentence b; words are the tokens of a sentence.
+"""
 
 import copy
 import dataclasses
@@ -65,12 +68,12 @@ class Esim(nnx.Module):
         c.validate()
         if not c.labels:
             raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
-        read = functools.partial(BidirectionalLayer, CELLS["lstm"], 2 * d, dtype=dtype, rngs=rngs)
+        make_lstm = functools.partial(BidirectionalLayer, CELLS["lstm"], 2 * d, dtype=dtype, rngs=rngs)
         dense = functools.partial(Linear, kernel_init=nnx.initializers.glorot_uniform(), rngs=rngs)
         self.embedding = Embedding(c.vocab_size, c.d_embedding, scale=math.sqrt(c.d_embedding), dtype=dtype, rngs=rngs)
-        self.encoder = read(input_size=c.d_embedding)
+        self.encoder = make_lstm(input_size=c.d_embedding)
         self.projection = dense(8 * d, d, dtype=dtype)
-        self.composition = read(input_size=d)
+        self.composition = make_lstm(input_size=d)
         self.hidden = dense(8 * d, d, dtype=dtype)
         self.classifier = dense(d, len(c.labels))
         self.config = copy.deepcopy(c)
@@ -118,5 +121,5 @@ class Esim(nnx.Module):
         """Compares each word with its aligned vector, runs the composition LSTM, and pools by mean and maximum."""
         compared = jnp.concatenate([words, aligned, words - aligned, words * aligned], axis=-1)
         projected = drop(jax.nn.relu(self.projection(compared)), self.config.dropout_rate, rngs)
-        read, _ = self.composition(projected, mask)
-        return jnp.concatenate([mean_over_tokens(read, mask), max_over_tokens(read, mask)], axis=-1)
+        outputs, _ = self.composition(projected, mask)
+        return jnp.concatenate([mean_over_tokens(outputs, mask), max_over_tokens(outputs, mask)], axis=-1)

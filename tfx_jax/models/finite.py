@@ -1,4 +1,4 @@
-"""Checks that parameters are finite: a NaN or an infinity in one of them spoils all outputs of a model."""
+"""Checks that parameters are finite: one NaN or infinity makes all outputs of a model useless."""
 
 from collections.abc import Collection
 from typing import Any
@@ -25,6 +25,7 @@ def is_finite(array: np.ndarray) -> bool:
 
 
 def _is_finite(block: np.ndarray) -> bool:
+    """Returns whether all elements of a flat array are finite."""
     if block.dtype.type in (np.float32, np.float64):
         with np.errstate(all="ignore"):
             if np.isfinite(np.dot(block, block)):

@@ -1,7 +1,8 @@
 """Llama, and the decoders that differ from it by options: Mistral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss.
 
 A layer is x = x + attention(norm(x)), then x = x + feed_forward(norm(x)), with rotary positions, grouped queries, RMS
-norms and a gated feed-forward network, or a mixture of them. `tfx_jax.models.hf.load` reads their Hugging Face folders.
+norms and a gated feed-forward network or a mixture of such networks. `tfx_jax.models.hf.load` reads Hugging Face
+folders of these models.
 """
 
 import copy
@@ -25,9 +26,10 @@ from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import REMATS, stack_layers
 
 NORMS = ("pre", "output", "both")
-"""Which norms a branch has: before it, of its output (OLMo 2), or both (Gemma 2)."""
+"""Values of `LlamaConfig.norms`: a norm before each sublayer, on its output (OLMo 2), or both (Gemma 2)."""
 QK_NORMS = ("none", "head", "all")
-"""Norms of queries and keys: none, of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2)."""
+"""Values of `LlamaConfig.qk_norm`: no norm of queries and keys, one for each head separately (Qwen3, Gemma 3), or one
+over all heads together (OLMo 2)."""
 
 
 @documented
@@ -76,12 +78,12 @@ class LlamaConfig:
 
     @property
     def head_size(self) -> int:
-        """H."""
+        """H, the number of features of a head."""
         return self.d_model // self.num_heads if self.d_k is None else self.d_k
 
     @property
     def pattern_length(self) -> int:
-        """After how many layers their kinds repeat."""
+        """Number of layers after which attentions, rotary positions and experts repeat."""
         return math.lcm(len(self.attention.names), self.no_rotary_every or 1, len(self.experts.pattern()))
 
     def validate(self) -> None:
@@ -116,9 +118,9 @@ class Llama(LanguageModel):
         """Initializes all matrices from a normal distribution with standard deviation 0.02.
 
         Args:
-          config: the sizes.
-          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means what
-            `config.attention` names.
+          config: sizes and options; the model keeps a copy.
+          attention_fn: the attention of every layer, with the signature of `dot_product_attention`; None means the
+            attentions that `config.attention` names.
           rngs: stream `params`.
 
         Raises:
@@ -141,9 +143,10 @@ class Llama(LanguageModel):
         )
         num_kv_heads = c.num_kv_heads or c.num_heads
 
-        def make_layer(index: int, own: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+        def make_layer(index: int, attention_config: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+            """Makes layer `index` of the pattern that the layers repeat."""
             rotary = c.rotary
-            if own.name == "window" and c.window_rotary_base is not None:
+            if attention_config.name == "window" and c.window_rotary_base is not None:
                 rotary = RotaryConfig(base=c.window_rotary_base)
             if c.no_rotary_every and (index + 1) % c.no_rotary_every == 0:
                 rotary = None
@@ -162,7 +165,7 @@ class Llama(LanguageModel):
                 use_sinks=c.use_sinks,
                 rotary=rotary,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or own.make(c.num_heads, c.head_size, rngs=rngs),
+                attention_fn=attention_fn or attention_config.make(c.num_heads, c.head_size, rngs=rngs),
                 scale=c.attention_scale,
                 logits_soft_cap=c.attention_soft_cap,
                 dtype=dtype,
@@ -181,6 +184,7 @@ class Llama(LanguageModel):
                 dtype=dtype,
                 rngs=rngs,
             )
+            # Replace the initial values of all matrices except the router's by the normal distribution.
             network = feed_forward.experts if isinstance(feed_forward, MixtureOfExperts) else feed_forward
             for param in (attention.query, attention.key, attention.value, attention.out):
                 param.kernel[...] = _normal(rngs, param.kernel)
@@ -189,21 +193,25 @@ class Llama(LanguageModel):
                     param[...] = _normal(rngs, param)
             return EncoderLayer(attention, feed_forward, residual)
 
-        kinds, experts_pattern = c.attention.pattern(), c.experts.pattern()
-        makers = [functools.partial(make_layer, i, kinds[i % len(kinds)]) for i in range(c.pattern_length)]
-        embedding = functools.partial(
+        attention_configs, experts_pattern = c.attention.pattern(), c.experts.pattern()
+        makers = [
+            functools.partial(make_layer, i, attention_configs[i % len(attention_configs)])
+            for i in range(c.pattern_length)
+        ]
+        make_embedding = functools.partial(
             Embedding, c.vocab_size, c.d_model, init_stddev=_INIT_STDDEV, dtype=dtype, rngs=rngs
         )
-        self.embedding = embedding(scale=c.embedding_scale)
+        self.embedding = make_embedding(scale=c.embedding_scale)
         self.decoder_layers = stack_layers(makers, c.num_layers, rngs)
         self.norm = make_norm(c.d_model)
-        self.output_embedding = None if c.is_tied else embedding()
+        self.output_embedding = None if c.is_tied else make_embedding()
         self.config = copy.deepcopy(c)
 
     def embed(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], rngs: nnx.Rngs | None = None
     ) -> Float[Array, "B T D"]:
-        del positions  # queries and keys are rotated by them
+        """Returns embeddings of tokens without positions, which the attention adds by rotation."""
+        del positions
         return drop(self.embedding(tokens), self.config.dropout_rate, rngs)
 
     def last_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
@@ -221,4 +229,5 @@ _INIT_STDDEV = 0.02
 
 
 def _normal(rngs: nnx.Rngs, param: nnx.Param[Array]) -> Array:
+    """Returns new initial values for a parameter."""
     return _INIT_STDDEV * jax.random.normal(rngs.params(), param.shape, param.dtype)

@@ -98,6 +98,7 @@ class SharedAttention(nnx.Module):
         num_buckets = c.num_buckets or lsh_num_buckets(c.max_length, chunk_size=c.chunk_size)
         hashing: dict[str, Any] = {"num_hashes": c.num_hashes, "num_buckets": num_buckets, "chunk_size": c.chunk_size}
         if c.full_attention:
+            # One bucket and one chunk with all tokens: every token sees all earlier ones.
             hashing = {"num_hashes": 1, "num_buckets": 1, "chunk_size": x.shape[1]}
         rotation_rng = jax.random.key(0) if rotation_rng is None else rotation_rng
         attend = functools.partial(lsh_attention, rng=rotation_rng, **hashing)
@@ -142,10 +143,12 @@ class ChunkedFeedForward(nnx.Module):
         return _drop(y, self.config.dropout_rate, rng)
 
     def _transform(self, x: Float[Array, "B C D"]) -> Float[Array, "B C D"]:
+        """Transforms C positions at once."""
         return self.feed_forward(self.norm(x))
 
 
 def _drop(x: Float[Array, "B T D"], rate: float, rng: Array | None) -> Float[Array, "B T D"]:
+    """Applies dropout with a key; None means evaluation."""
     return drop(x, rate, None if rng is None else nnx.Rngs(dropout=rng))
 
 
@@ -228,6 +231,7 @@ class Reformer(nnx.Module):
     def _embed(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], rngs: nnx.Rngs | None
     ) -> Float[Array, "B T D"]:
+        """Returns token vectors plus position vectors."""
         return drop(add_bias(self.embedding(tokens), self.positions(positions)), self.config.dropout_rate, rngs)
 
     def _run(self, x: Array, mask: Array | None, segment_ids: Any, rngs: nnx.Rngs | None) -> Float[Array, "B T 2*D"]:
@@ -255,13 +259,14 @@ class Reformer(nnx.Module):
         maps, x1, x2 = {}, x, x
         layers = zip(unstack_layers(self.attention_layers), unstack_layers(self.feed_forward_layers), strict=True)
         for index, (attend, transform) in enumerate(layers):
-            rng, other_rng = (None, None) if rngs is None else (rngs.dropout(), rngs.dropout())
-            added, maps[f"decoder/{index}/self"] = attend(x2, rng, mask, segment_ids, return_weights=True)
+            attention_rng, network_rng = (None, None) if rngs is None else (rngs.dropout(), rngs.dropout())
+            added, maps[f"decoder/{index}/self"] = attend(x2, attention_rng, mask, segment_ids, return_weights=True)
             x1 = x1 + added.astype(x1.dtype)
-            x2 = x2 + transform(x1, other_rng).astype(x2.dtype)
+            x2 = x2 + transform(x1, network_rng).astype(x2.dtype)
         return jnp.concatenate([x1, x2], axis=-1), maps
 
     def _score(self, streams: Float[Array, "B T 2*D"]) -> Float[Array, "B T V"]:
+        """Returns the logits for both streams, concatenated."""
         return self.output(self.norm(streams))
 
     def decoder(self, *, int8: bool = False) -> Decoder:
@@ -323,9 +328,9 @@ class ReformerDecoder(nnx.Module):
         """Returns the logits after the last of the first `lengths` tokens of each row."""
         model, exists = self.model, jnp.arange(tokens.shape[1])[None] < lengths[:, None]
         streams = model._run(
-            model._embed(hide_padding(tokens, exists), positions_from_mask(exists), None),
-            exists[:, None, None],
-            None,
-            None,
+            model._embed(hide_padding(tokens, exists), positions_from_mask(exists), rngs=None),
+            mask=exists[:, None, None],
+            segment_ids=None,
+            rngs=None,
         )
         return model._score(at_last(streams, lengths))[:, 0]

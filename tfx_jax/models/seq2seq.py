@@ -75,7 +75,7 @@ class SourceAttention(nnx.Module):
         # w_c and b_attn of See et al., equation 11. Zeros, so that adding coverage to a trained model first changes
         # nothing.
         zeros = lambda: nnx.Param(jnp.zeros(size)) if has_coverage else None  # noqa: E731
-        score = score if attention_fn is None else ""
+        score = score if attention_fn is None else ""  # no parameters of a score
         self.w_query = matrix() if score in ("concat", "general") else None
         self.w_key = matrix() if score == "concat" else None
         self.v = vector() if score == "concat" else None
@@ -133,7 +133,8 @@ class SourceAttention(nnx.Module):
         key_position = jnp.cumsum(mask[:, 0, 0], axis=-1) - 1  # counted without padding
         center, sigma = position.astype(jnp.float32).reshape(1, 1, 1), None
         if self.w_position is not None and self.v_position is not None:
-            w, v, length = self.w_position[...], self.v_position[...], mask.sum(axis=-1)
+            w, v = self.w_position[...], self.v_position[...]
+            length = mask.sum(axis=-1)
             center, sigma = aligned_position(queries.swapaxes(1, 2), length, w=w, v=v), window / 2
         return functools.partial(
             aligned_attention,
@@ -145,6 +146,7 @@ class SourceAttention(nnx.Module):
         )
 
 
+# Values of `variant`, `score` and `alignment` of `Seq2SeqConfig`, which explains them.
 VARIANTS = ("fixed", "bahdanau", "luong")
 SCORES = ("general", "dot", "concat")
 ALIGNMENTS = ("global", "local-m", "local-p")
@@ -366,16 +368,19 @@ class Seq2Seq(nnx.Module):
     def _encode(self, source: Int[Array, "B S"], rngs: nnx.Rngs | None) -> Memory:
         """Runs the encoder, and samples the decoder's recurrent dropout masks."""
         c, token_mask = self.config, source != self.config.pad_id
-        masks = functools.partial(dropout_mask, rate=c.recurrent_dropout_rate, rngs=rngs)
-        kept = masks((c.num_layers, 2, source.shape[0], c.d_model // 2))
+        sample_masks = functools.partial(dropout_mask, rate=c.recurrent_dropout_rate, rngs=rngs)
+        encoder_masks = sample_masks((c.num_layers, 2, source.shape[0], c.d_model // 2))
 
-        def encode(layer: BidirectionalLayer, x: Array, rngs: nnx.Rngs | None, *kept: Array) -> tuple[Array, Array]:
-            return layer(drop(x, c.dropout_rate, rngs), token_mask, *kept)
+        def encode(
+            layer: BidirectionalLayer, x: Array, rngs: nnx.Rngs | None, *layer_masks: Array
+        ) -> tuple[Array, Array]:
+            return layer(drop(x, c.dropout_rate, rngs), token_mask, *layer_masks)
 
-        output, last = scan_layers(encode, self.encoder_layers, self.embedding(source), rngs, inputs=kept, unroll=True)
+        x = self.embedding(source)
+        output, last = scan_layers(encode, self.encoder_layers, x, rngs, inputs=encoder_masks, unroll=True)
         keys = None if self.attention is None else self.attention.keys(output)
-        kept = masks((c.decoder_depth, source.shape[0], c.d_model))
-        return Memory(output, keys, source_mask(source, c.pad_id), last[-1], kept)
+        decoder_masks = sample_masks((c.decoder_depth, source.shape[0], c.d_model))
+        return Memory(output, keys, source_mask(source, c.pad_id), last[-1], decoder_masks)
 
     def _first_state(self, memory: Memory) -> DecoderState:
         """Returns the initial state: layer states computed from the encoder's final outputs, and no coverage yet."""
@@ -418,8 +423,8 @@ class Seq2Seq(nnx.Module):
             if variant != "fixed":
                 gates = gates + mixed_product(context, feed)
 
-            def between(x: Array, number: int) -> Array:
-                return dropout(x, rate, None if key is None else jax.random.fold_in(key, number))
+            def between(x: Array, layer_index: int) -> Array:
+                return dropout(x, rate, None if key is None else jax.random.fold_in(key, layer_index))
 
             states = step_layers(layers, gates, state.layers, between=between, kept=memory.kept)
             output = states[-1][0]
@@ -444,15 +449,15 @@ class Seq2Seq(nnx.Module):
         """Returns logits: from the attentional vector for "luong", otherwise from a maxout layer.
 
         Args:
-          outputs: of `_advance`: the decoder's output and the context; for "luong" the first is the attentional vector.
+          outputs: (output, context) from `_advance`; for "luong" the attentional vector twice.
           words: embeddings of the previous target words, for the maxout layer.
           rngs: stream `dropout`; None means evaluation.
         """
         x, context = outputs
-        if self.readout_bias is not None:  # all variants but "luong"
+        if self.readout_bias is not None:  # variants "fixed" and "bahdanau"; "luong" has no bias here
             inputs = jnp.concatenate([x, words.astype(x.dtype), context], axis=-1).astype(self.embedding.dtype)
             hidden = add_bias(mixed_product(inputs, self.readout[...]), self.readout_bias[...])
-            x = hidden.reshape(*hidden.shape[:-1], -1, 2).max(axis=-1)  # maxout: the larger of each two units
+            x = hidden.reshape(*hidden.shape[:-1], -1, 2).max(axis=-1)  # maxout: of each pair of units the larger one
         return self.embedding.attend(drop(x, self.config.dropout_rate, rngs))
 
     def _step_keys(self, rngs: nnx.Rngs | None, num_steps: int) -> Array | None:

@@ -117,7 +117,7 @@ class T5Config:
 
 
 class RelativeBias(nnx.Module):
-    """Learned bias for each head and bucket of distances; encoder and decoder have one table each, or one a layer."""
+    """Learned bias for each head and bucket of distances; encoder and decoder have one table each, or one per layer."""
 
     def __init__(self, config: T5Config, *, num_layers: int, is_bidirectional: bool, rngs: nnx.Rngs):
         init = nnx.initializers.normal(config.d_model**-0.5)
@@ -130,7 +130,7 @@ class RelativeBias(nnx.Module):
     def __call__(
         self, num_queries: int, num_keys: int, offset: Int[Array, ""] | int | None = None
     ) -> Float[Array, "L N T S"]:
-        """Returns the bias to add to attention logits, one or one a layer; `offset` keys precede the first query."""
+        """Returns the bias of attention logits, L = 1 or one per layer; `offset` keys precede the first query."""
         bias = functools.partial(self.of, num_queries=num_queries, num_keys=num_keys, offset=offset)
         table = self.table[...]
         return bias(table) if table.ndim == 2 else jax.vmap(bias)(table)[:, 0]
@@ -153,10 +153,10 @@ class RelativeBias(nnx.Module):
         )
 
     def by_layer(self, length: int) -> tuple[Any, Callable[[Any], Float[Array, "1 N T T"]]]:
-        """Returns `EncoderDecoder.layer_biases` for sequences of a length."""
+        """Returns the pair of `EncoderDecoder.layer_biases` for sequences of a length."""
         table = self.table[...]
         if table.ndim == 3:
-            return table, lambda own: self.of(own, length, length)
+            return table, lambda layer_table: self.of(layer_table, length, length)
         bias = self.of(table, length, length)
         return None, lambda _: bias
 
@@ -196,6 +196,7 @@ class T5(EncoderDecoder):
         )
 
         def initialize(stddev: float, *params: nnx.Param[Array], rngs: nnx.Rngs) -> None:
+            """Sets parameters to samples of a normal distribution."""
             for param in params:
                 param[...] = stddev * jax.random.normal(rngs.params(), param.shape, param.dtype)
 
@@ -242,8 +243,8 @@ class T5(EncoderDecoder):
                 self_attention(layer_attention, rngs), attention(rngs), feed_forward(is_sparse, rngs), residual
             )
 
-        embedding = functools.partial(Embedding, c.vocab_size, c.d_model, scale=1.0, dtype=dtype, rngs=rngs)
-        self.embedding = embedding(init_stddev=1.0)
+        make_embedding = functools.partial(Embedding, c.vocab_size, c.d_model, scale=1.0, dtype=dtype, rngs=rngs)
+        self.embedding = make_embedding(init_stddev=1.0)
         self.encoder_bias = RelativeBias(c, num_layers=c.num_layers, is_bidirectional=True, rngs=rngs)
         self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
         self.encoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
@@ -251,7 +252,7 @@ class T5(EncoderDecoder):
         self.decoder_bias = RelativeBias(c, num_layers=depth, is_bidirectional=False, rngs=rngs)
         self.decoder_layers = stack_layers(layer_pattern(decoder_layer, c.attention, c.experts), depth, rngs)
         self.decoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
-        self.output_embedding = None if c.is_tied else embedding()
+        self.output_embedding = None if c.is_tied else make_embedding()
         self.config = copy.deepcopy(c)
 
     def embed(
@@ -269,7 +270,7 @@ class T5(EncoderDecoder):
         return (self.encoder_bias if is_source else self.decoder_bias).by_layer(length)
 
     def step_bias(self, position: Int[Array, ""], num_keys: int) -> Float[Array, "L N 1 S"]:
-        return self.decoder_bias(1, num_keys, position)
+        return self.decoder_bias(num_queries=1, num_keys=num_keys, offset=position)
 
     def encoder_output(self, x: Float[Array, "B S D"], rngs: nnx.Rngs | None) -> Float[Array, "B S D"]:
         return drop(self.encoder_norm(x), self.config.dropout_rate, rngs)

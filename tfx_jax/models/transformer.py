@@ -106,7 +106,7 @@ class TransformerConfig:
 
 
 class Transformer(EncoderDecoder):
-    """Encoder-decoder Transformer; source, target and output layer share one embedding."""
+    """Encoder-decoder Transformer; by default source, target and output layer share one embedding."""
 
     def __init__(self, config: TransformerConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
@@ -168,9 +168,9 @@ class Transformer(EncoderDecoder):
 
         scale = math.sqrt(c.d_model) if c.scale_embedding else 1.0
         self.embedding = Embedding(c.vocab_size, c.d_model, scale=scale, dtype=dtype, rngs=rngs)
-        own = functools.partial(Embedding, d_model=c.d_model, scale=scale, dtype=dtype, rngs=rngs)
-        self.source_embedding = None if c.source_vocab_size is None else own(c.source_vocab_size)
-        self.output_embedding = None if c.is_tied else own(c.vocab_size)
+        make_embedding = functools.partial(Embedding, d_model=c.d_model, scale=scale, dtype=dtype, rngs=rngs)
+        self.source_embedding = None if c.source_vocab_size is None else make_embedding(c.source_vocab_size)
+        self.output_embedding = None if c.is_tied else make_embedding(c.vocab_size)
         self.source_embedding_norm = norm() if c.embedding_norm else None
         self.target_embedding_norm = norm() if c.embedding_norm else None
         self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
@@ -181,9 +181,9 @@ class Transformer(EncoderDecoder):
         )
         self.encoder_norm = norm() if c.pre_norm else None
         self.decoder_norm = norm() if c.pre_norm else None
-        learned = functools.partial(LearnedPositions, c.first_position + c.learned_positions, c.d_model)
-        self.source_positions = learned(rngs=rngs) if c.learned_positions else None
-        self.target_positions = learned(rngs=rngs) if c.learned_positions else None
+        make_positions = functools.partial(LearnedPositions, c.first_position + c.learned_positions, c.d_model)
+        self.source_positions = make_positions(rngs=rngs) if c.learned_positions else None
+        self.target_positions = make_positions(rngs=rngs) if c.learned_positions else None
         self.logits_bias = nnx.Param(jnp.zeros(c.vocab_size)) if c.logits_bias else None
         self.config = copy.deepcopy(c)
 
@@ -195,8 +195,8 @@ class Transformer(EncoderDecoder):
         *,
         is_source: bool = False,
     ) -> Float[Array, "B T D"]:
-        own = self.source_embedding if is_source else None
-        x = (self.embedding if own is None else own)(tokens)
+        source_embedding = self.source_embedding if is_source else None
+        x = (self.embedding if source_embedding is None else source_embedding)(tokens)
         positions = self.config.first_position + positions
         learned = self.source_positions if is_source else self.target_positions
         if learned is None:

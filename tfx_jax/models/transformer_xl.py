@@ -264,7 +264,8 @@ class TransformerXLDecoder(nnx.Module):
         token_mask = jnp.ones(inputs.shape, bool) if token_mask is None else token_mask
         order = jnp.argsort(token_mask, axis=1, stable=True)  # padding first, as in `Memories`
         tokens, exists = (jnp.take_along_axis(x, order, axis=1) for x in (inputs, token_mask))
-        past, is_past = (jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in (tokens, exists))  # so that T is at least 1
+        # All tokens but the last, with padding in front, so that there is at least one position.
+        past, is_past = (jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in (tokens, exists))
         length = self.model.config.memory_length_of_evaluation
         empty = self.model.init_memories(inputs.shape[0], 0)
         _, memories = self.model._read(past, empty, length, None, token_mask=is_past, window=length)

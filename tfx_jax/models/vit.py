@@ -266,8 +266,10 @@ class ViTClassifier(nnx.Module):
         self.classifier = nnx.Linear(
             config.d_model, len(config.labels), kernel_init=zeros, dtype=jnp.float32, rngs=rngs
         )
-        again = functools.partial(nnx.Linear, config.d_model, len(config.labels), kernel_init=zeros, dtype=jnp.float32)
-        self.distillation_classifier = again(rngs=rngs) if config.distillation_head else None
+        make_classifier = functools.partial(
+            nnx.Linear, config.d_model, len(config.labels), kernel_init=zeros, dtype=jnp.float32
+        )
+        self.distillation_classifier = make_classifier(rngs=rngs) if config.distillation_head else None
         self.config = copy.deepcopy(config)
 
     def __call__(

@@ -290,12 +290,13 @@ class RotaryConfig:
 
     def validate(self) -> None:
         """Raises ValueError for options that `rotary_frequencies` rejects for every head size."""
-        dataclasses.replace(self, fraction=1.0).frequencies(2)
+        dataclasses.replace(self, fraction=1.0).frequencies(head_size=2)
 
     def frequencies(self, head_size: int) -> tuple[np.ndarray, float]:
-        """Returns the result of `rotary_frequencies` for a head size."""
+        """Returns the pair of `rotary_frequencies` for a head size: radians per position of each pair, and a scale."""
         options = dataclasses.asdict(self)
-        return rotary_frequencies(2 * round(options.pop("fraction") * head_size / 2), **options)
+        size = 2 * round(options.pop("fraction") * head_size / 2)  # an even number of features
+        return rotary_frequencies(size, **options)
 
     def rotate(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"]) -> Float[Array, "B T N H"]:
         """Rotates queries or keys."""
@@ -417,13 +418,14 @@ def _decoding(name: str, options: tuple[tuple[str, Any], ...]) -> CachedDecoding
     return decoding and decoding(**dict(options))
 
 
+# The spec of each attention function without its bound options; the first one if several share a function.
 _SPEC_OF: dict[Any, AttentionSpec] = {}
 for _spec in SPECS.values():
     _SPEC_OF.setdefault(unbound(_spec.function)[0], _spec)
 
 
 def _option_fields() -> list[tuple[str, Any, Any]]:
-    """Returns the fields of `AttentionOptions`: the options of all specs, with the help texts of all attentions."""
+    """Returns (name, type, field) of each field of `AttentionOptions`: the options of all specs with their help."""
     owners: dict[str, dict[str, Any]] = {}
     for spec in SPECS.values():
         for name, option in spec.options.items():
@@ -562,7 +564,7 @@ class AttentionConfig:
           param_dtype: dtype of the parameters, if the attention has any.
           rngs: stream `params` initializes the parameters.
         """
-        (name,) = self.names
+        (name,) = self.names  # a pattern is split by `pattern` first
         spec = SPECS[name]
         if spec.parameters or spec.state:
             return LearnedAttention(name, num_heads, d_k, self.options.given, param_dtype=param_dtype, rngs=rngs)
@@ -571,6 +573,7 @@ class AttentionConfig:
 
 @functools.lru_cache(maxsize=256)
 def _bound(name: str, options: AttentionOptions) -> AttentionFn:
+    """Returns the attention with options bound; the same object for equal options."""
     function = SPECS[name].function
     return functools.partial(function, **options.given) if options.given else function
 

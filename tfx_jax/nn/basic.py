@@ -218,6 +218,21 @@ class FeedForward(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        """Initializes the matrices by Glorot and Bengio (2010) and biases with zeros.
+
+        Args:
+          d_model: width D of inputs and outputs.
+          d_ff: number F of hidden units.
+          activation_fn: activation of x up.
+          use_bias: whether the linear maps have biases.
+          is_gated: whether a third matrix, `gate`, multiplies the activations.
+          gate_offset: see `tfx_jax.functional.gated_units`.
+          limit: see `tfx_jax.functional.gated_units`.
+          dropout_rate: dropout rate of the hidden units.
+          dtype: dtype of the computation.
+          param_dtype: dtype of the parameters.
+          rngs: stream `params`.
+        """
         init = nnx.initializers.glorot_uniform()
         self.up = nnx.Param(init(rngs.params(), (d_model, d_ff), param_dtype))
         self.up_bias = nnx.Param(jnp.zeros(d_ff, param_dtype)) if use_bias else None

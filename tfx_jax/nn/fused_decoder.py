@@ -103,6 +103,7 @@ class FusedDecoderLayer(nnx.Module):
         self.gates = nnx.Dict({name: getattr(attention, f"gate_{name}") for name in attention.gate_names})
         decoding = _decoding_of(attention)
         is_recurrent = isinstance(decoding, RecurrentDecoding)
+        # `decoding` is a pair in both cases; the other two functions are None.
         self.read_fn, self.step_fn = decoding if is_recurrent else (None, None)
         self.attention_fn, self.is_visible = (None, None) if is_recurrent else decoding
         self.learned = attention.attention_fn if isinstance(attention.attention_fn, LearnedAttention) else None
@@ -132,6 +133,7 @@ class FusedDecoderLayer(nnx.Module):
         return self.read_fn(past.key, past.value, mask, **(past.gates or {}), **self._parameters(past.key.dtype))
 
     def _parameters(self, dtype: DTypeLike) -> dict[str, Array]:
+        """Returns the attention's own parameters and state as options; empty for most attentions."""
         return {} if self.learned is None else self.learned.arrays(dtype)
 
     def __call__(
@@ -367,13 +369,16 @@ def fused_step(
     is_written = exists & (indices <= position)[None]
 
     def mask(is_visible: Any) -> Bool[Array, "B 1 W S"]:
+        """Returns which entries of the cache each beam sees; an `is_visible` of None hides no position."""
         is_seen = is_written if is_visible is None else is_written & is_visible(newest, positions)
         return (is_of_beam & is_seen[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
 
+    # One mask for each different visibility of the layers' attentions.
     masks = {is_visible: mask(is_visible) for is_visible in dict.fromkeys(step.is_visible for step in steps)}
     biases: list[Array | None] = [None] * len(steps)
     if bias is not None:
         layer_biases = jnp.repeat(bias(position, length), num_beams, axis=-1)
+        # The leading axis has one entry for each layer, or one for all.
         biases = [layer_biases[index % len(layer_biases)][None] for index in range(len(steps))]
     x = embed(tokens, position if constants.positions is None else jnp.repeat(newest[:, 0], num_beams))
     pasts, states = [], []
@@ -433,6 +438,7 @@ def fusing_obstacle(layers: Any) -> str | None:
 
 
 def _name_of(attention_fn: Any) -> str:
+    """Returns the name of an attention for messages."""
     if isinstance(attention_fn, LearnedAttention):
         return f"{attention_fn.name} attention"
     function = getattr(attention_fn, "func", attention_fn)  # the function inside a functools.partial

@@ -202,4 +202,5 @@ def _transform(
 
 
 def _with_extra(result: Any) -> tuple[Array, Any]:
+    """Returns an attention's result as (output, weights), with weights None if they were not requested."""
     return result if isinstance(result, tuple) else (result, None)

@@ -1,7 +1,8 @@
-"""Fine-tuning of some parameters: frozen ones, and low-rank adapters beside the matrices of a model.
+"""Fine-tuning with frozen parameters and low-rank adapters.
 
-LoRA (Hu et al., 2021, https://arxiv.org/abs/2106.09685) leaves a matrix W as it is and learns two small ones beside it:
-x W + (alpha / rank) (x A) B. `adapt` does this to any model of `tfx_jax.nn` layers, and `merged` undoes it.
+LoRA (Hu et al., 2021, https://arxiv.org/abs/2106.09685) freezes a matrix W and learns two small matrices A and B:
+x W + (alpha / rank) (x A) B. `adapt` adds adapters to any model of `tfx_jax.nn` layers; `merged` returns a model
+without adapters that computes the same.
 """
 
 import dataclasses
@@ -32,11 +33,11 @@ class LoraConfig:
 
 
 class Frozen(nnx.Variable[Array]):
-    """A parameter that no gradient changes; training keeps it beside what the model learns."""
+    """A parameter that is not trained: it gets no gradient and no update."""
 
 
 class Adapter(nnx.Module):
-    """What is added to one matrix [*in, *out], or to each of a stack of them: (alpha / rank) A B."""
+    """A learned matrix (alpha / rank) A B that is added to a matrix [*in, *out], or to each matrix of a stack."""
 
     def __init__(
         self,
@@ -47,7 +48,15 @@ class Adapter(nnx.Module):
         *,
         rngs: Any,
     ):
-        """Initializes A [*stack, *in, rank] as PyTorch does a linear layer, and B [*stack, rank, *out] with zeros."""
+        """Initializes A [*stack, *in, rank] as PyTorch's linear layer does, and B [*stack, rank, *out] with zeros.
+
+        Args:
+          stack: sizes of the leading axes along which matrices are stacked; empty for one matrix.
+          inputs: sizes of the input axes of a matrix.
+          outputs: sizes of its output axes.
+          config: rank and alpha.
+          rngs: stream `params`.
+        """
         fan_in = 1
         for size in inputs:
             fan_in *= size
@@ -58,42 +67,43 @@ class Adapter(nnx.Module):
         self.scale = config.alpha / config.rank
 
     def beside(self, kernel: Float[Array, "*in_and_out"]) -> LowRankSum:
-        """Returns what `tfx_jax.functional.layers.linear` takes for a matrix with this adapter."""
+        """Returns the matrix and its adapter as a `LowRankSum`, which `tfx_jax.functional.layers.linear` accepts."""
         return LowRankSum(kernel, self.a[...], self.b[...] * self.scale)
 
     def added_to(self, kernel: Float[Array, "*stack_and_in_and_out"]) -> Float[Array, "*stack_and_in_and_out"]:
-        """Returns the sum of a matrix, or of a stack of them, and what the adapter adds."""
+        """Returns the matrix, or the stack of matrices, plus (alpha / rank) A B."""
         return _sum(kernel, self.a[...], self.b[...], self.scale)
 
 
 def _sum(kernel: Array, a: Array, b: Array, scale: float) -> Array:
-    stack = kernel.shape[: a.ndim + b.ndim - 2 - kernel.ndim]
+    """Returns kernel + scale * a b for kernel [*stack, *in, *out], a [*stack, *in, rank] and b [*stack, rank, *out]."""
+    stack = kernel.shape[: a.ndim + b.ndim - 2 - kernel.ndim]  # a and b both have the axes of the stack
     a, b = a.reshape(*stack, -1, a.shape[-1]), b.reshape(*stack, b.shape[len(stack)], -1)
     delta = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST) * scale
     return kernel + delta.reshape(kernel.shape).astype(kernel.dtype)
 
 
 def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int = 0) -> None:
-    """Freezes parameters of a model and gives matrices adapters, in place.
+    """Adds adapters to matrices of a model and freezes parameters, in place.
 
-    With adapters all parameters are frozen, but those of a head: of a model with a body that was trained before, such
-    as BERT, only the body's are.
+    With adapters, all parameters that the model had are frozen. A model with a head on a pretrained encoder, such as a
+    BERT classifier, is an exception: only its encoder is frozen, and the head is trained.
 
     Args:
-      model: as it was made.
-      config: of the adapters; a rank of 0 means none.
-      frozen: regular expression that occurs in the paths of parameters to freeze besides; empty for none.
-      seed: of the adapters.
+      model: a model without adapters and frozen parameters.
+      config: options of the adapters; rank 0 means no adapters.
+      frozen: regular expression; parameters are frozen too if it occurs in their paths. Empty freezes no others.
+      seed: seed of the adapters' initial values.
 
     Raises:
-      ValueError: if a pattern matches nothing, is no regular expression, or leaves nothing to learn.
+      ValueError: if a pattern matches nothing or is not a regular expression, or no trainable parameter is left.
     """
     is_frozen: Callable[[str], bool] = _matcher("frozen", frozen) if frozen else lambda path: False
     names = [name for name, _, _ in _params(model)]
     if frozen and not any(map(is_frozen, names)):
         raise ValueError(f"frozen={frozen!r} matches none of the parameters, such as {names[0]}")
-    adapters: list[tuple[nnx.Module, str, Adapter]] = []
-    body = ""
+    adapters: list[tuple[nnx.Module, str, Adapter]] = []  # owner and name of a matrix, and its adapter
+    encoder_prefix = ""  # start of the paths that adapters freeze; all paths start with ""
     if config.rank:
         is_target = _matcher("lora.targets", config.targets)
         rngs = nnx.Rngs(params=jax.random.fold_in(jax.random.key(seed), 1))
@@ -102,15 +112,18 @@ def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int 
             if not is_target(path):
                 continue
             shape = getattr(owner, name).shape
-            first = len(shape) - num_axes
-            sizes = shape[:first], shape[first : first + num_inputs], shape[first + num_inputs :]
-            adapters.append((owner, name, Adapter(*sizes, config, rngs=rngs)))
+            start = len(shape) - num_axes  # number of axes of the stack
+            stack, inputs, outputs = shape[:start], shape[start : start + num_inputs], shape[start + num_inputs :]
+            adapters.append((owner, name, Adapter(stack, inputs, outputs, config, rngs=rngs)))
         if not adapters:
             such = f"such as {matrices[0][0]}" if matrices else "of which this model has none"
             raise ValueError(f"lora.targets={config.targets!r} matches none of the matrices, {such}")
-        body = next((f"{name}/" for name, part in vars(model).items() if hasattr(part, "name_below_heads")), "")
+        # Only a model that is an encoder with a head has a part with this attribute, the encoder.
+        encoder_prefix = next(
+            (f"{name}/" for name, part in vars(model).items() if hasattr(part, "name_below_heads")), ""
+        )
     for path, owner, name in [*_params(model)]:
-        if is_frozen(path) or (config.rank and path.startswith(body)):
+        if is_frozen(path) or (config.rank and path.startswith(encoder_prefix)):
             setattr(owner, name, Frozen(getattr(owner, name)[...]))
     for owner, name, adapter in adapters:
         setattr(owner, f"{name}_adapter", adapter)
@@ -119,9 +132,9 @@ def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int 
 
 
 def merged(model: Model) -> Model:
-    """Returns a model without adapters, whose matrices contain them, and without frozen parameters.
+    """Returns a copy of a model with adapters added to their matrices and `Frozen` parameters as `nnx.Param` again.
 
-    The model itself, if it has neither.
+    Returns the model itself if it has neither.
     """
     if not any(isinstance(node, (Adapter, Frozen)) for _, node in nnx.iter_graph(model)):
         return model
@@ -141,7 +154,7 @@ def merged(model: Model) -> Model:
 
 
 def merge_params(params: dict[str, Any], config: LoraConfig) -> dict[str, Any]:
-    """Returns the parameters of `merged`, given those of a model with adapters as a nested dictionary of arrays."""
+    """Adds adapters to their matrices, as `merged` does, in a nested dictionary of the parameters of a model."""
     merged = {name: merge_params(part, config) if isinstance(part, dict) else part for name, part in params.items()}
     for name in [name for name in merged if name.endswith("_adapter")]:
         adapter, kernel = merged.pop(name), name.removesuffix("_adapter")
@@ -150,12 +163,13 @@ def merge_params(params: dict[str, Any], config: LoraConfig) -> dict[str, Any]:
 
 
 def adapters_of(model: nnx.Module) -> dict[str, Adapter]:
-    """Returns the adapters of a model by the paths of their matrices."""
+    """Returns the adapters of a model, keyed by the paths of their matrices."""
     found = ((path, node) for path, node in nnx.iter_graph(model) if isinstance(node, Adapter))
     return {"/".join(map(str, path)).removesuffix("_adapter"): adapter for path, adapter in found}
 
 
 def _matcher(field: str, pattern: str) -> Callable[[str], bool]:
+    """Returns a function that tells whether `pattern` occurs in a path; `field` names the pattern in errors."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -164,7 +178,7 @@ def _matcher(field: str, pattern: str) -> Callable[[str], bool]:
 
 
 def _params(model: nnx.Module) -> Iterator[tuple[str, nnx.Module, str]]:
-    """Yields the path of each parameter, its owner and its name there."""
+    """Yields (path, owner, name) of each parameter: owner is the module that has it as attribute `name`."""
     for path, module in nnx.iter_graph(model):
         if isinstance(module, nnx.Module):
             for name, value in vars(module).items():
@@ -173,7 +187,10 @@ def _params(model: nnx.Module) -> Iterator[tuple[str, nnx.Module, str]]:
 
 
 def _matrices(model: nnx.Module) -> Iterator[tuple[str, nnx.Module, str, int, int]]:
-    """Yields of each matrix that may have an adapter its path, owner, name, number of input axes and of all axes."""
+    """Yields (path, owner, name, num_inputs, num_axes) of each matrix that may have an adapter.
+
+    `num_inputs` counts the input axes of one matrix and `num_axes` its input and output axes, without those of a stack.
+    """
     for path, owner, name in _params(model):
         if isinstance(owner, Linear) and name == "kernel":
             yield path, owner, name, len(owner.in_features), len(owner.in_features) + len(owner.out_features)

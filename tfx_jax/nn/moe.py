@@ -1,4 +1,4 @@
-"""A mixture of feed-forward experts with its parameters, and how a configuration asks for one."""
+"""`MixtureOfExperts`, feed-forward experts with a router, and `ExpertsConfig`, its part of a model's configuration."""
 
 import dataclasses
 import functools
@@ -46,10 +46,10 @@ class ExpertsConfig:
     router_z_loss: float = at_least(0, 0.001)  # weight of the loss that keeps the router's logits small
 
     def validate(self) -> None:
-        """Checks how fields go together.
+        """Checks the fields.
 
         Raises:
-          ValueError: if they do not.
+          ValueError: if there are fewer experts than `experts_per_token`, or `capacity_factor` is 0.
         """
         if self.num_experts and self.num_experts < self.experts_per_token:
             raise ValueError(
@@ -60,7 +60,7 @@ class ExpertsConfig:
             raise ValueError("experts.capacity_factor must be above 0")
 
     def pattern(self) -> list[bool]:
-        """Returns which of the layers of a pattern have a mixture."""
+        """Returns, for each layer of the pattern that the layers repeat, whether it has a mixture."""
         return [False] * (self.every - 1) + [True] if self.num_experts else [False]
 
     @property
@@ -69,7 +69,14 @@ class ExpertsConfig:
         return self.experts_per_token > 1 if self.is_normalized is None else self.is_normalized
 
     def make(self, d_model: int, d_ff: int, *, rngs: nnx.Rngs, **options: Any) -> "MixtureOfExperts":
-        """Makes the mixture of a layer; `options` are those of `FeedForward`."""
+        """Makes the mixture of a layer.
+
+        Args:
+          d_model: width of a token.
+          d_ff: hidden units of an expert if this configuration sets none.
+          rngs: stream `params`.
+          **options: options of `FeedForward` for the experts.
+        """
         return MixtureOfExperts(
             d_model,
             d_ff if self.d_ff is None else self.d_ff,
@@ -87,18 +94,19 @@ class ExpertsConfig:
 
 @functools.lru_cache
 def _routing(num_choices: int, is_normalized: bool) -> Callable[..., Routing]:
-    """Returns one object for equal options, so that programs are shared."""
+    """Returns the routing function; the same object for equal options, so that compiled programs are shared."""
     return functools.partial(top_k_routing, num_choices=num_choices, is_normalized=is_normalized)
 
 
 class MixtureOfExperts(nnx.Module):
     """`num_experts` feed-forward networks and a router that sends each token to one of them (Fedus et al., 2021).
 
-    With `routing_fn=top_2_routing` and twice the capacity factor, to two of them (Lepikhin et al., 2020); with
-    `top_k_routing`, to more.
+    With `routing_fn=top_2_routing` and twice the capacity factor, each token is sent to two experts (Lepikhin et al.,
+    2020); with `top_k_routing`, to more.
 
-    In training an expert takes so many tokens and drops the rest, and what the router adds to the loss is left in
-    `auxiliary_loss`, for the train step to add. Evaluation drops none: an answer does not depend on other tokens.
+    In training an expert takes at most `expert_capacity` tokens and drops the rest, and the loss of the router is
+    written to `auxiliary_loss`, which the training step adds to its loss. Evaluation drops no token, so an output does
+    not depend on other tokens.
     """
 
     def __init__(
@@ -124,17 +132,17 @@ class MixtureOfExperts(nnx.Module):
           d_model: width of a token.
           d_ff: hidden units of an expert.
           num_experts: E.
-          capacity_factor: see `tfx_jax.functional.expert_capacity`; of training.
-          routing_fn: `top_1_routing`, `top_2_routing`, `top_k_routing` or their like.
-          use_router_bias: whether the router has offsets.
-          num_groups: of a batch in training, see `tfx_jax.functional.mixture_of_experts`; 0 means one for each device
-            that has rows of the batch.
+          capacity_factor: sets the capacity of an expert in training, see `tfx_jax.functional.expert_capacity`.
+          routing_fn: function of (logits [T, E], capacity, mask=) that returns a `Routing`, such as `top_1_routing`.
+          use_router_bias: whether the router has a bias.
+          num_groups: number of groups of a batch in training, see `tfx_jax.functional.mixture_of_experts`; 0 means one
+            for each device that has rows of the batch.
           load_balancing: weight of `tfx_jax.functional.load_balancing_loss` in the auxiliary loss.
-          router_z_loss: weight of `tfx_jax.functional.router_z_loss`.
-          dtype: of the experts' computation; the router's is float32.
-          param_dtype: of the parameters.
+          router_z_loss: weight of `tfx_jax.functional.router_z_loss` in the auxiliary loss.
+          dtype: dtype of the experts' computation; the router computes in float32.
+          param_dtype: dtype of the parameters.
           rngs: stream `params`.
-          **options: of the experts, see `FeedForward`.
+          **options: options of `FeedForward` for the experts.
         """
         self.router = nnx.Param(nnx.initializers.glorot_uniform()(rngs.params(), (d_model, num_experts), param_dtype))
         self.router_bias = nnx.Param(jnp.zeros(num_experts, param_dtype)) if use_router_bias else None
@@ -153,7 +161,7 @@ class MixtureOfExperts(nnx.Module):
 
     @property
     def experts_per_token(self) -> int:
-        """A, to how many experts a token is sent."""
+        """A, the number of experts of a token."""
         logits = jax.ShapeDtypeStruct((1, self.num_experts), jnp.float32)
         return jax.eval_shape(functools.partial(self.routing_fn, capacity=1), logits).expert.shape[1]
 
@@ -164,23 +172,24 @@ class MixtureOfExperts(nnx.Module):
         mask: Bool[Array, "*batch"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch D"]:
-        """Returns the experts' answers, zero for dropped tokens.
+        """Returns the weighted sum of the experts' answers for each token, zero for dropped tokens.
 
         Args:
-          x: tokens, [*batch, D]; those of a group compete for places.
+          x: tokens, [*batch, D]. In training the tokens of a group compete for places.
           mask: True for real tokens; padding is sent to no expert and counts in no loss.
           rngs: stream `dropout`; None means evaluation.
 
         Raises:
-          UserError: if the tokens are no multiple of the groups, in training.
+          UserError: in training, if `num_groups` does not divide the number of tokens.
         """
-        # In float32 whatever `dtype`, as in the Switch Transformer: a rounding here can send a token elsewhere.
+        # In float32 for every `dtype`, as in the Switch Transformer: rounding could change the expert of a token.
         logits = jnp.einsum("...D,DE->...E", x.astype(jnp.float32), self.router[...].astype(jnp.float32))
         if self.router_bias is not None:
             logits = add_bias(logits, self.router_bias[...].astype(jnp.float32))
         num_tokens = logits.size // self.num_experts
         if rngs is None and num_tokens * self.experts_per_token <= self.num_experts:
             return self._answer_few(x.astype(self.dtype), logits, mask)
+        # Evaluation: one group, in which every expert has a place for every token.
         num_groups, capacity, exchange = 1, num_tokens, None
         if rngs is not None:
             distribution = current_distribution()
@@ -191,8 +200,8 @@ class MixtureOfExperts(nnx.Module):
                     f"config.model.experts.num_groups={num_groups} does not divide the {num_tokens} tokens of a batch: "
                     "0 means one group for each device, or choose a divisor"
                 )
-            of_group = num_tokens // num_groups
-            capacity = min(expert_capacity(of_group, self.num_experts, self.capacity_factor), of_group)
+            group_size = num_tokens // num_groups
+            capacity = min(expert_capacity(group_size, self.num_experts, self.capacity_factor), group_size)
         keys = jax.random.split(rngs.dropout(), self.num_experts) if rngs is not None and self.dropout_rate else None
 
         def answer(expert: FeedForward, buffer: Float[Array, "C D"], key: Array | None) -> Float[Array, "C D"]:
@@ -215,6 +224,7 @@ class MixtureOfExperts(nnx.Module):
             self.auxiliary_loss[...] = balance_weight * balance + z_weight * router_z_loss(logits, mask)
             self.load_balancing[...] = balance
             is_real = jnp.ones(num_tokens, bool) if mask is None else mask.reshape(-1)
+            # Position `capacity` is past the end of a buffer; it means that an expert did not take the token.
             is_dropped = is_real & (routing.position == capacity).all(axis=1)
             self.dropped_tokens[...] = is_dropped.sum() / jnp.maximum(is_real.sum(), 1)
         return y
@@ -222,7 +232,7 @@ class MixtureOfExperts(nnx.Module):
     def _answer_few(
         self, x: Float[Array, "*batch D"], logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] | None
     ) -> Float[Array, "*batch D"]:
-        """Evaluates a few tokens, such as those of a decoding step, with the parameters of their experts alone."""
+        """Evaluates a few tokens, such as those of a decoding step: gathers the parameters of their experts only."""
         tokens, mask = x.reshape(-1, x.shape[-1]), None if mask is None else mask.reshape(-1)
         routing = self.routing_fn(logits.reshape(-1, self.num_experts), capacity=len(tokens), mask=mask)
         chosen = jax.tree.map(lambda leaf: leaf[routing.expert], self.experts)  # leaves [T, A, ...]

@@ -16,14 +16,14 @@ from tfx_jax.functional.recurrent import State, gru_cell, lstm_cell, mixed_produ
 
 
 class Cell(NamedTuple):
-    """A recurrent cell: its step function, the number of gates (blocks of H columns), and of arrays in its state."""
+    """A recurrent cell: its step function, its number of gates (blocks of H columns), and the arrays in its state."""
 
     step: Callable[[Array, State, Array, Array | None], State]
     num_gates: int
     num_states: int
 
 
-CELLS = {"lstm": Cell(lstm_cell, 4, 2), "gru": Cell(gru_cell, 3, 1)}
+CELLS = {"lstm": Cell(lstm_cell, num_gates=4, num_states=2), "gru": Cell(gru_cell, num_gates=3, num_states=1)}
 
 
 class RecurrentLayer(nnx.Module):
@@ -112,7 +112,7 @@ class BidirectionalLayer(nnx.Module):
             state = (zeros,) * self.num_states
             output, state = layer.scan(gates, state, token_mask, kept=mask, is_reversed=is_reversed)
             outputs.append(output)
-            last.append(state[0])
+            last.append(state[0])  # h, the output
         return jnp.concatenate(outputs, axis=-1).astype(x.dtype), jnp.concatenate(last, axis=-1)
 
 
@@ -136,7 +136,8 @@ def run_layers(
     Returns:
       The outputs of the last layer.
     """
-    (first, *above), (state, *others) = layers, states
+    first, *above = layers
+    state, *others = states
     mask, *masks = [None] * len(layers) if kept is None else kept
     output, _ = first.scan(gates, state, kept=mask)
     for layer, state, mask in zip(above, others, masks, strict=True):
@@ -164,7 +165,8 @@ def step_layers(
     Returns:
       The new state of each layer.
     """
-    (first, *above), (state, *others) = layers, states
+    first, *above = layers
+    state, *others = states
     mask, *masks = [None] * len(layers) if kept is None else kept
     new_states = [first(gates, state, mask)]
     for index, (layer, state, mask) in enumerate(zip(above, others, masks, strict=True)):

@@ -51,17 +51,20 @@ def stack_layers(
     Raises:
       ValueError: if `num_layers` is below 1 or not a multiple of the number of functions.
     """
-    kinds = make_layer if isinstance(make_layer, Sequence) else [make_layer]
+    make_kinds = make_layer if isinstance(make_layer, Sequence) else [make_layer]
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}")
-    if num_layers % len(kinds):
-        raise ValueError(f"num_layers={num_layers} must be a multiple of {len(kinds)}, the layers of the pattern")
+    if num_layers % len(make_kinds):
+        raise ValueError(f"num_layers={num_layers} must be a multiple of {len(make_kinds)}, the layers of the pattern")
 
     def make(key: Array) -> Any:
+        """Makes one repetition: a layer, or a group with a layer of each kind."""
         rngs = nnx.Rngs(params=key)
-        return kinds[0](rngs) if len(kinds) == 1 else LayerGroup([make_layer(rngs) for make_layer in kinds])
+        return (
+            make_kinds[0](rngs) if len(make_kinds) == 1 else LayerGroup([make_kind(rngs) for make_kind in make_kinds])
+        )
 
-    return jax.vmap(make)(jax.random.split(rngs.params(), num_layers // len(kinds)))
+    return jax.vmap(make)(jax.random.split(rngs.params(), num_layers // len(make_kinds)))
 
 
 REMATS = ("none", "full", "dots")
@@ -109,20 +112,20 @@ def scan_layers(
         if jax.tree.leaves(nnx.state(layers, nnx.Not(nnx.Param))):
             raise ValueError("layers with running statistics cannot share their parameters")
 
-        def again(x: Array, key: Array | None) -> tuple[Array, Any]:
+        def run_pass(x: Array, key: Array | None) -> tuple[Array, Any]:
             rngs = None if key is None else nnx.Rngs(dropout=key)
             return scan_layers(fn, layers, x, rngs, inputs=inputs, remat=remat)
 
         keys = None if rngs is None else jax.random.split(rngs.dropout(), repeats)
-        x, extras = jax.lax.scan(again, x, keys, length=repeats, unroll=unroll)
+        x, extras = jax.lax.scan(run_pass, x, keys, length=repeats, unroll=unroll)
         return x, jax.tree.map(lambda extra: extra.reshape(-1, *extra.shape[2:]), extras)
     members = _members(layers)
     keys = None if rngs is None else jax.random.split(rngs.dropout(), _num_groups(layers) * len(members))
 
     def run_layer(x: Array, layer_arguments: tuple[nnx.Module, Array | None, Any]) -> tuple[Array, Any]:
         layer, key, layer_inputs = layer_arguments
-        further = () if layer_inputs is None else (layer_inputs,)
-        x, extra = fn(layer, x, None if key is None else nnx.Rngs(dropout=key), *further)
+        optional_inputs = () if layer_inputs is None else (layer_inputs,)
+        x, extra = fn(layer, x, None if key is None else nnx.Rngs(dropout=key), *optional_inputs)
         return x, (extra, None if key is None else nnx.state(layer, _CHANGING))
 
     run_layer = _rematerialized(run_layer, remat)
@@ -144,6 +147,7 @@ def scan_layers(
 
 
 def _rematerialized(run_layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
+    """Wraps `run_layer` so that its backward pass recomputes what `remat` of `scan_layers` says."""
     if remat == "none":
         return run_layer
     policies = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
@@ -189,6 +193,7 @@ def is_stack(name: str) -> bool:
 
 
 def _num_groups(layers: nnx.Module) -> int:
+    """Returns the size of the leading axis: the number of groups, or of layers without groups."""
     return jax.tree.leaves(layers)[0].shape[0]
 
 

@@ -98,9 +98,9 @@ def additive_attention(
         )
     if n % hidden_key.shape[2]:
         raise ValueError(f"the number of key heads must divide {n} query heads, got {hidden_key.shape[2]} key heads")
-    covered = _covered(coverage, w_coverage, hidden_query, key.shape[1])
+    coverage_arrays = _broadcast_coverage(coverage, w_coverage, hidden_query, key.shape[1])
     v = jnp.broadcast_to(v.astype(hidden_query.dtype), (n, f))
-    scores = _additive_scores(hidden_query, hidden_key, v, covered)
+    scores = _additive_scores(hidden_query, hidden_key, v, coverage_arrays)
     out, weights = attention_from_logits(
         scores if scale is None else scores * scale,
         value,
@@ -207,7 +207,7 @@ def coverage_loss(weights: Float[Array, "*batch S"], coverage: Float[Array, "*ba
     return jnp.minimum(weights, coverage).sum(axis=-1)
 
 
-def _covered(
+def _broadcast_coverage(
     coverage: Array | None, w_coverage: Array | None, query: Float[Array, "B T N F"], num_keys: int
 ) -> tuple[Float[Array, "B N T S"], Float[Array, "N F"]] | None:
     """Checks coverage and w_coverage and broadcasts them, in the dtype of `query`; None if both are None."""
@@ -217,7 +217,9 @@ def _covered(
         raise ValueError("coverage and w_coverage go together: give both or neither")
     b, t, n, f = query.shape
     full = b, n, t, num_keys
-    if coverage.ndim != 4 or any(size not in (1, want) for size, want in zip(coverage.shape, full, strict=True)):
+    if coverage.ndim != 4 or any(
+        size not in (1, required) for size, required in zip(coverage.shape, full, strict=True)
+    ):
         raise ValueError(f"coverage must be broadcastable to [B, N, T, S] = {full}, got shape {coverage.shape}")
     if w_coverage.shape not in ((f,), (n, f)):
         raise ValueError(f"w_coverage must have shape [{f}] or [{n}, {f}], got {w_coverage.shape}")
@@ -253,7 +255,7 @@ def _additive_scores(
     query: Float[Array, "B T N F"],
     key: Float[Array, "B S K F"],
     v: Float[Array, "N F"],
-    covered: tuple[Float[Array, "B N T S"], Float[Array, "N F"]] | None = None,
+    coverage_arrays: tuple[Float[Array, "B N T S"], Float[Array, "N F"]] | None = None,
 ) -> Float[Array, "B N T S"]:
     """Computes v . tanh(q + k), with coverage v . tanh(q + k + w c), for all pairs, one block of queries at a time."""
     b, t, n, f = query.shape
@@ -263,14 +265,17 @@ def _additive_scores(
     num_blocks = -(-t // block)
 
     def blocks_of(x: Float[Array, "B T N X"]) -> Float[Array, "blocks B K G C X"]:
+        """Cuts queries into blocks of C and their N heads into G heads for each of K key heads."""
         padded = jnp.pad(x, ((0, 0), (0, num_blocks * block - t), (0, 0), (0, 0)))
         return padded.reshape(b, num_blocks, block, k, n // k, x.shape[-1]).transpose(1, 0, 3, 4, 2, 5)
 
     blocks = blocks_of(query)
     key = key.transpose(0, 2, 1, 3)[:, :, None, None]
     v = v.reshape(1, k, n // k, 1, 1, f)
-    coverage = None if covered is None else blocks_of(covered[0].swapaxes(1, 2))
-    w = None if covered is None else covered[1].reshape(v.shape)
+    coverage = w = None
+    if coverage_arrays is not None:
+        coverage, w_coverage = coverage_arrays
+        coverage, w = blocks_of(coverage.swapaxes(1, 2)), w_coverage.reshape(v.shape)
 
     # The backward pass recomputes tanh. prevent_cse adds barriers that a loop does not need.
     @functools.partial(jax.checkpoint, prevent_cse=False)
@@ -287,7 +292,7 @@ def _additive_scores(
 
 def _additive_of_heads(query: Array, key: Array, *arguments: Any, d_hidden: int | None = None, **options: Any) -> Any:
     """Calls `additive_attention` with the keys repeated, so that each query head has its own `w_key`."""
-    del d_hidden  # the shapes of the parameters say it
+    del d_hidden  # an option of the initializer only
     if key.shape[2] and not query.shape[2] % key.shape[2]:
         key = jnp.repeat(key, query.shape[2] // key.shape[2], axis=2)  # [B, S, N, H]
     return additive_attention(query, key, *arguments, **options)

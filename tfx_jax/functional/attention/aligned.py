@@ -87,8 +87,8 @@ def aligned_attention(
     key_positions = jnp.arange(s)[None] if key_position is None else key_position
     _check_broadcastable("key_position", key_positions.shape, (b, s))
     distance = key_positions.astype(jnp.float32)[:, None, None] - position.astype(jnp.float32)[..., None]
-    near = jnp.abs(distance) <= window
-    seen = near if mask is None else near & mask
+    in_window = jnp.abs(distance) <= window
+    seen = in_window if mask is None else in_window & mask
     # Only options that are set are passed on: a default would override what is bound to `attention_fn`.
     requested = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids}
     options = {name: option for name, option in requested.items() if option is not None and option is not False}
@@ -127,5 +127,6 @@ def aligned_position(
 
 
 def _check_broadcastable(name: str, shape: tuple[int, ...], full: tuple[int, ...]) -> None:
+    """Raises ValueError unless an array of this shape can be broadcast to `full`, which has the same rank."""
     if len(shape) != len(full) or any(size not in (1, required) for size, required in zip(shape, full, strict=True)):
         raise ValueError(f"{name} must be broadcastable to {full}, got shape {shape}")

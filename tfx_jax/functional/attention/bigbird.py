@@ -259,6 +259,7 @@ def _check(
     num_last_global_blocks: int,
     first_block_times: int,
 ) -> None:
+    """Checks the arguments of `bigbird_attention`."""
     check_shapes(query, key, value, bias, mask)
     if query.shape[1] != key.shape[1]:
         raise ValueError(
@@ -303,6 +304,7 @@ class _Layout(NamedTuple):
 
 
 def _layout(visible: Bool[Array, "B T"] | None, length: int, block_size: int, num_last: int) -> _Layout:
+    """Returns the layout of rows of `length` positions with `num_last` global blocks at the end of each sequence."""
     num_array_blocks = -(-length // block_size)
     num_last, num_slots = min(num_last, num_array_blocks), num_array_blocks * block_size
     num_tokens = jnp.full(1, length, jnp.int32) if visible is None else visible.sum(axis=1, dtype=jnp.int32)

@@ -153,6 +153,7 @@ def split_inputs(
     rows, columns = _equal_chunks(t, chunk_size), _equal_chunks(s, chunk_size)
 
     def pairs(x: Array | None) -> Array | None:
+        """Cuts a bias or a mask along both of its last axes; axes of size 1 stay as they are."""
         if x is None:
             return None
         x = x.reshape(x.shape[0], *((1, 1) if x.shape[1] == 1 else (k, n // k)), *x.shape[2:])
@@ -209,6 +210,7 @@ def attend(
         i, queries_i, running_i = chunk
 
         def see(j: Array, running: Any) -> Any:
+            """Updates the state of the queries with chunk j of the keys."""
             logits, seen, value, _ = _scores(options, queries_i, keys, extras, i, j, shift)
             largest = jnp.maximum(running.largest, jnp.where(seen, logits, _hidden(logits.dtype)).max(axis=-1))
             weights = jnp.where(seen, jnp.exp(logits - largest[..., None]), jnp.zeros((), logits.dtype))
@@ -279,6 +281,7 @@ def add_gradients(
         i, queries_i, saved_i, cotangent_i, along_out_i, query_gradient = chunk
 
         def flow(j: Array, sums: Any) -> Any:
+            """Adds the gradients between the queries and chunk j of the keys to `sums`."""
             query_gradient, key_gradients = sums
             logits, seen, value, pull = _scores(options, queries_i, keys, extras, i, j, shift)
             weights = jnp.exp(logits - saved_i.largest[..., None]) / saved_i.total[..., None]

@@ -1,4 +1,7 @@
-"""Decomposable attention for pairs of sentences: attend, compare, aggregate (Parikh et al., 2016)."""
+"""Decomposable attention for pairs of sentences: attend, compare, aggregate (Parikh et al., 2016).
+
+The premise is the paper's sentence a, the hypothesis its sentence b; words are the tokens of a sentence.
+"""
 
 from collections.abc import Callable
 
@@ -8,6 +11,7 @@ from jaxtyping import Array, Bool, Float
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 
 FeedForward = Callable[[Array], Array]
+"""Maps the last axis of an array, such as a feed-forward network."""
 
 
 def decomposable_attention(
@@ -96,6 +100,7 @@ def attend_both(
 
 
 def _sum_of_words(words: Float[Array, "B T F"], mask: Bool[Array, "#B 1 1 T"] | None) -> Float[Array, "B F"]:
+    """Returns the sum over the words of each sentence, without padding."""
     if mask is not None:
         words = jnp.where(mask[:, 0, 0, :, None], words, 0)
     return words.sum(axis=1)

@@ -88,6 +88,7 @@ def delta_rule(
 
 
 def _delta(key: Float[Array, "B S K H"], beta: Float[Array, "B S K"]) -> Updates:
+    """Returns the updates of `delta_rule`, whose state does not decay."""
     beta = jax.nn.sigmoid(to_float32(beta))
     return Updates(_unit(key), jnp.zeros_like(beta)[..., None], beta)
 
@@ -255,6 +256,7 @@ def _unit(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
 
 
 def _normalized(query: Float[Array, "B T N H"], scale: float | None) -> Float[Array, "B T N H"]:
+    """Returns queries of length `scale`; None means 1 / sqrt(H)."""
     return _unit(query) * (query.shape[-1] ** -0.5 if scale is None else scale)
 
 

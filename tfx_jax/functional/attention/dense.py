@@ -163,7 +163,7 @@ def apply_score_mod(score_mod: ScoreMod, logits: Float[Array, "B N T S"], *indic
 def apply_mask_mod(mask_mod: MaskMod, full: tuple[int, ...], *indices: Array) -> Bool[Array, "#B #N #T #S"]:
     """Calls `mask_mod` and checks its result, which must be broadcastable to `full`."""
     seen = mask_mod(*indices)
-    fits = seen.ndim == 4 and all(size in (1, want) for size, want in zip(seen.shape, full, strict=True))
+    fits = seen.ndim == 4 and all(size in (1, required) for size, required in zip(seen.shape, full, strict=True))
     if not fits or seen.dtype != jnp.bool_:
         raise ValueError(f"mask_mod must return booleans broadcastable to {full}, got {seen.dtype} {seen.shape}")
     return seen
@@ -230,6 +230,7 @@ def attention_weights(
 
 
 def _checked_indices(name: str, indices: Sequence[int], size: int) -> np.ndarray:
+    """Returns indices as an array; raises ValueError if one is not in 0 .. size - 1."""
     for index in indices:
         if not 0 <= index < size:
             raise ValueError(f"{name} must be in 0 .. {size - 1}, got {index}")
@@ -372,6 +373,7 @@ def _softmax(
     mask: Mask | None,
     sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B N T S"]:
+    """Returns the weights of visible keys; zeros in rows without `has_key`. Sinks take a part of the sum 1."""
     if sinks is None:
         weights = masked_softmax(logits, mask)
     else:
@@ -404,6 +406,7 @@ def _log_sum_exp(
 
 
 def _checked_sinks(sinks: Float[Array, " N"], num_heads: int, dtype: np.dtype) -> Float[Array, " N"]:
+    """Checks sinks and casts them."""
     check_sinks(sinks, num_heads)
     return sinks.astype(dtype)
 
@@ -432,7 +435,7 @@ def masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[
 
 
 def among_largest(scores: Float[Array, "*rows S"], mask: Bool[Array, "*#rows S"] | None, size: int) -> Array:
-    """Which scores of a row are among the `size` largest that the mask shows; those equal to the last of them are too.
+    """Returns which scores of a row are among the `size` largest visible ones; ties with the last one are included.
 
     >>> jax.jit(among_largest, static_argnums=(1, 2))(jnp.array([3.0, 1.0, 2.0]), None, 2).tolist()
     [True, False, True]

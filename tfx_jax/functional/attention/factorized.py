@@ -16,7 +16,7 @@ from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on
 
 @dataclasses.dataclass(frozen=True)
 class SeesStride:
-    """A query sees the `stride` positions before it, every `stride`-th one before these, and likewise ahead."""
+    """A query sees the nearest `stride` positions on each side, and those whose distance is a multiple of `stride`."""
 
     stride: int
 
@@ -27,7 +27,7 @@ class SeesStride:
 
 @dataclasses.dataclass(frozen=True)
 class SeesSummaries:
-    """A query sees the block of `size` positions around it, and the last `num_summaries` of each block."""
+    """A query sees its own block of `size` positions, and the last `num_summaries` positions of each block."""
 
     size: int
     num_summaries: int
@@ -58,31 +58,32 @@ def strided_attention(
     r"""Computes attention to the positions p - s <= l and those with (p - s) mod l = 0, for l = stride.
 
     The strided pattern of section 4.3 in "Generating Long Sequences with Sparse Transformers" (Child et al., 2019,
-    https://arxiv.org/abs/1904.10509). Every head merges both of its parts into one softmax, the second of the ways that
-    section 5.2 offers. Without causality the pattern looks ahead as it looks back. Memory grows as T + S; time is that
-    of `chunked_attention`, since what is hidden is computed too.
+    https://arxiv.org/abs/1904.10509). Every head attends to the union of both sets of positions with one softmax, the
+    second option of section 5.2. Without causality the pattern is symmetric. Memory grows as T + S; time is that of
+    `chunked_attention`, because the logits of hidden keys are computed too.
 
     Args:
-      query: queries, [B, T, N, H], at the last T of the S positions; this and all arguments that are not named here as
-        in `dot_product_attention`. A query at padding gets zeros.
+      query: queries, [B, T, N, H], at the last T of the S positions. Arguments without explanation are those of
+        `dot_product_attention`. A query at padding gets zeros.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: added to the scaled logits.
-      mask: True where a query may attend. What a mask of keys, [B, 1, 1, S], hides has no position; a mask of all
-        pairs leaves positions as they are.
+      mask: True where a query may attend. Tokens that a padding mask, [B, 1, 1, S], hides are not counted in positions;
+        a mask of pairs does not change positions.
       stride: l, about sqrt(S) in the paper.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences, each with its own positions; 0 is padding, which has none.
+      segment_ids: packed sequences; positions start at 0 in each. 0 is padding.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key.
       return_weights: also return the weights.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for a stride below 1, more queries than keys, and as `dot_product_attention`.
+      ValueError: if the stride is below 1, there are more queries than keys, or in the cases of
+        `dot_product_attention`.
 
     >>> import functools, jax
     >>> x = jnp.zeros((1, 5, 1, 1))
@@ -116,15 +117,15 @@ def fixed_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes attention to the own block of l = block_size positions and to the last c = num_summaries of each block.
+    r"""Computes attention to a query's block of l = block_size positions and the last c = num_summaries of each block.
 
     The fixed pattern of section 4.3 in "Generating Long Sequences with Sparse Transformers" (Child et al., 2019,
     https://arxiv.org/abs/1904.10509): floor(s / l) = floor(p / l), or s mod l >= l - c. As in `strided_attention`,
-    every head merges both parts, memory grows as T + S, and time is that of `chunked_attention`.
+    every head attends to the union of both sets, memory grows as T + S, and time is that of `chunked_attention`.
 
     Args:
-      query: queries, [B, T, N, H], at the last T of the S positions; this and all arguments that are not named here as
-        in `strided_attention`.
+      query: queries, [B, T, N, H], at the last T of the S positions. Arguments without explanation are those of
+        `strided_attention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: added to the scaled logits.
@@ -139,11 +140,11 @@ def fixed_attention(
       return_weights: also return the weights.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for a block size below 1, a number of summaries that is not in 1 .. l, more queries than keys, and as
-        `dot_product_attention`.
+      ValueError: if the block size is below 1, `num_summaries` is not in 1 .. l, there are more queries than keys, or
+        in the cases of `dot_product_attention`.
 
     >>> import functools, jax
     >>> x = jnp.zeros((1, 5, 1, 1))
@@ -170,13 +171,14 @@ def _attend(
     segment_ids: SegmentIds | None,
     **options: Any,
 ) -> Any:
-    """Chunked attention to the keys whose positions are visible."""
+    """Computes chunked attention in which a query sees the keys at positions that `is_visible(query, key)` allows."""
     check_shapes(query, key, value, bias, mask)
-    shift = key.shape[1] - query.shape[1]
+    shift = key.shape[1] - query.shape[1]  # query t is at the position of key t + shift
 
     def attend(*arrays: Any, segment_ids: SegmentIds | None) -> Any:
         positions = None if segment_ids is None else positions_of(segment_ids[1])  # [B, S]
 
+        # b, n, t and s are the indices of batch, head, query and key.
         def mask_mod(b: Array, n: Array, t: Array, s: Array) -> Bool[Array, "#B 1 T S"]:
             if positions is None:
                 return is_visible(t + shift, s)

@@ -105,6 +105,7 @@ def _with_one_batch_axis(x: Array | None, batch: list[int]) -> Array | None:
 
 
 def _and(mask: Bool[Array, "#B #N #T #S"] | None, other: Bool[Array, "T S"]) -> Bool[Array, "#B #N T S"]:
+    """Combines a mask, or None, with another one that all rows and heads share."""
     return other[None, None] if mask is None else mask & other[None, None]
 
 

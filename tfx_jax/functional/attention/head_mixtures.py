@@ -69,9 +69,9 @@ def talking_heads_attention(
         if mix.shape != (n, n):
             raise ValueError(f"{name} must have shape [N, N] = {(n, n)}, got {mix.shape}")
     # The bias belongs to the mixed logits: before the mix, only its minus infinities are used, as a mask.
-    hidden = None if bias is None else jnp.where(bias == -jnp.inf, bias, jnp.zeros((), bias.dtype))
+    hiding_bias = None if bias is None else jnp.where(bias == -jnp.inf, bias, jnp.zeros((), bias.dtype))
     logits, mask = masked_logits(
-        query, key, value, hidden, mask, is_causal=is_causal, scale=scale, segment_ids=segment_ids
+        query, key, value, hiding_bias, mask, is_causal=is_causal, scale=scale, segment_ids=segment_ids
     )
     logits = jnp.einsum("BNTS,NM->BMTS", logits, logits_mix.astype(logits.dtype))
     if bias is not None:
@@ -183,6 +183,7 @@ def _init_mixes(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike) -> dict[
 
 
 def _init_lambdas(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, **_: float) -> dict[str, Array]:
+    """Initializes the vectors of lambda from N(0, 0.01), as the paper does, and the scale with ones."""
     lambdas = (jax.random.normal(rng, (2, 2, d_k), jnp.float32) / 10).astype(dtype)
     return {"lambda_query": lambdas[0], "lambda_key": lambdas[1], "norm_scale": jnp.ones(2 * d_k, dtype)}
 

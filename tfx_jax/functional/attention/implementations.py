@@ -36,10 +36,10 @@ from tfx_jax.functional.attention.row_kernel import LANES, LONGEST_ROW, row_atte
 
 _Ids = tuple[Int[Array, "B T"], Int[Array, "B S"]]
 _LARGEST_BLOCK = 512
-_HIDDEN_ID = np.iinfo(np.int32).min
+_HIDDEN_ID = np.iinfo(np.int32).min  # segment id of hidden keys in kernels, which no query has
 
 _PLATFORMS = {"cudnn": "cuda", "splash": "tpu", "flash": "tpu", "rows": "tpu"}
-_BEST = ("splash", "cudnn")
+_BEST = ("splash", "cudnn")  # kernels that are used by default for long sequences
 
 # The length from which kernels are the default. Compiler estimates for a TPU v5e, forward and backward pass, 8 rows, 8
 # causal heads of size 64, bfloat16. At length 512 the formula keeps its weights in fast memory: 0.30 ms, against
@@ -145,6 +145,7 @@ def default_implementations(
 
 
 def _can(implementation: str, request: Request) -> bool:
+    """Returns whether an implementation supports a request."""
     try:
         _check(implementation, request)
     except UnsupportedError:
@@ -153,7 +154,7 @@ def _can(implementation: str, request: Request) -> bool:
 
 
 def is_undivided() -> bool:
-    """Whether the current trace is for a single device: inside `jax.shard_map`, or if only one device exists.
+    """Returns whether the current trace is for a single device: inside `jax.shard_map`, or if only one device exists.
 
     Only then can kernels be used, because the compiler cannot partition them.
     """
@@ -274,6 +275,7 @@ def _check_cudnn(request: Request) -> None:
 
 
 def _check_pallas(implementation: str, request: Request) -> None:
+    """Checks the constraints of all kernels for TPUs."""
     query, mask = request.query, request.mask
     if query.dtype not in (jnp.float32, jnp.bfloat16):
         raise _cannot(implementation, "needs float32 or bfloat16", query.dtype)
@@ -298,6 +300,7 @@ def _check_splash(request: Request) -> None:
 
 
 def _check_square_heads(implementation: str, request: Request) -> None:
+    """Checks the constraints of kernels that need K = N and d_v = d_k."""
     _check_pallas(implementation, request)
     (n, h), (k, u) = request.query.shape[2:], request.value.shape[2:]
     if k != n:
@@ -331,13 +334,14 @@ def _check_rows(request: Request) -> None:
 
 
 def _cannot(implementation: str, constraint: str, given: object, instead: str = "chunked") -> UnsupportedError:
+    """Returns the error that names a constraint, the value that violates it and an implementation without it."""
     return UnsupportedError(
         f"implementation='{implementation}' {constraint}, got {given}; use implementation='{instead}'"
     )
 
 
 def _has_lengths(request: Request) -> bool:
-    """Whether cuDNN can be given the number of visible keys of each row instead of a bias for all pairs."""
+    """Returns whether cuDNN can be given the number of visible keys of each row instead of a bias for all pairs."""
     mask = request.mask
     return mask.pairs is not None and mask.is_padding and not mask.is_causal and request.bias is mask.ids is None
 
@@ -417,7 +421,7 @@ def _cudnn(request: Request) -> Float[Array, "B T N H"]:
         key, value, lengths = _seen_first(key, value, jnp.broadcast_to(mask.pairs[:, 0, 0], (b, s)))
     else:
         # The kernel has no boolean masks: jax.nn turns them into a bias, which must have all pairs.
-        pairs = combine_masks(mask.pairs, False, mask.ids, b, t, s)
+        pairs = combine_masks(mask.pairs, False, mask.ids, b, t, s)  # not causal: the kernel hides future keys itself
         bias, pairs = (None if x is None else jnp.broadcast_to(x, (*x.shape[:2], t, s)) for x in (bias, pairs))
         bias = None if bias is None else bias.astype(query.dtype)
     options: dict[str, Any] = {"scale": request.factor, "is_causal": mask.is_causal, "key_value_seq_lengths": lengths}

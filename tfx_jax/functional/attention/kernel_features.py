@@ -47,6 +47,7 @@ def orthogonal_of_normal(normal: Float[Array, "D D"]) -> Float[Array, "D D"]:
 
 @orthogonal_of_normal.def_vmap
 def _one_by_one(axis_size: int, in_batched: Any, normals: Float[Array, "B D D"]) -> tuple[Float[Array, "B D D"], bool]:
+    """Returns the matrices of a batch, and that the result is batched, as `custom_vmap` requires."""
     del axis_size, in_batched  # there is one argument, and it is batched whenever this is called
     return jax.lax.map(orthogonal_of_normal, normals), True
 
@@ -56,6 +57,7 @@ def _one_by_one(axis_size: int, in_batched: Any, normals: Float[Array, "B D D"])
 _HIDDEN, _LEAST = -0.7, -0.3
 
 LogFeaturesFn = Callable[[Float[Array, "*batch H"]], Float[Array, "*batch M"]]
+"""Maps vectors to the logarithms of their features."""
 
 
 def orthogonal_features(rng: Array, num_features: int, size: int) -> Float[Array, "M H"]:
@@ -264,7 +266,11 @@ def linear_attention(
 def _log_features(
     log_features_fn: LogFeaturesFn, scale: float | None
 ) -> tuple[Callable[[Array], Array], Callable[[Array, Array], Array]]:
-    """Returns functions to the log-features of scaled queries, and of keys [B, K, S, H] given which are visible."""
+    """Returns (log_query_fn, log_key_fn), which compute log-features.
+
+    `log_query_fn(x)` scales queries, [..., H], and `log_key_fn(x, visible)` keys, [B, K, S, H]; hidden keys, for which
+    `visible`, [B, S], is False, get features of 0.
+    """
     root = 1.0 if scale is None else math.sqrt(scale)
 
     def log_query_fn(x: Array) -> Array:
@@ -323,7 +329,7 @@ def _no_keys(log_key: Float[Array, "*batch S M"], value: Float[Array, "*batch S 
 
 
 def _largest(log_key: Float[Array, "*batch S M"]) -> Float[Array, "*batch M"]:
-    # References cancel in the quotient, so they need no gradient.
+    """Returns the reference of a sum over these keys; references cancel in the quotient, so they need no gradient."""
     largest = jax.lax.stop_gradient(log_key).max(axis=-2)
     return jnp.maximum(largest, _LEAST * jnp.finfo(largest.dtype).max)
 
@@ -376,10 +382,10 @@ def _read_past(
         return _read_pairs(log_query, log_key, value)
 
     log_query, log_key, value = (x.reshape(b, k, 2 * p, t // 2, *x.shape[4:]) for x in (log_query, log_key, value))
-    own = _read_past(log_query, log_key, value)
-    others = _read_pairs(log_query[:, :, 1::2], log_key[:, :, ::2], value[:, :, ::2])
-    first = _Answers(*(x[:, :, ::2] for x in own))
-    second = _merged(_Answers(*(x[:, :, 1::2] for x in own)), others)
+    same_half = _read_past(log_query, log_key, value)  # answers from the keys of the query's own half
+    first_half = _read_pairs(log_query[:, :, 1::2], log_key[:, :, ::2], value[:, :, ::2])
+    first = _Answers(*(x[:, :, ::2] for x in same_half))
+    second = _merged(_Answers(*(x[:, :, 1::2] for x in same_half)), first_half)
     return _Answers(*(jnp.concatenate(halves, axis=3) for halves in zip(first, second, strict=True)))
 
 
@@ -436,6 +442,7 @@ def _causal(
 def _check_options(
     bias: Bias | None, mask: Mask | None, scale: float | None, block_size: int, dropout_rate: float
 ) -> None:
+    """Checks the options of `linear_attention`."""
     if bias is not None:
         raise ValueError(
             "linear attention takes no bias, because it never computes the logits of pairs: pass bias=None"
@@ -460,6 +467,7 @@ def _seeded(query: Array, *arguments: Any, seed: int = 0, num_features: int | No
 
 
 def _projection(size: int, seed: int, num_features: int | None) -> Float[Array, "M H"]:
+    """Returns the random features of a seed, by default four times as many as the head size."""
     return orthogonal_features(jax.random.key(seed), num_features or 4 * size, size)
 
 
@@ -475,7 +483,7 @@ def _decode_favor(
 
     def log_features_fn(x: Array) -> Array:
         size = x.shape[-1]
-        x = x if scale is not None else x * size**-0.25
+        x = x if scale is not None else x * size**-0.25  # the root of the default scale, 1 / sqrt(H)
         return log_softmax_features(x, _projection(size, seed, num_features))
 
     return _decode(log_features_fn, scale)

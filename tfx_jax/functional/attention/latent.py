@@ -34,21 +34,22 @@ def latent_attention(
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
     r"""Computes softmax attention with keys [r, c W_K] and values c W_V of each head, of a latent c.
 
-    Section 2.1 of "DeepSeek-V2" (2024, https://arxiv.org/abs/2405.04434), equations 9 to 19. A rotary key r and a
-    latent c, R + C numbers per token, are all that has to be cached. Two forms compute the same. The expanded one makes
-    keys and values of all heads. The absorbed one never does: queries [q_r, q_c W_K^T] attend to [r, c] itself, and the
-    mean of c is multiplied by W_V afterwards.
+    Section 2.1 of "DeepSeek-V2" (2024, https://arxiv.org/abs/2405.04434), equations 9 to 19. Only a
+    rotary key r and a latent c, R + C numbers per token, have to be cached. Two forms give the same result. The
+    expanded one computes keys and values of all heads. The absorbed one does not: queries [q_r, q_c W_K^T] attend to
+    [r, c] itself, and the weighted mean of c is multiplied by W_V afterwards.
 
     Args:
-      query: queries, [B, T, N, H]: R features for the rotary key, rotated already, and then H - R others; this and all
-        arguments that are not named here as in `dot_product_attention`.
-      key: r, rotated already, [B, S, K, R]; the paper has K = 1, one for all heads.
-      value: latents c, [B, S, K, C], normalized already if that is wanted.
+      query: [B, T, N, H]: first q_r, R features, already rotated, for the rotary key, then q_c, H - R features.
+        Arguments without explanation are those of `dot_product_attention`.
+      key: r, already rotated, [B, S, K, R]; the paper has K = 1, one for all heads.
+      value: latents c, [B, S, K, C]; this function does not normalize them.
       bias: added to the scaled logits.
       mask: True where a query may attend.
       key_up: W_K, [N, C, H - R].
       value_up: W_V, [N, C, U].
-      absorbed: which form. None means the absorbed one where T < S: with few queries and a cache it reads less.
+      absorbed: True for the absorbed form, False for the expanded one. None means the absorbed one if T < S: with few
+        queries and a cache it reads less memory.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H).
       segment_ids: packed sequences.
@@ -57,10 +58,10 @@ def latent_attention(
       return_weights: also return the weights.
 
     Returns:
-      What `dot_product_attention` returns, [B, T, N, U].
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for R > H, matrices of other shapes, and as `dot_product_attention`.
+      ValueError: if R > H, a matrix has the wrong shape, or in the cases of `dot_product_attention`.
 
     >>> x = jnp.arange(2.0).reshape(1, 2, 1, 1)
     >>> eye = jnp.ones((1, 1, 1))
@@ -106,21 +107,24 @@ def latent_attention(
 
 
 def _size_of_rotary_key(d_k: int, rope_size: int | None) -> int:
+    """Returns `rope_size`, or half of a head, d_k, if it is None; raises ValueError if it is above d_k."""
     size = max(d_k // 2, 1) if rope_size is None else rope_size
     if size > d_k:
         raise ValueError(f"rope_size={size} is larger than a head, d_k={d_k}")
     return size
 
 
-def _of_heads(query: Array, key: Array, *arguments: Any, rope_size: int | None = None, **options: Any) -> Any:
-    """`latent_attention` whose rotary key is the beginning of a key as large as the query."""
+def _attend_with_split_key(
+    query: Array, key: Array, *arguments: Any, rope_size: int | None = None, **options: Any
+) -> Any:
+    """Calls `latent_attention` with the first features of `key`, [B, S, K, H], as the rotary key."""
     return latent_attention(query, key[..., : _size_of_rotary_key(key.shape[-1], rope_size)], *arguments, **options)
 
 
 def _init_up(
     rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, rope_size: int | None = None
 ) -> dict[str, Array]:
-    """Normal numbers of variance 1 / C; latents are as large as a head."""
+    """Returns `key_up` and `value_up` from a normal distribution of variance 1 / C; latents have C = d_k features."""
     sizes = {"key_up": d_k - _size_of_rotary_key(d_k, rope_size), "value_up": d_k}
     return {
         name: (jax.random.normal(key, (num_heads, d_k, size), jnp.float32) * d_k**-0.5).astype(dtype)
@@ -128,10 +132,10 @@ def _init_up(
     }
 
 
-# Of a layer's projections, values are the latents, one for each of num_kv_heads; the paper has one.
+# In a layer, the value projections compute the latents, one for each of num_kv_heads; the paper has one.
 LATENT = AttentionSpec(
     name="latent",
-    function=_of_heads,
+    function=_attend_with_split_key,
     reference="DeepSeek-V2 (2024), section 2.1",
     options={"rope_size": Option("first features of a head that are a key themselves; None: half", at_least=1)},
     parameters=_init_up,

@@ -95,10 +95,11 @@ def retention(
 
 
 def _retention(key: Float[Array, "B S K H"], decay: Float[Array, " K"] | None = None) -> Updates:
+    """Returns the updates of `retention`."""
     key, num_heads = to_float32(key), key.shape[2]
     if decay is None:
-        rates = np.linspace(0.0, 3.0, num_heads) if num_heads > 1 else np.zeros(1)
-        decay = jnp.asarray(1 - 2 ** (-5 - rates), key.dtype)
+        exponents = np.linspace(0.0, 3.0, num_heads) if num_heads > 1 else np.zeros(1)
+        decay = jnp.asarray(1 - 2 ** (-5 - exponents), key.dtype)
     check_size("decay", decay, num_heads)
     log_decay = jnp.log(decay.astype(key.dtype))[None, None, :, None]
     return Updates(key, jnp.broadcast_to(log_decay, (*key.shape[:3], 1)))
@@ -171,6 +172,7 @@ def gated_linear_attention(
 
 
 def _gated_linear(key: Float[Array, "B S K H"], gate: Float[Array, "B S K H"], temperature: float = 16.0) -> Updates:
+    """Returns the updates of `gated_linear_attention`."""
     return Updates(to_float32(key), jax.nn.log_sigmoid(to_float32(gate)) / temperature)
 
 
@@ -202,7 +204,7 @@ def state_space_duality(
     Mamba-2's block also has a convolution before this function, and adds D x_t, a gate and a norm after it.
 
     Args:
-      query: C, [B, T, N, H]; this and all arguments that are not named here as in `retention`.
+      query: C, [B, T, N, H]. Arguments without explanation are those of `retention`.
       key: B, [B, S, K, H].
       value: x, [B, S, K, U].
       bias: must be None.
@@ -250,6 +252,7 @@ def _state_space(
     log_rate_scale: Float[Array, " K"],
     dt_bias: Float[Array, " K"],
 ) -> Updates:
+    """Returns the updates of `state_space_duality`."""
     key = to_float32(key)
     step, rate = steps_and_rates(key, dt, log_rate_scale, dt_bias)
     return Updates(key * step[..., None], -(rate * step)[..., None])
@@ -277,6 +280,7 @@ def init_steps_and_rates(rng: Array, num_heads: int, dtype: DTypeLike, *features
 
 
 def _scaled(query: Float[Array, "B T N H"], scale: float | None) -> Float[Array, "B T N H"]:
+    """Returns scaled queries in float32 at least; None means 1 / sqrt(H)."""
     return to_float32(query) * (query.shape[-1] ** -0.5 if scale is None else scale)
 
 

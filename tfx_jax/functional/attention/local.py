@@ -99,8 +99,8 @@ def local_attention(
         return attend_in_order(in_blocks, query, key, value, bias, mask, order)
     # Blocks begin anywhere: number them as segments, and let each query see the keys of its segment within the window.
     order = order._replace(segment_ids=_number_blocks(order, block_size))
-    near = functools.partial(attend, **_window_blocks(t, s, window))
-    return attend_in_order(near, query, key, value, bias, mask, order)
+    in_window = functools.partial(attend, **_window_blocks(t, s, window))
+    return attend_in_order(in_window, query, key, value, bias, mask, order)
 
 
 @weights_on_request
@@ -198,12 +198,12 @@ def _window_blocks(
 
 
 def _number_blocks(order: TokenOrder, block_size: int) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
-    """Numbers the blocks of all segments from 1; padding is 0."""
+    """Numbers the blocks of all segments from 1, padding is 0; returns the numbers for queries and for keys."""
     query_ids, key_ids = order.segment_ids
     t, s = query_ids.shape[1], key_ids.shape[1]
-    numbers = jnp.cumsum(positions_of(key_ids) % block_size == 0, axis=1, dtype=jnp.int32)
-    numbers = jnp.where(key_ids == 0, 0, numbers)
-    return jnp.where(query_ids == key_ids[:, s - t :], numbers[:, s - t :], 0), numbers
+    block_ids = jnp.cumsum(positions_of(key_ids) % block_size == 0, axis=1, dtype=jnp.int32)
+    block_ids = jnp.where(key_ids == 0, 0, block_ids)
+    return jnp.where(query_ids == key_ids[:, s - t :], block_ids[:, s - t :], 0), block_ids
 
 
 def _banded(
@@ -261,6 +261,7 @@ def _banded(
 
 
 def _check_positions(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
+    """Checks shapes, and that there are no more queries than keys."""
     check_over_keys(query, key, value, bias, mask)
     if query.shape[1] > key.shape[1]:
         raise ValueError(
@@ -270,6 +271,7 @@ def _check_positions(query: Array, key: Array, value: Array, bias: Array | None,
 
 
 def _decode_window(window: int | tuple[int, int], scale: float | None = None, **_: Any) -> CachedDecoding:
+    """Returns decoding over the last keys: in decoding, no key is after the query."""
     return decode_densely(SeesBack(window[0] if isinstance(window, tuple) else window), scale)
 
 

@@ -171,7 +171,7 @@ def _attend_globally(
         dropout_rng=rngs[0],
         **options,
     )
-    of_global: Any = dot_product_attention(
+    global_result: Any = dot_product_attention(
         _gather(global_query, position, 1),
         global_key,
         global_value,
@@ -181,10 +181,10 @@ def _attend_globally(
         dropout_rng=rngs[1],
         **options,
     )
-    index = jnp.clip(rank - 1, 0, num_global - 1)  # index of each global token in the results `of_global`
+    index = jnp.clip(rank - 1, 0, num_global - 1)  # index of each global token in the results `global_result`
     if not return_weights:
-        return jnp.where(global_mask[:, :, None, None], _gather(of_global, index, 1), result)
-    (out, weights), (global_out, global_weights) = result, of_global
+        return jnp.where(global_mask[:, :, None, None], _gather(global_result, index, 1), result)
+    (out, weights), (global_out, global_weights) = result, global_result
     # Add the weights of the keys in front to those of the same keys at their positions.
     is_position = (position[:, :, None] == jnp.arange(t)[None, None]).astype(weights.dtype)
     weights = weights[..., num_global:] + jnp.einsum("BNTG,BGS->BNTS", weights[..., :num_global], is_position)
@@ -204,15 +204,18 @@ def _in_windows(
     segment_ids: tuple[Array, Array] | None,
     **options: Any,
 ) -> Any:
-    """Computes attention of blocks of queries over the first `num_in_front` keys and over the keys in their window."""
+    """Computes attention of blocks of queries over the first `num_in_front` keys and over the keys in their window.
+
+    The keys in front are copies of the global tokens; the key of position s is at index num_in_front + s.
+    """
     t = query.shape[1]
     num_blocks = -(-t // max(window, SMALLEST_BLOCK))
     block_size = -(-t // num_blocks)
     span = block_size + 2 * window
     distance = jnp.arange(block_size)[:, None] + window - jnp.arange(span)[None]
     in_front = jnp.broadcast_to(jnp.arange(num_in_front), (num_blocks, num_in_front))
-    near = block_size * jnp.arange(num_blocks)[:, None] - window + jnp.arange(span)[None]
-    near = jnp.where((near >= 0) & (near < t), num_in_front + near, -1)
+    position = block_size * jnp.arange(num_blocks)[:, None] - window + jnp.arange(span)[None]
+    in_window = jnp.where((position >= 0) & (position < t), num_in_front + position, -1)  # -1 is padding
 
     def cut_keys(x: Array) -> Array:
         front = jnp.broadcast_to(x[:, None, :num_in_front], (x.shape[0], num_blocks, num_in_front, *x.shape[2:]))
@@ -226,7 +229,7 @@ def _in_windows(
         mask,
         cut_queries=functools.partial(cut, start=0, num_blocks=num_blocks, block_size=block_size, span=block_size),
         cut_keys=cut_keys,
-        columns=jnp.concatenate([in_front, near], axis=1),
+        columns=jnp.concatenate([in_front, in_window], axis=1),
         allowed=jnp.pad(jnp.abs(distance) <= window, ((0, 0), (num_in_front, 0)), constant_values=True),
         rows=slice(0, t),
         segment_ids=segment_ids,

@@ -1,4 +1,4 @@
-"""Attention through a fixed number of keys, in memory linear in the length: Linformer and induced attention."""
+"""Attention to a fixed number of keys, with memory linear in the length: Linformer and induced attention."""
 
 import dataclasses
 from typing import Any
@@ -38,28 +38,29 @@ def linformer_attention(
     r"""Computes softmax(scale * Q (E K)^T) (F V): learned projections shorten keys and values to M.
 
     Equation 7 of "Linformer" (Wang et al., 2020, https://arxiv.org/abs/2006.04768), with projections that all heads
-    share. A projection has a column for each position, which counts the visible tokens of a text: padding has none.
+    share. Column l of a projection belongs to the l-th visible token of a sequence; padding is not counted.
 
     Args:
-      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
+      query: [B, T, N, H]. Arguments without explanation are those of `dot_product_attention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: refused, because the logits of pairs are never formed.
       mask: True for keys that may be seen, [B or 1, 1, 1, S].
-      key_projection: E, [M, L], for texts of up to L tokens; M is the paper's k.
+      key_projection: E, [M, L], for sequences of up to L tokens; M is the paper's k.
       value_projection: F, [M, L].
       is_causal: must be False: each projected key is a mixture of all tokens.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: refused: the texts of a row would share the projected keys.
+      segment_ids: refused: packed sequences would share the projected keys.
       dropout_rate: probability in [0, 1) of dropping the weight of a projected key.
       dropout_rng: PRNG key.
-      return_weights: also return softmax(...) F, [B, N, T, S], of any sign and sum; quadratic in memory.
+      return_weights: also return softmax(...) F, [B, N, T, S], whose entries may be negative and whose rows need not
+        add up to 1; quadratic in memory.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for more than L keys, projections of other shapes, or what is refused.
+      ValueError: if there are more than L keys, a projection has the wrong shape, or for a refused argument.
 
     >>> x, mean = jnp.arange(4.0).reshape(1, 4, 1, 1), jnp.full((2, 4), 0.25)
     >>> jax.jit(linformer_attention)(x, x, x, key_projection=mean, value_projection=mean).ravel().tolist()
@@ -75,16 +76,16 @@ def linformer_attention(
         raise ValueError(f"a sequence of {s} keys is longer than max_length={key_projection.shape[1]}")
     dtype = np.promote_types(query.dtype, np.float32)
     visible = visible_keys(mask, b, s)
-    position = jnp.maximum(jnp.cumsum(visible, axis=1) - 1, 0)
-    of_keys, of_values = (
+    position = jnp.maximum(jnp.cumsum(visible, axis=1) - 1, 0)  # [B, S], among the visible tokens
+    key_columns, value_columns = (
         jnp.where(visible[..., None], jnp.asarray(x, dtype).T[position], 0)  # [B, S, M]
         for x in (key_projection, value_projection)
     )
-    keys = jnp.einsum("BSM,BSKH->BMKH", of_keys, key.astype(dtype))
-    values = jnp.einsum("BSM,BSKU->BMKU", of_values, value.astype(dtype))
-    weights = dot_product_weights(query.astype(dtype), keys, scale=scale)
-    out = weighted_values(dropout(weights, dropout_rate, dropout_rng), values).astype(query.dtype)
-    return (out, jnp.einsum("BNTM,BSM->BNTS", weights, of_values)) if return_weights else out
+    projected_keys = jnp.einsum("BSM,BSKH->BMKH", key_columns, key.astype(dtype))
+    projected_values = jnp.einsum("BSM,BSKU->BMKU", value_columns, value.astype(dtype))
+    weights = dot_product_weights(query.astype(dtype), projected_keys, scale=scale)
+    out = weighted_values(dropout(weights, dropout_rate, dropout_rng), projected_values).astype(query.dtype)
+    return (out, jnp.einsum("BNTM,BSM->BNTS", weights, value_columns)) if return_weights else out
 
 
 @weights_on_request
@@ -108,12 +109,12 @@ def induced_attention(
     r"""Computes softmax(scale * Q (A K)^T) A V with A = softmax(scale * I K^T): M inducing points between all tokens.
 
     Equations 9 and 10 of "Set Transformer" (Lee et al., 2019, https://arxiv.org/abs/1810.00825), the induced set
-    attention block without its residuals, norms and feed-forward layers; the first half is what the latents of
-    Perceiver do (Jaegle et al., 2021, https://arxiv.org/abs/2103.03206). The inducing points attend to the tokens, and
-    the queries to what the inducing points found.
+    attention block without its residuals, norms and feed-forward layers; its first half is the cross-attention of
+    Perceiver's latents (Jaegle et al., 2021, https://arxiv.org/abs/2103.03206). The inducing points attend to the
+    tokens, and the queries attend to the results.
 
     Args:
-      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
+      query: [B, T, N, H]. Arguments without explanation are those of `dot_product_attention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: refused, because the logits of pairs are never formed.
@@ -121,16 +122,16 @@ def induced_attention(
       inducing: I, learned queries, [N, M, H].
       is_causal: must be False: each inducing point sees all tokens.
       scale: multiplies the logits of both softmaxes; None means 1 / sqrt(H).
-      segment_ids: refused: the texts of a row would share the inducing points.
+      segment_ids: refused: packed sequences would share the inducing points.
       dropout_rate: probability in [0, 1) of dropping the weight of an inducing point.
       dropout_rng: PRNG key.
       return_weights: also return the product of both maps, [B, N, T, S], whose rows add up to 1; quadratic in memory.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for inducing points of another shape, or what is refused.
+      ValueError: if `inducing` has the wrong shape, or for a refused argument.
 
     >>> x = jnp.arange(4.0).reshape(1, 4, 1, 1)
     >>> jax.jit(induced_attention)(x, x, x, inducing=jnp.zeros((1, 2, 1))).ravel().tolist()
@@ -153,13 +154,13 @@ def induced_attention(
 def _init_projections(
     rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int, num_projected: int
 ) -> dict[str, Array]:
-    """Normal numbers of variance 1 / M, as random projections have that keep distances."""
+    """Returns both projections from a normal distribution of variance 1 / M, which keeps distances on average."""
     projections = jax.random.normal(rng, (2, num_projected, max_length), jnp.float32) * num_projected**-0.5
     return dict(zip(("key_projection", "value_projection"), projections.astype(dtype), strict=True))
 
 
 def _project(*arguments: Any, max_length: int, num_projected: int, **options: Any) -> Any:
-    """`linformer_attention` with projections of the sizes of the options."""
+    """Calls `linformer_attention`; `max_length` and `num_projected` are options of the initializer only."""
     del max_length, num_projected
     return linformer_attention(*arguments, **options)
 
@@ -169,7 +170,7 @@ def _init_points(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, num_
 
 
 def _induce(*arguments: Any, num_inducing: int, **options: Any) -> Any:
-    """`induced_attention` with as many points as the option says."""
+    """Calls `induced_attention`; `num_inducing` is an option of the initializer only."""
     del num_inducing
     return induced_attention(*arguments, **options)
 

@@ -14,7 +14,7 @@ from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.layers import dropout
 
-_HIDDEN_SEGMENT = np.iinfo(np.int32).max
+_HIDDEN_SEGMENT = np.iinfo(np.int32).max  # segment of hidden tokens, which are sorted after all others
 
 
 @weights_on_request
@@ -139,13 +139,13 @@ def lsh_attention(
     )
 
     alone_rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, num_hashes)
-    itself = (is_alone & (segment != _HIDDEN_SEGMENT)[:, None])[..., None].astype(out.dtype)
-    out = out + dropout(itself, dropout_rate, alone_rng) * value.astype(out.dtype)
+    own_weight = (is_alone & (segment != _HIDDEN_SEGMENT)[:, None])[..., None].astype(out.dtype)
+    out = out + dropout(own_weight, dropout_rate, alone_rng) * value.astype(out.dtype)
     out = out[:, :, :t].swapaxes(1, 2).astype(query.dtype)
     if not return_weights:
         return out
     weights = _lsh_weights(query[:, :, :t], places, chunk_size, is_causal, scale)
-    return out, weights + itself[:, :, :t] * jnp.eye(t, dtype=weights.dtype)[None, None]
+    return out, weights + own_weight[:, :, :t] * jnp.eye(t, dtype=weights.dtype)[None, None]
 
 
 def lsh_num_buckets(length: int, *, chunk_size: int) -> tuple[int, ...]:
@@ -178,6 +178,7 @@ class _Places(NamedTuple):
 
 
 def _bucket_factors(num_buckets: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the factors of the number of buckets; raises ValueError if one is neither 1 nor even."""
     factors = num_buckets if isinstance(num_buckets, tuple) else (num_buckets,)
     if any(factor < 1 or (factor > 1 and factor % 2) for factor in factors):
         raise ValueError(f"num_buckets must be 1 or even (a rotated axis and its opposite), got {num_buckets}")
@@ -242,9 +243,10 @@ def _attend_in_chunks(
 ) -> tuple[Float[Array, "B N T U"], Bool[Array, "B N T"]]:
     """Returns the output of the softmax over the union of all rounds, and which tokens reach no key."""
     dtype = np.promote_types(query.dtype, np.float32)
-    nothing = 0.7 * jnp.finfo(dtype).min
+    nothing = 0.7 * jnp.finfo(dtype).min  # logit of unreached keys, and z of a round without keys
 
     def chunked(x: Array, axis: int) -> Array:
+        """Splits an axis into chunks, [..., chunks, chunk_size, ...]."""
         return x.reshape(*x.shape[:axis], -1, chunk_size, *x.shape[axis + 1 :])
 
     @jax.checkpoint  # so that the logits of only one round are in memory, also in the backward pass
@@ -277,11 +279,11 @@ def _reached_in_chunks(
     places: _Places, index: Array, chunk_size: int, around: tuple[int, int], is_causal: bool
 ) -> tuple[Array, Array]:
     """Returns which keys the queries of each chunk reach in round `index`, and in how many rounds (at least 1)."""
-    of_queries = _Places(*(x[..., :, None] for x in places))
-    of_keys = _Places(*(_with_neighbors(x, 3, around)[..., None, :] for x in places))
-    times = _reaches(of_queries, of_keys, chunk_size, is_causal).sum(axis=0, dtype=jnp.int32)
-    of_queries, of_keys = (_Places(*(x[index] for x in places)) for places in (of_queries, of_keys))
-    return _reaches(of_queries, of_keys, chunk_size, is_causal), jnp.maximum(times, 1)
+    query_places = _Places(*(x[..., :, None] for x in places))
+    key_places = _Places(*(_with_neighbors(x, 3, around)[..., None, :] for x in places))
+    times = _reaches(query_places, key_places, chunk_size, is_causal).sum(axis=0, dtype=jnp.int32)
+    query_places, key_places = (_Places(*(x[index] for x in places)) for places in (query_places, key_places))
+    return _reaches(query_places, key_places, chunk_size, is_causal), jnp.maximum(times, 1)
 
 
 def _lsh_weights(
@@ -290,14 +292,15 @@ def _lsh_weights(
     """Computes the weights of `_attend_in_chunks` directly, as the softmax over the union of the rounds."""
     dtype = np.promote_types(query.dtype, np.float32)
     t = query.shape[2]
-    of_queries = _Places(*(x[..., :t, None] for x in places))
-    of_keys = _Places(*(x[..., None, :t] for x in places))
-    seen = _reaches(of_queries, of_keys, chunk_size, is_causal).any(axis=0)
+    query_places = _Places(*(x[..., :t, None] for x in places))
+    key_places = _Places(*(x[..., None, :t] for x in places))
+    seen = _reaches(query_places, key_places, chunk_size, is_causal).any(axis=0)
     logits = jnp.einsum("BNTH,BNSH->BNTS", query, query, preferred_element_type=dtype)
     return masked_softmax(logits * scale * _inverse_length(query)[..., None, :], seen)
 
 
 def _inverse_length(x: Float[Array, "*batch H"]) -> Float[Array, "*batch"]:
+    """Returns 1 / |x|, in float32 at least."""
     dtype = np.promote_types(x.dtype, np.float32)
     return jax.lax.rsqrt(jnp.square(x.astype(dtype)).sum(axis=-1) + 1e-12)  # finite for a vector of zeros
 

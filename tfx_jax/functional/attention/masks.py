@@ -14,7 +14,7 @@ Bias = Float[Array, "#B #N #T #S"]
 Mask = Bool[Array, "#B #N #T #S"]
 """True where a query may attend to a key."""
 SegmentIds = Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]]
-"""Numbers of the texts that are packed into one row, of all tokens or of (queries, keys); 0 is padding."""
+"""Index of each token's sequence among those packed into a row, one array or a pair (queries, keys); 0 is padding."""
 Window = int | tuple[int, int]
 """How many positions a query sees on each side, besides its own; a pair is (left, right)."""
 ScoreMod = Callable[..., Float[Array, "B N T S"]]
@@ -95,8 +95,8 @@ def segment_mask(query_ids: Int[Array, "B T"], key_ids: Int[Array, "B S"]) -> Bo
     >>> jax.jit(segment_mask)(query_ids, key_ids)[0, 0].astype(int).tolist()
     [[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
     """
-    same = query_ids[:, :, None] == key_ids[:, None, :]
-    return (same & (query_ids != 0)[:, :, None])[:, None]
+    is_same = query_ids[:, :, None] == key_ids[:, None, :]
+    return (is_same & (query_ids != 0)[:, :, None])[:, None]
 
 
 def window_mask(
@@ -160,6 +160,7 @@ def zero_past_lengths(query_lengths: Int[Array, " B"] | None, query: Array, resu
 
 
 def _check_lengths(name: str, lengths: Array, array: Array) -> None:
+    """Raises ValueError unless `lengths` has one integer for each row of `array`."""
     if lengths.shape != array.shape[:1] or not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(
             f"{name} must be integers of shape [B] = {array.shape[:1]}, got {lengths.dtype} {lengths.shape}"
@@ -245,7 +246,7 @@ def refuse_pairs(
 
 
 def visible_keys(mask: Mask | None, batch: int, num_keys: int) -> Bool[Array, "B S"]:
-    """Which keys a mask of keys alone, [#B, 1, 1, #S], lets all queries see."""
+    """Returns the keys that a padding mask, [#B, 1, 1, #S], shows; None shows all."""
     if mask is None:
         return jnp.ones((batch, num_keys), jnp.bool_)
     return jnp.broadcast_to(mask[:, 0, 0], (batch, num_keys))
@@ -298,12 +299,12 @@ def check_pairs(bias: Array | None, mask: Array | None, full: tuple[int, ...]) -
     """Raises ValueError for a bias or a mask with a wrong dtype or not broadcastable to [B, N, T, S] = `full`."""
     for name, array in (("bias", bias), ("mask", mask)):
         if array is not None and (
-            array.ndim != 4 or any(size not in (1, want) for size, want in zip(array.shape, full, strict=True))
+            array.ndim != 4 or any(size not in (1, required) for size, required in zip(array.shape, full, strict=True))
         ):
             b, n, t, _ = full
             # Whether it would fit if all arrays had the layout [batch, heads, length, size]: then n would be T.
             is_exchanged = array.ndim == 4 and all(
-                size in (1, want) for size, want in zip(array.shape[:3], (b, t, n), strict=True)
+                size in (1, required) for size, required in zip(array.shape[:3], (b, t, n), strict=True)
             )
             raise ValueError(
                 f"{name} must be broadcastable to [B, N, T, S] = {full}, got shape {array.shape}"

@@ -16,6 +16,7 @@ from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on
 from tfx_jax.functional.layers import dropout
 
 WeightsFn = Callable[[Float[Array, "B N T S"], Mask | None], Float[Array, "B N T S"]]
+"""Maps logits and a mask to weights; weights of hidden keys may be anything, they are set to 0 later."""
 
 
 @weights_on_request
@@ -135,6 +136,7 @@ def entmax_attention(
 
 
 def _masked_entmax(alpha: float, logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:
+    """Computes entmax over the visible keys."""
     if mask is not None:
         logits = jnp.where(mask, logits, 0.7 * jnp.finfo(logits.dtype).min)
     return _entmax(alpha, logits)
@@ -142,6 +144,7 @@ def _masked_entmax(alpha: float, logits: Float[Array, "B N T S"], mask: Mask | N
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _entmax(alpha: float, logits: Float[Array, "*batch S"]) -> Float[Array, "*batch S"]:
+    """Computes entmax by sorting: `taus[i]` is the threshold if the i + 1 largest elements have weights above 0."""
     # tau is at least the largest element minus 1, so elements 2 below the largest have no weight: clip them there.
     x = jnp.maximum((alpha - 1) * (logits - logits.max(axis=-1, keepdims=True)), -2.0)
     ordered = jnp.sort(x, axis=-1, descending=True)
@@ -277,10 +280,10 @@ def stick_breaking_attention(
         )
 
     def weights_fn(logits: Array, mask: Mask | None) -> Array:
-        log_left = jax.nn.log_sigmoid(-logits)  # log(1 - b)
+        log_remaining = jax.nn.log_sigmoid(-logits)  # log(1 - b)
         if mask is not None:
-            log_left = jnp.where(mask, log_left, 0)
-        log_product = jax.lax.cumsum(log_left[..., 1:], axis=3, reverse=True)
+            log_remaining = jnp.where(mask, log_remaining, 0)
+        log_product = jax.lax.cumsum(log_remaining[..., 1:], axis=3, reverse=True)
         log_product = jnp.pad(log_product, ((0, 0), (0, 0), (0, 0), (0, 1)))
         return jnp.exp(jax.nn.log_sigmoid(logits) + log_product)
 

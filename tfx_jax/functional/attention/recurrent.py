@@ -104,7 +104,18 @@ def recurrent_attention(
     block_size: int,
     return_weights: bool,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    """Computes the outputs in `dtype`; the weights are the outputs for unit vectors as values."""
+    """Computes the outputs of a recurrent attention.
+
+    Args:
+      query: queries, normalized and scaled.
+      updates: updates of the state by each token.
+      value: values.
+      mask: padding, [B or 1, 1, 1, S].
+      segment_ids: packed sequences.
+      dtype: dtype of the output.
+      block_size: tokens in a chunk.
+      return_weights: also return the weights, which are the outputs for unit vectors as values.
+    """
     (b, t, n, _), (s, k) = query.shape, updates.key.shape[1:3]
     chunks = _chunks(query, updates, mask, segment_ids, block_size)
 
@@ -128,15 +139,18 @@ def recurrent_decoding(
     """Returns decoding of an attention with updates `updates_fn(key, **gates)` and queries `query_fn(query)`."""
 
     def read(key: Array, value: Array, mask: Mask | None, **gates: Array) -> Array:
+        """Returns the state after a prompt, [B, K, H, U]."""
         updates = updates_fn(key, **gates)
         (b, s, k, h), u = key.shape, value.shape[-1]
         if not s:
             return jnp.zeros((b, k, h, u), updates.key.dtype)
         chunks = _chunks(jnp.zeros((b, s, 0, h)), updates, mask, None, block_size)
         values = _split(value.astype(updates.key.dtype), chunks.write.shape[0], chunks.write.shape[3])
-        return _scan(chunks, values)[2]
+        _, _, last_state = _scan(chunks, values)
+        return last_state
 
     def step(state: Array, query: Array, key: Array, value: Array, **gates: Array) -> tuple[Array, Array]:
+        """Returns the output of one token, [B, 1, N, U], and the new state."""
         updates = jax.tree.map(lambda x: x[:, 0], updates_fn(key, **gates))
         (b, _, n, h), (k, u) = query.shape, value.shape[2:]
         state = state * jnp.exp(updates.log_decay)[..., None]
@@ -201,6 +215,7 @@ def _chunks(
     segment_ids: SegmentIds | None,
     block_size: int,
 ) -> _Chunks:
+    """Computes the coefficients of all chunks."""
     (b, t, n, h), (s, k) = query.shape, updates.key.shape[1:3]
     longest = max(t, s)
     block_size = min(block_size, 1 << (longest - 1).bit_length())
@@ -223,9 +238,12 @@ def _chunks(
         key_runs = split(key_runs[..., None])  # 1 or more; 0 is padding in front
         runs = jnp.broadcast_to(split(query_runs[..., None])[..., None], queries.shape[:2] + (1, *queries.shape[3:5]))
         runs = (runs if beta is None else jnp.concatenate([runs, key_runs[..., None]], -1)), key_runs
+    # The decays to each token from the start of its chunk, and from it to the end, as logarithms.
     pairs, solve, before, after = _pairs(rows, key, split(updates.log_decay), beta, runs)
-    decay, reads, writes = jnp.exp(before[..., -1, :]), _decayed(rows, jnp.exp(before)), key * jnp.exp(after)
+    decay = jnp.exp(before[..., -1, :])
+    reads, writes = _decayed(rows, jnp.exp(before)), key * jnp.exp(after)
     if runs is not None:
+        # Only the last sequence of a chunk goes on in the next one; other tokens neither read nor write the state.
         last = runs[1][:, :, :, -1:]
         previous = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])
         reads = jnp.where((runs[0] == previous[..., None])[..., None], reads, 0)
@@ -298,10 +316,12 @@ def _pairs(
     size = 1
 
     def halves(x: Array) -> tuple[Array, Array]:
+        """Returns the first and the second of each pair of neighboring parts."""
         x = x.reshape(*x.shape[:3], length // (2 * size), 2, size, *x.shape[5:])
         return x[:, :, :, :, 0], x[:, :, :, :, 1]
 
     def triangle(first: Array, corner: Array, second: Array) -> Array:
+        """Returns the block matrices [[first, 0], [corner, second]]."""
         upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
         return jnp.concatenate([upper, jnp.concatenate([corner, second], axis=-1)], axis=4)
 

@@ -121,6 +121,7 @@ def _attend(
 
 
 def _check_positions(query: Array, key: Array, relative_key: Array, u: Array, v: Array, is_causal: bool) -> None:
+    """Raises ValueError if a parameter of the relative positions has the wrong shape."""
     (_, t, n, h), s = query.shape, key.shape[1]
     lengths = (s, s + t - 1) if is_causal else (s + t - 1,)
     if relative_key.shape not in [(length, n, h) for length in lengths]:

@@ -156,9 +156,9 @@ def _ring(
 def _forward(
     options: Options, axis_name: str, queries: Queries, keys: Keys, extras: Extras, rng: Array | None
 ) -> tuple[Float[Array, "I B K G T U"], Residuals]:
-    def hop(state: Any, number: Array) -> tuple[Any, None]:
+    def hop(state: Any, hop_index: Array) -> tuple[Any, None]:
         running, block = state
-        shift, block_rng = _shift_and_rng(options, axis_name, number, rng)
+        shift, block_rng = _shift_and_rng(options, axis_name, hop_index, rng)
         running = attend(options, queries, block, running, shift, block_rng, extras)
         return (running, _pass_on(block, axis_name)), None
 
@@ -173,9 +173,9 @@ def _backward(
 ) -> tuple[Queries, Keys, Extras, None]:
     queries, keys, rng, saved, extras = residuals
 
-    def hop(state: Any, number: Array) -> tuple[Any, None]:
+    def hop(state: Any, hop_index: Array) -> tuple[Any, None]:
         (query_gradients, block_gradients), block = state
-        shift, block_rng = _shift_and_rng(options, axis_name, number, rng)
+        shift, block_rng = _shift_and_rng(options, axis_name, hop_index, rng)
         gradients = query_gradients, block_gradients
         query_gradients, block_gradients = add_gradients(
             options, queries, block, saved, cotangent, gradients, shift, block_rng, extras
@@ -192,10 +192,10 @@ def _backward(
 _ring.defvjp(_forward, _backward)
 
 
-def _shift_and_rng(options: Options, axis_name: str, number: Array, rng: Array | None) -> tuple[Array, Array | None]:
-    """Returns the causal shift and the dropout key for this device's queries and the block of keys of hop `number`."""
+def _shift_and_rng(options: Options, axis_name: str, hop_index: Array, rng: Array | None) -> tuple[Array, Array | None]:
+    """Returns the causal shift and the dropout key for this device's queries and the block of keys of a hop."""
     size, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
-    origin = (here - number) % size
+    origin = (here - hop_index) % size  # the device that owns the block
     queries_before, keys_before = here * options.num_queries, origin * options.num_keys
     shift = queries_before - keys_before + size * (options.num_keys - options.num_queries)
     return shift, None if rng is None else jax.random.fold_in(rng, here * size + origin)
@@ -212,20 +212,22 @@ def _weights_over_all_keys(
     window: tuple[int, int] | None,
     **shaping: Any,
 ) -> Float[Array, "B N T _"]:
+    """Gathers the keys of all devices and returns the weights of this device's queries."""
     t, s = query.shape[1], key.shape[1]
     size, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
 
     def gather(x: Array, axis: int) -> Array:
+        """Concatenates the arrays of all devices along the axis of keys."""
         x = jnp.broadcast_to(x, (*x.shape[:axis], s, *x.shape[axis + 1 :]))
         return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
     key = gather(key, 1)
     bias, mask = (None if x is None else gather(x, 3) for x in (bias, mask))
     offset = here * t + size * (s - t)
-    near = [causal_mask(t, s * size, offset=offset)] if is_causal else []
+    position_masks = [causal_mask(t, s * size, offset=offset)] if is_causal else []
     if window is not None:
-        near.append(window_mask(t, s * size, window, offset=offset))
-    for pairs in near:
+        position_masks.append(window_mask(t, s * size, window, offset=offset))
+    for pairs in position_masks:
         mask = pairs if mask is None else mask & pairs
     ids = None if ids is None else (ids[0], gather(ids[1], 1))
     return dot_product_weights(query, key, bias, mask, segment_ids=ids, **shaping)

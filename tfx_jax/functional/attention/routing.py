@@ -179,6 +179,7 @@ def update_centroids(
 
 
 def _check_tokens(query: Array, key: Array, value: Array, mask: Array | None, centroids: Array) -> None:
+    """Raises ValueError if shapes do not match."""
     check_shapes(query, key, value, None, mask)
     if query.shape[1] != key.shape[1]:
         raise ValueError(

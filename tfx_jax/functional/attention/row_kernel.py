@@ -219,8 +219,8 @@ def _weights(
     weights = _softmax(logits, seen)
     if not options.dropout_rate:
         return weights, lambda x: x
-    number = pl.program_id(0) * options.num_heads + pl.program_id(1) * len(options.heads) + head
-    flat_index = ((number * t + row) * s + column).astype(jnp.uint32)  # index in the dense weights [B, N, T, S]
+    row_and_head = pl.program_id(0) * options.num_heads + pl.program_id(1) * len(options.heads) + head
+    flat_index = ((row_and_head * t + row) * s + column).astype(jnp.uint32)  # index in the dense weights [B, N, T, S]
     bits = hashed(flat_index, words[0], words[1])
     return weights, lambda x: rescaled(x, bits, options.dropout_rate)
 

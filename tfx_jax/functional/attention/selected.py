@@ -1,6 +1,6 @@
 """Softmax attention to keys that each query selects by their content: MoBA, native sparse attention, an indexer.
 
-These are the formulas: what is not selected is hidden by a mask, so time and memory are those of dense attention.
+Keys that are not selected are hidden by a mask, so time and memory are those of dense attention.
 """
 
 from collections.abc import Callable
@@ -49,22 +49,22 @@ def moba_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes softmax attention to the own block of a query and to those whose mean key fits it best.
+    r"""Computes softmax attention to a query's own block and to the blocks whose mean key fits it best.
 
     Equations 2 to 6 of "MoBA: Mixture of Block Attention for Long-Context LLMs" (Lu et al., 2025,
     https://arxiv.org/abs/2502.13189): a block scores q . mean(k of block). The paper is causal; without causality the
     blocks ahead compete as well. No gradient passes through the choice. Memory grows as T * S.
 
     Args:
-      query: queries, [B, T, N, H], at the last T of the S positions; this and all arguments that are not named here as
-        in `dot_product_attention`. A query at padding gets zeros.
+      query: queries, [B, T, N, H], at the last T of the S positions. Arguments without explanation are those of
+        `dot_product_attention`. A query at padding gets zeros.
       key: [B, S, K, H].
       value: [B, S, K, U].
-      bias: added to the scaled logits; no matter for the choice.
-      mask: True where a query may attend. What a mask of keys, [B, 1, 1, S], hides has no position; a mask of all
-        pairs hides keys of chosen blocks.
-      block_size: tokens of a block; blocks begin with the text.
-      num_blocks: blocks of a query, its own among them; also those that score as much as the last of them.
+      bias: added to the scaled logits; it does not affect the choice of blocks.
+      mask: True where a query may attend. Tokens that a padding mask, [B, 1, 1, S], hides are not counted in positions;
+        a mask of pairs hides keys within the chosen blocks.
+      block_size: tokens of a block; the first block starts at the first token of a sequence.
+      num_blocks: blocks that a query reads, its own among them. Blocks that tie with the last of them are read too.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H).
       segment_ids: packed sequences, each with blocks of its own; 0 is padding.
@@ -73,10 +73,10 @@ def moba_attention(
       return_weights: also return the weights.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for sizes below 1, more queries than keys, and as `dot_product_attention`.
+      ValueError: if a size is below 1, there are more queries than keys, or in the cases of `dot_product_attention`.
 
     >>> import functools
     >>> x = jnp.array([1.0, 1.0, 0.0, 0.0, 1.0]).reshape(1, 5, 1, 1)
@@ -141,26 +141,29 @@ def native_sparse_attention(
     Equations 5 to 12 of "Native Sparse Attention" (Yuan et al., 2025, https://arxiv.org/abs/2502.11089), with
     g = sigmoid(gate):
 
-    - Of each whole block of I tokens before the query there is one key, sum of key_mix_i (k_i + key_positions_i), and
-      one value, sum of value_mix_i v_i. The paper has a small network here, and blocks may overlap.
-    - The compressed branch's weights choose blocks, added up over the query heads that share a key head; the query's
-      own block is always among them. The paper also fixes the first block and the one before the own.
-    - A window shows the `window` nearest tokens, the query's own among them.
+    - Each complete block of I tokens before the query has one compressed key, sum of key_mix_i (k_i +
+      key_positions_i), and one compressed value, sum of value_mix_i v_i. The paper has a small network here, and blocks
+      may overlap.
+    - The weights of the compressed branch, added up over the query heads that share a key head, choose the blocks of
+      the selected branch; the query's own block is always chosen. The paper always chooses the first block and the
+      one before the query's own as well.
+    - The third branch reads the last `window` tokens, the query's own among them.
 
     The three branches share keys and values, which the paper projects for each. No gradient passes through the choice.
     Memory grows as T * S.
 
     Args:
-      query: queries, [B, T, N, H], at the last T of the S positions; this and all arguments that are not named here as
-        in `dot_product_attention`. A query at padding gets zeros.
+      query: queries, [B, T, N, H], at the last T of the S positions. Arguments without explanation are those of
+        `dot_product_attention`. A query at padding gets zeros.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: refused: a compressed key belongs to no pair.
-      mask: True for keys that may be seen, [B or 1, 1, 1, S]; what it hides has no position.
-      gate: logits of the gates, of the inputs of the keys, [B, S, N, 3]; those of the queries are used.
-      key_mix: [I].
-      value_mix: [I].
-      key_positions: [I, H].
+      mask: True for keys that may be seen, [B or 1, 1, 1, S]; hidden tokens are not counted in positions.
+      gate: logits of the gates of the three branches, one entry per key position, [B, S, N, 3]; the last T positions,
+        of the queries, are used.
+      key_mix: weights of the tokens of a block in its compressed key, [I].
+      value_mix: the same for its compressed value, [I].
+      key_positions: added to the keys of a block before they are mixed, [I, H].
       num_blocks: blocks that a query selects, its own among them.
       window: tokens of the third branch.
       is_causal: must be true: blocks are compressed when they are complete.
@@ -171,11 +174,11 @@ def native_sparse_attention(
       return_weights: also return the weights of the sum, [B, N, T, S], which do not add up to 1.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: if not causal, for a bias or a mask of pairs, sizes below 1, arrays of other shapes, and more queries
-        than keys.
+      ValueError: if `is_causal` is False, for a bias or a mask of pairs, if a size is below 1, an array has the wrong
+        shape, or there are more queries than keys.
 
     >>> import functools
     >>> x, gate, mean = jnp.ones((1, 4, 1, 1)), jnp.full((1, 4, 1, 3), 99.0), jnp.full(2, 0.5)
@@ -193,36 +196,36 @@ def native_sparse_attention(
         raise ValueError("native sparse attention is causal only, because it compresses the past: pass is_causal=True")
     _check_at_least_1(num_blocks=num_blocks, window=window)
     (b, t, n, h), (s, k), size = query.shape, key.shape[1:3], len(key_mix)
-    for name, x, want in (
+    for name, x, shape in (
         ("gate", gate, (b, s, n, 3)),
         ("value_mix", value_mix, (size,)),
         ("key_positions", key_positions, (size, h)),
     ):
-        if x.shape != want:
-            raise ValueError(f"{name} must have shape {want}, got {x.shape}")
+        if x.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {x.shape}")
     dtype = np.promote_types(query.dtype, np.float32)
     of_keys, of_values, offsets = (jnp.asarray(x, dtype) for x in (key_mix, value_mix, key_positions))
 
     def attend(query: Array, key: Array, value: Array, bias: None, mask: None, *, segment_ids: Any, gate: Array) -> Any:
         position, first = _blocks(segment_ids, b, s, size)
-        place, own = position % size, position[:, s - t :]
-        parts = of_keys[place][:, :, None, None] * (key.astype(dtype) + offsets[place][:, :, None])
-        seen = causal_mask(t, s)
+        index_in_block, query_position = position % size, position[:, s - t :]
+        parts = of_keys[index_in_block][:, :, None, None] * (key.astype(dtype) + offsets[index_in_block][:, :, None])
+        visible = causal_mask(t, s)
         if segment_ids is not None:
-            seen = seen & segment_mask(*segment_ids)
-        begun = seen & (place == 0)[:, None, None]
-        is_whole = (position[:, None] + size - 1 <= own[:, :, None])[:, None]
+            visible = visible & segment_mask(*segment_ids)
+        can_choose = visible & (index_in_block == 0)[:, None, None]
+        is_complete = (position[:, None] + size - 1 <= query_position[:, :, None])[:, None]
         logits = dot_product_logits(query.astype(dtype), _sums_of_blocks(parts, first), scale)
-        compressed = masked_softmax(logits, begun & is_whole)  # [B, N, T, S], at the first token of each block
+        compressed = masked_softmax(logits, can_choose & is_complete)  # [B, N, T, S], at the first token of each block
 
         scores = compressed.reshape(b, k, n // k, t, s).sum(axis=2)
-        chosen = _chosen_tokens(scores, begun, position // size, first, num_blocks)
-        near = (own[:, :, None] - position[:, None] < window)[:, None]
+        chosen = _chosen_tokens(scores, can_choose, position // size, first, num_blocks)
+        in_window = (query_position[:, :, None] - position[:, None] < window)[:, None]
         logits = dot_product_logits(query, key, scale)
         branches = (
-            _at_tokens(compressed, first) * of_values[place][:, None, None],
-            masked_softmax(logits, jnp.repeat(chosen, n // k, axis=1) & seen),
-            masked_softmax(logits, near & seen),
+            _at_tokens(compressed, first) * of_values[index_in_block][:, None, None],
+            masked_softmax(logits, jnp.repeat(chosen, n // k, axis=1) & visible),
+            masked_softmax(logits, in_window & visible),
         )
         gates = jax.nn.sigmoid(gate[:, s - t :].astype(dtype)).transpose(3, 0, 2, 1)[..., None]  # [3, B, N, T, 1]
         weights = sum((g * branch for g, branch in zip(gates, branches, strict=True)), start=jnp.zeros_like(logits))
@@ -253,23 +256,24 @@ def indexed_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes softmax attention to the `num_keys` keys that an indexer of few small heads scores highest.
+    r"""Computes softmax attention to the `num_keys` keys that get the highest scores of an indexer with small heads.
 
     The sparse attention of DeepSeek-V3.2 (2025, https://arxiv.org/abs/2512.02556), equations 1 and 2, with the scores
     of `index_scores`. All heads read the same keys. No gradient passes through the choice, so none reaches the indexer:
-    the report trains it to follow the weights of dense attention, by a loss of its own. Memory grows as T * S.
+    the report trains it with a separate loss to follow the weights of dense attention. Memory grows as T * S.
 
     Args:
-      query: queries, [B, T, N, H], at the last T of the S positions; this and all arguments that are not named here as
-        in `dot_product_attention`. A query at padding gets zeros.
+      query: queries, [B, T, N, H], at the last T of the S positions. Arguments without explanation are those of
+        `dot_product_attention`. A query at padding gets zeros.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: added to the scaled logits.
       mask: True where a query may attend; hidden keys are not selected.
-      index_query: queries of J heads of the indexer, of the inputs of the keys; those of the queries are used.
-      index_key: its keys, which the heads share.
-      index_weight: the weight of each head, of the inputs of the keys; those of the queries are used.
-      num_keys: keys that a query reads; also those whose score equals the last of them.
+      index_query: queries of the indexer's J heads, one entry per key position, [B, S, J, I]; the last T positions, of
+        the queries, are used.
+      index_key: keys of the indexer, shared by its heads, [B, S, I].
+      index_weight: weights of the indexer's heads, [B, S, J]; the last T positions are used.
+      num_keys: keys that a query reads. Keys that tie with the last of them are read too.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H).
       segment_ids: packed sequences; 0 is padding.
@@ -278,10 +282,11 @@ def indexed_attention(
       return_weights: also return the weights.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for no key, more queries than keys, arrays of other shapes, and as `dot_product_attention`.
+      ValueError: if `num_keys` is below 1, there are more queries than keys, an array has the wrong shape, or in the
+        cases of `dot_product_attention`.
 
     >>> import functools
     >>> x = jnp.array([1.0, 3.0, 2.0]).reshape(1, 3, 1, 1)
@@ -296,13 +301,13 @@ def indexed_attention(
     if index_query.ndim != 4:
         raise ValueError(f"index_query must have shape [B, S, J, I], got {index_query.shape}")
     *_, j, i = index_query.shape
-    for name, x, want in (
+    for name, x, shape in (
         ("index_query", index_query, (b, s, j, i)),
         ("index_key", index_key, (b, s, i)),
         ("index_weight", index_weight, (b, s, j)),
     ):
-        if x.shape != want:
-            raise ValueError(f"{name} must have shape {want}, got {x.shape}")
+        if x.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {x.shape}")
 
     def attend(
         query: Array,
@@ -315,16 +320,16 @@ def indexed_attention(
         **index: Any,
     ) -> Any:
         t = query.shape[1]
-        of_queries = index["index_query"][:, s - t :], index["index_key"], index["index_weight"][:, s - t :]
-        seen = combine_masks(mask, is_causal, segment_ids, b, t, s)
+        index_arrays = index["index_query"][:, s - t :], index["index_key"], index["index_weight"][:, s - t :]
+        visible = combine_masks(mask, is_causal, segment_ids, b, t, s)
         if bias is not None:
-            seen = (bias != -jnp.inf) if seen is None else seen & (bias != -jnp.inf)
+            visible = (bias != -jnp.inf) if visible is None else visible & (bias != -jnp.inf)
         return dot_product_attention(
             query,
             key,
             value,
             bias,
-            among_largest(index_scores(*of_queries)[:, None], seen, num_keys),
+            among_largest(index_scores(*index_arrays)[:, None], visible, num_keys),
             scale=scale,
             dropout_rate=dropout_rate,
             dropout_rng=dropout_rng,
@@ -340,7 +345,7 @@ def index_scores(
 ) -> Float[Array, "B T S"]:
     r"""Computes the scores of DeepSeek's lightning indexer, sum over its heads j of w_tj relu(q_tj . k_s).
 
-    Equation 1 of DeepSeek-V3.2 (2025). The released code divides by sqrt(I J), which changes no order.
+    Equation 1 of DeepSeek-V3.2 (2025). The released code divides by sqrt(I J), which does not change the order.
 
     Args:
       query: [B, T, J, I].
@@ -368,20 +373,23 @@ def _check_at_least_1(**sizes: int) -> None:
 def _blocks(
     segment_ids: tuple[Array, Array] | None, batch: int, num_keys: int, block_size: int
 ) -> tuple[Int[Array, "B S"], Int[Array, "B S"]]:
-    """Positions of keys whose tokens are in order, and the column of the first token in the block of each."""
+    """Returns each key's position in its sequence, and the index on axis S of the first token of its block.
+
+    The tokens of a sequence are contiguous and in order (see `attend_to_tokens`).
+    """
     places = jnp.broadcast_to(jnp.arange(num_keys), (batch, num_keys))
     position = places if segment_ids is None else positions_of(segment_ids[1])
     return position, places - position % block_size
 
 
 def _sums_of_blocks(x: Float[Array, "B S K H"], first: Int[Array, "B S"]) -> Float[Array, "B S K H"]:
-    """Sums of blocks, float32 at least, in the columns of their first tokens."""
+    """Returns the sum of each block at the index of its first token, and 0 elsewhere, in float32 at least."""
     x = x.astype(np.promote_types(x.dtype, np.float32))
     return jnp.zeros_like(x).at[jnp.arange(len(x))[:, None], first].add(x)
 
 
 def _at_tokens(x: Array, first: Int[Array, "B S"]) -> Array:
-    """From what [B, N, T, S] holds at the first token of each block to all of its tokens."""
+    """Copies the entries of x, [B, N, T, S], at the first token of each block to all tokens of the block."""
     return jnp.take_along_axis(x, first[:, None, None], axis=-1)
 
 
@@ -392,13 +400,13 @@ def _chosen_tokens(
     first: Int[Array, "B S"],
     num_blocks: int,
 ) -> Bool[Array, "B N T S"]:
-    """Which tokens are in the blocks of the highest scores, the query's own before all others.
+    """Returns True for the tokens of the blocks with the highest scores; the query's own block is always chosen.
 
     Args:
-      scores: at the first token of each block.
-      begun: those of blocks that the query sees.
-      block: the number of each token's block in its text.
-      first: of `_blocks`.
+      scores: score of each block at the index of its first token; other entries are not used.
+      begun: True at the first tokens of the blocks that the query may choose.
+      block: index of each token's block in its sequence.
+      first: index of the first token of each token's block, from `_blocks`.
       num_blocks: blocks of a query.
     """
     is_own = block[:, -scores.shape[2] :, None] == block[:, None]  # [B, T, S]
@@ -407,7 +415,7 @@ def _chosen_tokens(
 
 
 def _without(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """An attention that has options of its parameters or gates beside its own."""
+    """Returns `function` with options `names` that it ignores: they concern only its parameters or gates."""
 
     def attend(*arguments: Any, **options: Any) -> Any:
         return function(*arguments, **{name: option for name, option in options.items() if name not in names})
@@ -416,7 +424,7 @@ def _without(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
 
 
 def _init_compression(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, block_size: int, **_: int) -> Any:
-    """Means of the tokens of a block, wherever they are in it."""
+    """Returns parameters with which a compressed key or value is the mean of its block."""
     mean = jnp.full(block_size, 1 / block_size, dtype)
     return {"key_mix": mean, "value_mix": mean, "key_positions": jnp.zeros((block_size, d_k), dtype)}
 
@@ -424,6 +432,7 @@ def _init_compression(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *,
 def _index_gates(
     num_heads: int, num_kv_heads: int, d_k: int, num_index_heads: int = 4, index_size: int = 32, **_: int
 ) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes, without batch and length, of the indexer's arrays, projections of the layer's inputs."""
     return {
         "index_query": (num_index_heads, index_size),
         "index_key": (index_size,),

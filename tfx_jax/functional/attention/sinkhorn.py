@@ -1,4 +1,4 @@
-"""Attention to the own block and to a sorted one: the Sinkhorn Transformer, whose order of blocks is soft."""
+"""Attention of each block to itself and to one sorted block: the Sinkhorn Transformer, whose sorting is soft."""
 
 from typing import Any
 
@@ -40,33 +40,33 @@ def sinkhorn_attention(
     Sections 3.1 and 3.2 of "Sparse Sinkhorn Attention" (Tay et al., 2020, https://arxiv.org/abs/2002.11296): a doubly
     stochastic matrix P sorts blocks, and a block attends to itself and to the block that is sorted to it. P is
     `doubly_stochastic` of scale * mean(Q_i) . mean(K_j) / temperature. These logits are those of the package
-    sinkhorn-transformer; the paper has a small network instead, for a number of blocks that is fixed, and adds Gumbel
-    noise in training. Memory grows as T * block_size + (T / block_size)^2, the latter
-    for each iteration where there is a gradient.
+    sinkhorn-transformer; the paper has a small network instead, for a fixed number of blocks, and adds Gumbel noise
+    in training. Memory grows as T * block_size + (T / block_size)^2; under differentiation the second term counts once
+    per iteration.
 
     Args:
-      query: queries, [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`. A
-        query at padding gets zeros.
+      query: [B, T, N, H]. A query at padding gets zeros. Arguments without explanation are those of
+        `dot_product_attention`.
       key: keys of the same tokens, [B, T, K, H].
       value: [B, T, K, U].
       bias: refused, because the logits of pairs are never formed.
       mask: True for tokens that may be seen, [B or 1, 1, 1, T]. Blocks count visible tokens.
       block_size: tokens of a block; the last one may have fewer.
-      num_iterations: of the Sinkhorn normalization.
+      num_iterations: iterations of the Sinkhorn normalization.
       temperature: above 0; the lower, the nearer P is to a permutation.
       is_causal: must be False: blocks are compared as a whole.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: refused: the texts of a row would be sorted together.
+      segment_ids: refused: packed sequences would be sorted together.
       dropout_rate: probability in [0, 1) of dropping the weight of a key of either block.
       dropout_rng: PRNG key.
       return_weights: also return how much of each value is in an output, [B, N, T, T], which adds up to 1 as far as P
         is doubly stochastic and blocks are full; quadratic in memory.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for unequal numbers of queries and keys, an option out of range, or what is refused.
+      ValueError: if the numbers of queries and keys differ, an option is out of range, or for a refused argument.
 
     >>> import functools
     >>> x = jnp.arange(4.0).reshape(1, 4, 1, 1)
@@ -86,7 +86,8 @@ def sinkhorn_attention(
         (b, t, n, h), result_dtype, dtype = query.shape, query.dtype, np.promote_types(query.dtype, np.float32)
         num_blocks = -(-t // block_size)
 
-        def cut(x: Array) -> Array:  # [B, T, ...] to [B, blocks, block_size, ...]
+        def cut(x: Array) -> Array:
+            """Pads x, [B, T, ...], and splits it into blocks, [B, blocks, block_size, ...]."""
             x = jnp.pad(x, ((0, 0), (0, num_blocks * block_size - t), *[(0, 0)] * (x.ndim - 2)))
             return x.reshape(b, num_blocks, block_size, *x.shape[2:])
 
@@ -102,19 +103,25 @@ def sinkhorn_attention(
         is_block = count > 0
         order = doubly_stochastic(logits, (is_block[:, :, None] & is_block[:, None])[:, None], num_iterations)
 
-        both = [jnp.concatenate([x, jnp.einsum("BNIJ,BJPNH->BIPNH", order, x)], axis=2) for x in (key, value)]
-        has_place = exists.any(axis=1)[:, None] & is_block[..., None]  # in a sorted block
-        seen = exists[..., None] & jnp.concatenate([exists, has_place], axis=2)[:, :, None]
-        query, key, value, seen = (x.reshape(-1, *x.shape[2:]) for x in (query, *both, seen))
-        weights = dot_product_weights(query, key, mask=seen[:, None], scale=scale)
+        # For each block, its own keys (or values) and then those of the block that is sorted to it.
+        keys_and_values = [
+            jnp.concatenate([x, jnp.einsum("BNIJ,BJPNH->BIPNH", order, x)], axis=2) for x in (key, value)
+        ]
+        # Position p of a sorted block, a mixture of blocks, exists if any block has a token at p.
+        exists_in_sorted = exists.any(axis=1)[:, None] & is_block[..., None]
+        visible = exists[..., None] & jnp.concatenate([exists, exists_in_sorted], axis=2)[:, :, None]
+        # Blocks become entries of the batch.
+        query, key, value, visible = (x.reshape(-1, *x.shape[2:]) for x in (query, *keys_and_values, visible))
+        weights = dot_product_weights(query, key, mask=visible[:, None], scale=scale)
         out = weighted_values(dropout(weights, dropout_rate, dropout_rng), value)
         out = out.reshape(b, -1, *out.shape[2:])[:, :t].astype(result_dtype)
         if not return_weights:
             return out
         weights = weights.reshape(b, num_blocks, n, block_size, 2, block_size)
-        of_blocks = jnp.einsum("BINPQ,BNIJ->BNIPJQ", weights[..., 1, :], order)
-        own = jnp.einsum("BINPQ,IJ->BNIPJQ", weights[..., 0, :], jnp.eye(num_blocks, dtype=dtype))
-        dense = jnp.where(exists[:, None, None, None], of_blocks + own, 0)
+        # weights[..., 0, :] are those of keys in the query's block, weights[..., 1, :] those of the sorted block.
+        sorted_weights = jnp.einsum("BINPQ,BNIJ->BNIPJQ", weights[..., 1, :], order)
+        own_weights = jnp.einsum("BINPQ,IJ->BNIPJQ", weights[..., 0, :], jnp.eye(num_blocks, dtype=dtype))
+        dense = jnp.where(exists[:, None, None, None], sorted_weights + own_weights, 0)
         return out, dense.reshape(b, n, *[num_blocks * block_size] * 2)[:, :, :t, :t]
 
     return attend_to_tokens(attend, query, key, value, None, mask, None)
@@ -123,12 +130,12 @@ def sinkhorn_attention(
 def doubly_stochastic(
     logits: Float[Array, "*batch I J"], mask: Bool[Array, "*#batch I J"] | None = None, num_iterations: int = 8
 ) -> Float[Array, "*batch I J"]:
-    """Divides exp(logits) by the sums of rows and of columns in turn: Sinkhorn and Knopp (1967), in logarithms.
+    """Divides exp(logits) by its row sums and its column sums in turn: Sinkhorn and Knopp (1967), in logarithms.
 
     Args:
-      logits: of a square matrix.
-      mask: True where entries may be above 0.
-      num_iterations: each is one division by sums of rows and one by sums of columns, which are 1 at the end.
+      logits: logarithms of the entries of a square matrix.
+      mask: True where entries of the result may be above 0.
+      num_iterations: each divides by the row sums, then by the column sums; so the columns add up to 1 at the end.
 
     >>> (3 * jax.jit(doubly_stochastic)(jnp.log(jnp.array([[1.0, 2.0], [2.0, 1.0]])))).round().tolist()
     [[1.0, 2.0], [2.0, 1.0]]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Bool, Int
 
 Visibility = Callable[[Int[Array, "..."], Int[Array, "..."]], Bool[Array, "..."]]
-"""`is_visible(query_position, key_position)`: whether the query sees the key, which is at or before the query.
+"""`is_visible(query_position, key_position)` returns whether the query sees the key, which is at or before the query.
 
 It must be hashable, with equal hashes for equal functions, because it is a static part of a decoding model.
 """
@@ -131,7 +131,7 @@ def unbound(attention_fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[
 
 @dataclasses.dataclass(frozen=True)
 class SeesBack:
-    """A query sees the `distance` positions before it."""
+    """A query sees itself and the `distance` positions before it."""
 
     distance: int
 

@@ -1,4 +1,4 @@
-"""Attention without products of queries and keys: Synthesizers, whose logits are parameters or made of a token."""
+"""Attention without products of queries and keys: Synthesizers, whose logits are parameters or depend on one token."""
 
 import dataclasses
 from typing import Any
@@ -73,8 +73,8 @@ def synthesizer_attention(
             f"sequences must have at most max_length={logits.shape[1]} tokens, the size of the logits, got {max(t, s)}"
         )
     logits = jnp.asarray(logits, np.promote_types(query.dtype, np.float32)) * (1.0 if scale is None else scale)
-    rows, columns = _positions(mask, segment_ids, b, t, s)
-    pair_logits = logits[:, rows[:, :, None], columns[:, None]].swapaxes(0, 1)  # [B, N, T, S]
+    query_positions, key_positions = _positions(mask, segment_ids, b, t, s)
+    pair_logits = logits[:, query_positions[:, :, None], key_positions[:, None]].swapaxes(0, 1)  # [B, N, T, S]
     options = {"is_causal": is_causal, "segment_ids": segment_ids}
     dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
     out, weights = attention_from_logits(pair_logits, value, bias, mask, **options, **dropping)
@@ -103,34 +103,35 @@ def dense_synthesizer_attention(
     dropout_rng: Array | None = None,
     return_weights: bool = False,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    r"""Computes softmax(scale * (relu(Q W + b) W' + b') + bias) V: each token says how much it reads of each position.
+    r"""Computes softmax(scale * (relu(Q W + b) W' + b') + bias) V: each query predicts its logit for every position.
 
     Equations 1 to 3 of "Synthesizer" (Tay et al., 2020, https://arxiv.org/abs/2005.00743), the dense variant, with the
     queries of a head as its input.
 
     Args:
-      query: [B, T, N, H]; this and all arguments that are not named here as in `dot_product_attention`.
-      key: [B, S, K, H]. Its numbers are not used.
+      query: [B, T, N, H]. Arguments without explanation are those of `dot_product_attention`.
+      key: [B, S, K, H]; only its shape and dtype are used.
       value: [B, S, K, U].
       bias: added to the scaled logits.
-      mask: True where a query may attend. What a mask of keys, [B, 1, 1, S], hides has no position; a mask of all
-        pairs leaves positions as they are.
+      mask: True where a query may attend. Tokens that a padding mask, [B, 1, 1, S], hides are not counted in positions;
+        a mask of pairs does not change positions.
       hidden: W, [N, H, H].
       hidden_bias: b, [N, H].
-      logits: W', [N, H, L], for positions of keys, which count the tokens of a text from 0.
+      logits: W', [N, H, L], indexed by the positions of keys, which count the tokens of a sequence from 0.
       logits_bias: b', [N, L].
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1.
-      segment_ids: packed sequences, each with its own positions; 0 is padding, which has none.
+      segment_ids: packed sequences; positions start at 0 in each. 0 is padding.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key.
       return_weights: also return the weights.
 
     Returns:
-      What `dot_product_attention` returns.
+      The same results as `dot_product_attention`.
 
     Raises:
-      ValueError: for more than L keys, parameters of other shapes, and as `dot_product_attention`.
+      ValueError: if there are more than L keys, a parameter has the wrong shape, or in the cases of
+        `dot_product_attention`.
 
     >>> x, one = jnp.arange(2.0).reshape(1, 2, 1, 1), jnp.ones((1, 1, 1))
     >>> parameters = {"hidden": one, "hidden_bias": one[0], "logits": 99 * jnp.array([[[-1.0, 1.0]]])}
@@ -140,25 +141,29 @@ def dense_synthesizer_attention(
     check_shapes(query, key, value, bias, mask)
     (b, t, n, h), s = query.shape, key.shape[1]
     length = logits.shape[-1]
-    for name, x, want in (
+    for name, x, shape in (
         ("hidden", hidden, (n, h, h)),
         ("hidden_bias", hidden_bias, (n, h)),
         ("logits", logits, (n, h, length)),
         ("logits_bias", logits_bias, (n, length)),
     ):
-        if x.shape != want:
-            raise ValueError(f"{name} must have shape {want}, got {x.shape}")
+        if x.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {x.shape}")
     if s > length:
         raise ValueError(f"a sequence of {s} tokens is longer than max_length={length} of the logits")
     dtype = np.promote_types(query.dtype, np.float32)
-    columns = _positions(mask, segment_ids, b, t, s)[1]
+    _, key_positions = _positions(mask, segment_ids, b, t, s)
     inner = jnp.einsum("BTNH,NHD->BNTD", query.astype(dtype), hidden.astype(dtype))
     inner = jax.nn.relu(inner + hidden_bias.astype(dtype)[None, :, None])
-    of_positions = jnp.einsum("BNTD,NDL->BNTL", inner, logits.astype(dtype)) + logits_bias.astype(dtype)[None, :, None]
-    of_pairs = jnp.take_along_axis(of_positions, columns[:, None, None], axis=-1) * (1.0 if scale is None else scale)
+    position_logits = (
+        jnp.einsum("BNTD,NDL->BNTL", inner, logits.astype(dtype)) + logits_bias.astype(dtype)[None, :, None]
+    )
+    pair_logits = jnp.take_along_axis(position_logits, key_positions[:, None, None], axis=-1) * (
+        1.0 if scale is None else scale
+    )
     options = {"is_causal": is_causal, "segment_ids": segment_ids}
     dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
-    out, weights = attention_from_logits(of_pairs, value, bias, mask, **options, **dropping)
+    out, weights = attention_from_logits(pair_logits, value, bias, mask, **options, **dropping)
     out = out.astype(query.dtype)
     return (out, weights) if return_weights else out
 
@@ -166,7 +171,7 @@ def dense_synthesizer_attention(
 def _positions(
     mask: Mask | None, segment_ids: SegmentIds | None, b: int, t: int, s: int
 ) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
-    """Returns the positions of queries and keys within their sequences; the last query is at the last key."""
+    """Returns the positions of queries and of keys in their sequences; the last query is at the last key."""
     exists = jnp.ones((b, s), jnp.bool_)
     if mask is not None and mask.shape[1:3] == (1, 1):
         exists = jnp.broadcast_to(mask[:, 0, 0], (b, s))
@@ -175,6 +180,7 @@ def _positions(
         query_ids, key_ids = pair_of_segment_ids(segment_ids, b, t, s)
 
     def count(ids: Int[Array, "B X"], columns: np.ndarray) -> Int[Array, "B X"]:
+        """Counts the earlier tokens of the same sequence, for tokens with these segment ids and indices on axis S."""
         is_before = np.arange(s)[None] <= columns[:, None]
         is_counted = (ids[..., None] == key_ids[:, None]) & exists[:, None] & is_before[None]
         return jnp.maximum(is_counted.sum(axis=-1) - 1, 0)
@@ -203,7 +209,7 @@ SYNTHESIZER_ATTENTION = AttentionSpec(
 
 
 def _init_dense(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int) -> dict[str, Array]:
-    """Glorot's normal numbers, and biases of zero."""
+    """Returns matrices from Glorot's normal distribution, and biases of zero."""
     sizes = {"hidden": d_k, "logits": max_length}
     arrays = {}
     for (name, size), key in zip(sizes.items(), jax.random.split(rng), strict=True):
@@ -213,8 +219,8 @@ def _init_dense(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, max_l
     return arrays
 
 
-def _dense_of_max_length(*arguments: Any, max_length: int, **options: Any) -> Any:
-    """`dense_synthesizer_attention` whose logits have the size of the option."""
+def _ignore_max_length_dense(*arguments: Any, max_length: int, **options: Any) -> Any:
+    """Calls `dense_synthesizer_attention`; `max_length` is an option of the initializer only."""
     del max_length
     return dense_synthesizer_attention(*arguments, **options)
 
@@ -222,7 +228,7 @@ def _dense_of_max_length(*arguments: Any, max_length: int, **options: Any) -> An
 DENSE_SYNTHESIZER_ATTENTION = dataclasses.replace(
     SYNTHESIZER_ATTENTION,
     name="dense_synthesizer",
-    function=_dense_of_max_length,
+    function=_ignore_max_length_dense,
     reference="Tay et al. (2020), equations 1 to 3",
     parameters=_init_dense,
 )

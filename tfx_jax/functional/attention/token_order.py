@@ -156,14 +156,14 @@ def attend_to_tokens(
 
 
 def positions_of(key_ids: Int[Array, "B S"]) -> Int[Array, "B S"]:
-    """Counts the tokens of each segment from 0, where those of a segment are side by side.
+    """Returns the position of each token in its segment, from 0; the tokens of a segment must be consecutive.
 
     >>> jax.jit(positions_of)(jnp.array([[7, 7, 3, 3, 3, 0]])).tolist()
     [[0, 1, 0, 1, 2, 0]]
     """
-    places = jnp.arange(key_ids.shape[1])[None]
+    columns = jnp.arange(key_ids.shape[1])[None]
     is_first = jnp.pad(key_ids[:, 1:] != key_ids[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-    return places - jax.lax.cummax(jnp.where(is_first, places, 0), axis=1)
+    return columns - jax.lax.cummax(jnp.where(is_first, columns, 0), axis=1)
 
 
 def _take(x: Shaped[Array, "B ..."], order: Int[Array, "B _"], axis: int) -> Shaped[Array, "B ..."]:

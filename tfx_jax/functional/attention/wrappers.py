@@ -98,7 +98,7 @@ def divided_as_queries(attention: Callable[P, R]) -> Callable[P, R]:
         axes = sharding.mesh.explicit_axes
         if not axes:
             return attention(*args, **kwargs)
-        b, t, n, _ = (*sharding.spec, None, None, None, None)[:4]
+        b, t, n, _ = (*sharding.spec, None, None, None, None)[:4]  # a spec may omit trailing axes
         specs = [PartitionSpec(b, t, n), *(PartitionSpec(b, n, t) for option in EXTRA_OUTPUTS if kwargs.get(option))]
         shardings = [NamedSharding(sharding.mesh, spec) for spec in specs]
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=lambda x: x is None)

@@ -1,10 +1,11 @@
-"""Models in and out of Hugging Face folders (config.json and safetensors), without torch or transformers.
+"""Loads and saves Hugging Face folders (config.json and safetensors), without torch or transformers.
 
-    model = hf.load("path/to/gpt2")  # or a name of the hub, "gpt2", that is downloaded
+    model = hf.load("path/to/gpt2")  # or a name on the hub, "gpt2", which is downloaded
     logits = model(tokens)
     hf.save(model, "path/to/another")
 
-There is one table of names for each family, beside this file. Nothing that a folder holds is executed.
+Each module of this package has the tables of names of one family: which tensor of a file holds which parameter. Nothing
+in a folder is executed.
 """
 
 import dataclasses
@@ -43,19 +44,22 @@ class Family(NamedTuple):
     """How the folders of one architecture are read and written.
 
     Attributes:
-      model: the class that they become; it has its configuration as `config`.
-      read_config: from the fields of config.json to the model's configuration.
-      write_config: back, to the fields; "architectures" among them.
-      rows: the table of names, for a configuration.
-      rows_of: from the fields of a folder to its `rows`, where they say more than the configuration keeps.
-      completed_config: from a configuration and the names of all tensors to the configuration, where they say more.
-      prefix: what the names of a whole model have in front of those in the table; a bare body lacks it.
-      ignored: patterns of tensors that say nothing of their own: copies of tied matrices, constant masks; or belong to
-        another architecture that is saved in the same file.
-      copies: patterns of tensors, and the tensor in the table with which each shares its values.
-      renamed: patterns in the names of older folders, and what newer ones have in their place.
-      completed: the same function as a model, with all parameters that a folder has.
-      fits: whether a folder can say what a configuration says of attention.
+      model: class of the model; an instance has its configuration as `config`.
+      read_config: function from the fields of config.json to the model's configuration.
+      write_config: function from a configuration to the fields of config.json, including "architectures".
+      rows: function from a configuration to the table of names.
+      rows_of: function from the fields of a folder to a function that replaces `rows`, if the table depends on fields
+        that the configuration does not keep.
+      completed_config: function from a configuration and the names of all tensors to a configuration, if some options
+        can be seen only from the tensors that exist.
+      prefix: start of the tensor names of a whole model that the table omits; a bare encoder or decoder lacks it.
+      ignored: patterns of tensors that are not read: copies of tied matrices, constant masks, and tensors of another
+        architecture that is saved in the same file.
+      copies: pairs (pattern, original): tensors whose names match the pattern repeat the tensor `original` of the
+        table.
+      renamed: pairs (pattern, replacement): how the tensor names of older folders change to those of newer ones.
+      completed: function from a model to one that computes the same and has all parameters that a folder has.
+      fits: function that tells whether a folder can express a configuration.
     """
 
     model: type[Any]
@@ -74,9 +78,9 @@ class Family(NamedTuple):
 
 _GPT2 = Family(
     GPT,
-    gpt.read_gpt2_config,
-    gpt.write_config,
-    gpt.rows,
+    read_config=gpt.read_gpt2_config,
+    write_config=gpt.write_config,
+    rows=gpt.rows,
     prefix="transformer.",
     ignored=(r"lm_head\.weight", r"h\.\d+\.attn\.(bias|masked_bias)"),
     copies=((r"lm_head\.weight", "wte.weight"),),
@@ -86,18 +90,18 @@ _GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config, copies=((r"lm_head\.wei
 
 
 def _t5(architecture: str) -> Family:
-    """A family of `t5`."""
+    """Returns the family of an architecture of `t5`."""
     model = t5.ARCHITECTURES[architecture][0]
     return Family(
         model,
-        functools.partial(t5.read_config, architecture),
-        functools.partial(t5.write_config, architecture),
-        functools.partial(t5.rows, architecture),
-        functools.partial(t5.rows_of, architecture),
+        read_config=functools.partial(t5.read_config, architecture),
+        write_config=functools.partial(t5.write_config, architecture),
+        rows=functools.partial(t5.rows, architecture),
+        rows_of=functools.partial(t5.rows_of, architecture),
         ignored=(
             r"(encoder|decoder)\.embed_tokens\.weight",
             r"lm_head\.weight",
-            r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # of no use to anyone
+            r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # in older files, unused
             *([] if model is T5 else [r"decoder\..*"]),
         ),
         copies=((r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "shared.weight"),)
@@ -108,12 +112,12 @@ def _t5(architecture: str) -> Family:
 
 
 def _transformer(architecture: str) -> Family:
-    """A family of `marian`, whose models are all of one class."""
+    """Returns the family of an architecture of `marian`; all are one class, `Transformer`."""
     return Family(
         Transformer,
-        functools.partial(marian.read_config, architecture),
-        functools.partial(marian.write_config, architecture),
-        marian.rows,
+        read_config=functools.partial(marian.read_config, architecture),
+        write_config=functools.partial(marian.write_config, architecture),
+        rows=marian.rows,
         completed_config=None if architecture == "MarianMTModel" else marian.completed_config,
         completed=marian.as_marian,
         ignored=(r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight"),
@@ -126,14 +130,14 @@ def _transformer(architecture: str) -> Family:
 
 
 def _with_heads(module: Any, architecture: str) -> Family:
-    """Of a module with a table for each of its architectures."""
+    """Returns the family of an architecture of a module with `HEADS`, such as `bert`."""
     model, head = module.HEADS[architecture]
     is_masked_lm = any(row.ours == "masked_lm/bias" for row in head)
     return Family(
         model,
-        functools.partial(module.read_config, architecture),
-        functools.partial(module.write_config, architecture),
-        functools.partial(module.rows, architecture),
+        read_config=functools.partial(module.read_config, architecture),
+        write_config=functools.partial(module.write_config, architecture),
+        rows=functools.partial(module.rows, architecture),
         completed_config=_with_pooler(functools.partial(module.rows, architecture)) if model in _BODIES else None,
         ignored=module.IGNORED,
         copies=module.COPIES if is_masked_lm else (),
@@ -142,11 +146,11 @@ def _with_heads(module: Any, architecture: str) -> Family:
     )
 
 
-_BODIES = (Bert, ViT)
+_BODIES = (Bert, ViT)  # models without a head, which may have a pooler
 
 
 def _with_pooler(rows: Callable[[Any], Sequence[Row]]) -> Callable[[Any, Collection[str]], Any]:
-    """Of a body, whether it has a pooler is known by its tensors alone."""
+    """Returns a `Family.completed_config` that sets `has_pooler`, which only the names of the tensors tell."""
 
     def complete(config: Any, names: Collection[str]) -> Any:
         poolers = [row for row in rows(dataclasses.replace(config, has_pooler=True)) if row.ours.startswith("pooler/")]
@@ -156,12 +160,12 @@ def _with_pooler(rows: Callable[[Any], Sequence[Row]]) -> Callable[[Any, Collect
 
 
 def _llama(architecture: str) -> Family:
-    """A family of `llama`, whose models are all of one class."""
+    """Returns the family of an architecture of `llama`; all are one class, `Llama`."""
     return Family(
         llama.Llama,
-        functools.partial(llama.read_config, architecture),
-        functools.partial(llama.write_config, architecture),
-        functools.partial(llama.rows, architecture),
+        read_config=functools.partial(llama.read_config, architecture),
+        write_config=functools.partial(llama.write_config, architecture),
+        rows=functools.partial(llama.rows, architecture),
         ignored=llama.IGNORED,
         copies=llama.COPIES,
         fits=functools.partial(llama.fits, architecture),
@@ -170,8 +174,8 @@ def _llama(architecture: str) -> Family:
 
 _MODULES = (bert, *ENCODERS, modernbert, bigbird, longformer, vit)
 
-# By the name in "architectures" or, in a folder without that, by "model_type". Of those with one class, the first is
-# what a model is saved as that does not say otherwise.
+# Families by the name in "architectures" of config.json. If several have the same class, a model is saved as the first
+# one that fits, unless `save` gets another in `fields`.
 FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": _GPT2,
     "OpenAIGPTLMHeadModel": _GPT1,
@@ -180,6 +184,7 @@ FAMILIES: dict[str, Family] = {
     **{name: _transformer(name) for name in marian.ARCHITECTURES},
     **{name: _llama(name) for name in llama.ARCHITECTURES},
 }
+# Architectures by "model_type", for a config.json without "architectures".
 _BY_MODEL_TYPE = {
     "gpt2": "GPT2LMHeadModel",
     "openai-gpt": "OpenAIGPTLMHeadModel",
@@ -207,21 +212,22 @@ def load(
     """Reads a model.
 
     Args:
-      path: a folder with config.json and model.safetensors, or several with an index; one with an adapter of PEFT,
-        which is merged into the model that it names; or, where no such folder is, the name of a model on the Hugging
-        Face hub.
-      architecture: one of `FAMILIES`, to read another model than the one that config.json names of what the folder
-        holds: the body alone, or all heads of a pre-training.
-      dtype: of the computation; parameters become float32 whatever the file has.
+      path: a folder with config.json and either model.safetensors or several safetensors files with an index; or a
+        folder with a PEFT adapter, which is merged into the model that it names; or, if no such folder exists, the name
+        of a model on the Hugging Face hub.
+      architecture: a key of `FAMILIES` to load instead of the architecture in config.json, for example the encoder
+        without its head, or all heads of a pretraining.
+      dtype: dtype of the computation; parameters are converted to float32.
       allow_nonfinite: whether a parameter may be NaN or infinite.
-      on_read: is told how many parameters are read and how many there are, after each array.
+      on_read: called as `on_read(done, total)` after each array, with the number of parameters that are read and that
+        exist.
 
     Returns:
-      The model of the architecture. Called with tokens it gives logits, or what else its class says.
+      The model, an instance of `FAMILIES[architecture].model`; see this class for its inputs and outputs.
 
     Raises:
-      UserError: for a folder that is damaged, has a parameter that is NaN or infinite, or holds what our model of the
-        family cannot express; for a `dtype` other than float32 and bfloat16.
+      UserError: if the folder is damaged, has a parameter that is NaN or infinite, or has an option or tensor that the
+        class does not support; if `dtype` is neither float32 nor bfloat16.
     """
     name = jnp.dtype(dtype).name
     if name not in DTYPES:
@@ -246,31 +252,32 @@ def load(
     rows = family.rows(config)
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors.shapes) else ""
     params: dict[str, Any] = {}
-    spoilt: list[str] = []
-    done, total = 0, sum(map(math.prod, shapes.values()))
+    nonfinite_names: list[str] = []
+    done = 0
+    total = sum(map(math.prod, shapes.values()))
     try:
         _take_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
         _refuse_unknown(rows, set(tensors.shapes), prefix, shapes, family.ignored)
         _refuse_other_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
-        for name, param, names in read_params(rows, tensors, prefix, shapes, np.float32):
-            # One after the other, so that never more than one is there twice.
+        for name, param, new_nonfinite_names in read_params(rows, tensors, prefix, shapes, np.float32):
+            # Wait for each array, so that at most one exists on the host and on the device at the same time.
             _set(params, name, jax.block_until_ready(jax.device_put(param)))
-            spoilt += names
+            nonfinite_names += new_nonfinite_names
             if on_read is not None:
                 done += param.size
                 on_read(done, total)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
-    if spoilt and not allow_nonfinite:
-        raise nonfinite(dict.fromkeys(spoilt), folder)
-    # What training leaves in a model beside its parameters, such as auxiliary losses, a folder does not hold.
-    for place, leaf in nnx.to_flat_state(others):
-        _set(params, "/".join(map(str, place)), jax.device_put(np.zeros(leaf.shape, leaf.dtype)))
+    if nonfinite_names and not allow_nonfinite:
+        raise nonfinite(dict.fromkeys(nonfinite_names), folder)
+    # Variables that are not parameters, such as auxiliary losses, are not in the folder and start at zero.
+    for path_of_leaf, leaf in nnx.to_flat_state(others):
+        _set(params, "/".join(map(str, path_of_leaf)), jax.device_put(np.zeros(leaf.shape, leaf.dtype)))
     return nnx.merge(graphdef, params)
 
 
 def supported() -> str:
-    """A table of `FAMILIES` in Markdown: what loads, as what it is saved, and what can generate text."""
+    """Returns a Markdown table of `FAMILIES`: architecture, our class, saved architecture, whether it generates."""
     heading = ("architecture", "loads as", "saves as", "generates")
     lines = [heading, tuple("---" for _ in heading)]
     for name, family in sorted(FAMILIES.items(), key=lambda item: item[0].lower()):
@@ -280,33 +287,35 @@ def supported() -> str:
 
 
 def load_config(path: epath.PathLike, *, architecture: str | None = None) -> Any:
-    """Reads a model's configuration, and not its parameters; arguments and errors as for `load`."""
+    """Reads a model's configuration without its parameters; arguments and errors are those of `load`."""
     return _open(base_folder(path), architecture)[1]
 
 
 def base_folder(path: epath.PathLike) -> epath.Path:
-    """Returns the folder of a model, which of an adapter is the one that it names.
+    """Returns the folder of a model; for a folder with an adapter, the folder of the model that the adapter names.
 
     Raises:
-      UserError: if there is none.
+      UserError: if the folder does not exist or cannot be downloaded.
     """
     folder = local_folder(path)
     return local_folder(peft.base_of(folder)) if is_adapter(folder) else folder
 
 
 def end_ids(path: epath.PathLike) -> tuple[int, ...]:
-    """The tokens that end a text: `eos_token_id` of generation_config.json, or of config.json; none if neither says it.
+    """Returns the ids of tokens that end a text: `eos_token_id` of generation_config.json or, if unset, of config.json.
+
+    Empty if neither file sets it.
 
     Raises:
-      UserError: if they are no ids.
+      UserError: if a value is not a token id or a list of them.
     """
     for name in ("generation_config.json", "config.json"):
         file = base_folder(path) / name
-        found = read_json(file).get("eos_token_id") if file.exists() else None
-        if found is not None:
-            ids = found if isinstance(found, list) else [found]
+        value = read_json(file).get("eos_token_id") if file.exists() else None
+        if value is not None:
+            ids = value if isinstance(value, list) else [value]
             if not all(type(index) is int and index >= 0 for index in ids):
-                raise UserError(f"{file}: eos_token_id is {found!r}, not a token or a list of them")
+                raise UserError(f"{file}: eos_token_id is {value!r}, not a token or a list of them")
             return tuple(ids)
     return ()
 
@@ -322,17 +331,17 @@ def save(
     """Writes a folder that `load` reads, and `transformers` too.
 
     Args:
-      model: what `load` gives, or a model made otherwise of one of these classes; it stays as it is. What is written
-        is `completed(model)`.
-      path: the folder, which is made if it does not exist; what it has beside config.json and weights stays.
-      dtype: in which the parameters are stored: float32, float16 or bfloat16.
-      fields: more of config.json, such as "bos_token_id"; what it says of the model itself is not changed by them, but
-        "architectures" chooses among those that are the same function, such as Llama and Mistral without windows.
+      model: a model of a class in `FAMILIES`; it is not changed. `completed(model)` is written.
+      path: the folder, created if needed. Other files than config.json and the weights are kept.
+      dtype: dtype of the stored parameters: float32, float16 or bfloat16.
+      fields: further fields of config.json, such as "bos_token_id"; they do not override the fields of the model's
+        configuration. "architectures" selects among architectures that compute the same, such as Llama and Mistral
+        without windows.
       allow_nonfinite: whether a parameter may be NaN or infinite.
 
     Raises:
-      UserError: if it cannot be written, or a parameter is too large for `dtype`, NaN or infinite.
-      ValueError: for a model that is of no such family or has what a folder cannot express.
+      UserError: if the folder cannot be written, or a parameter is too large for `dtype`, NaN or infinite.
+      ValueError: if no family has the model's class, or its architectures cannot express an option of the model.
     """
     model = completed(model)
     family = _family_for(model, fields or {})
@@ -343,54 +352,56 @@ def save(
     for name in sorted(params.keys() ^ {row.ours for row in rows}):
         raise ValueError(f"either the model or a folder with a {config['architectures'][0]} has no {name}")
     tensors = write_params(rows, params)
-    spoilt = [family.prefix + name for name, tensor in tensors.items() if not is_finite(tensor)]
-    if spoilt and not allow_nonfinite:
-        raise nonfinite(spoilt, f"not written to {path}")
+    nonfinite_names = [family.prefix + name for name, tensor in tensors.items() if not is_finite(tensor)]
+    if nonfinite_names and not allow_nonfinite:
+        raise nonfinite(nonfinite_names, f"not written to {path}")
     stored = {family.prefix + name: stored_as(dtype, name, tensor) for name, tensor in tensors.items()}
     write_folder(path, {**(fields or {}), **config, "dtype": jnp.dtype(dtype).name}, stored)
 
 
 def completed(model: Any) -> Any:
-    """The model that `load` makes of what `save` writes of this one.
+    """Returns the model that `load` would read after `save`.
 
-    It is the same function, with its adapters merged. A GPT without offsets (`use_bias=False`) gets zeros, because
-    Hugging Face's has them everywhere; so does a Transformer, and the places of its residual are ordered as Marian has
-    its sinusoids.
+    It computes the same, with adapters merged. A GPT or Transformer without biases (`use_bias=False`) gets biases of
+    zero, because Hugging Face's models always have them. The features of a Transformer are reordered if its sinusoids
+    are interleaved, because Marian has all sines first.
 
     Raises:
-      ValueError: for a model that is of no such family, or a Transformer that is like none of Marian's.
+      ValueError: if no family has the model's class, or Marian cannot express a Transformer.
     """
     return _families_of(model)[0].completed(merged(model))
 
 
 def save_adapter(model: Any, path: epath.PathLike, *, base: str, allow_nonfinite: bool = False) -> None:
-    """Writes the adapters of a model as a folder that PEFT reads, and `load` too.
+    """Writes the adapters and trained heads of a model as a folder that PEFT and `load` can read.
 
     Args:
-      model: with adapters (`tfx_jax.nn.adapt`).
-      path: the folder, which is made if it does not exist.
-      base: folder or name on the hub of the model that was fine-tuned, which the adapter names; it has to be there.
+      model: a model with adapters (`tfx_jax.nn.adapt`).
+      path: the folder, created if needed.
+      base: folder, or name on the hub, of the model that was fine-tuned; it must exist. The adapter stores this name.
       allow_nonfinite: whether a parameter may be NaN or infinite.
 
     Raises:
-      UserError: if it cannot be written, or a parameter is NaN or infinite.
-      ValueError: for a model without adapters, or one that is of no family of `save`.
+      UserError: if the folder cannot be written, a parameter is NaN or infinite, or PEFT cannot express an adapter.
+      ValueError: if the model has no adapters, or no family has its class.
     """
     adapters = adapters_of(model)
     if not adapters:
         raise ValueError("the model has no adapters: train with config.lora.rank above 0, or save the model itself")
     family = _family_for(model, read_json(base_folder(base) / "config.json"))
-    trained = {"/".join(map(str, place)): leaf for place, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+    trained = {"/".join(map(str, parts)): leaf for parts, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
     heads = {name: np.asarray(leaf[...]) for name, leaf in trained.items() if "_adapter/" not in name}
-    rows, kind = family.rows(model.config), getattr(model.config, "kind", "")
+    rows = family.rows(model.config)
+    kind = getattr(model.config, "kind", "")
     config, tensors = peft.adapter_files(adapters, heads, rows, prefix=family.prefix, base=base, kind=kind)
-    spoilt = [name for name, tensor in tensors.items() if not is_finite(tensor)]
-    if spoilt and not allow_nonfinite:
-        raise nonfinite(spoilt, f"not written to {path}")
+    nonfinite_names = [name for name, tensor in tensors.items() if not is_finite(tensor)]
+    if nonfinite_names and not allow_nonfinite:
+        raise nonfinite(nonfinite_names, f"not written to {path}")
     write_folder(path, config, tensors, names=(peft.CONFIG, peft.WEIGHTS))
 
 
 def _families_of(model: Any) -> list[Family]:
+    """Returns the families with the class of a model; raises ValueError if there are none."""
     families = [family for family in FAMILIES.values() if issubclass(type(model), family.model)]
     if not families:
         raise ValueError(f"{type(model).__name__} has no form in Hugging Face's folders")
@@ -398,7 +409,11 @@ def _families_of(model: Any) -> list[Family]:
 
 
 def _family_for(model: Any, fields: Mapping[str, Any]) -> Family:
-    """The family as which a model is saved, where several are the same function the one that config.json names."""
+    """Returns the first family that can express a model, trying the one named in "architectures" of `fields` first.
+
+    Raises:
+      ValueError: if there is none.
+    """
     families = _families_of(model)
     named = FAMILIES.get(str((fields.get("architectures") or [None])[0]))
     if named in families:
@@ -410,13 +425,13 @@ def _family_for(model: Any, fields: Mapping[str, Any]) -> Family:
 
 
 def _described(config: Any) -> str:
-    """The attention of a model, in words."""
+    """Describes the attention of a model for an error message."""
     options = ", ".join(f"{name}={value}" for name, value in config.attention.options.given.items())
     return f"{config.attention.name} attention{f' with {options}' if options else ''}"
 
 
 def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:
-    """The family of a folder, and the configuration of its model."""
+    """Returns the family of a folder, or of `architecture` if given, and the model's configuration."""
     path = folder / "config.json"
     values = read_json(path)
     values |= _start_of_generation(folder)
@@ -433,7 +448,7 @@ def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:
 
 
 def _start_of_generation(folder: epath.Path) -> dict[str, int]:
-    """The token that generation_config.json says a decoder starts with, which precedes that of config.json."""
+    """Returns `decoder_start_token_id` of generation_config.json, which overrides config.json; empty if not set."""
     path = folder / "generation_config.json"
     name = "decoder_start_token_id"
     start = read_json(path).get(name) if path.exists() else None
@@ -443,7 +458,7 @@ def _start_of_generation(folder: epath.Path) -> dict[str, int]:
 
 
 def _check_depth(config: Any, tensors: Tensors, folder: epath.Path) -> None:
-    """Refuses more layers than a folder can hold, before anything is made of that many."""
+    """Raises UserError if there are more layers than tensors, before a damaged number of layers takes all memory."""
     count = sum(getattr(config, name, None) or 0 for name in ("num_layers", "num_decoder_layers"))
     if count > len(tensors.shapes):
         raise UserError(
@@ -452,6 +467,7 @@ def _check_depth(config: Any, tensors: Tensors, folder: epath.Path) -> None:
 
 
 def _family_of(values: dict[str, Any], path: epath.Path) -> Family:
+    """Returns the family that the fields of a config.json name; `path` is for the error."""
     names = values.get("architectures") or [_BY_MODEL_TYPE.get(str(values.get("model_type")), values.get("model_type"))]
     if not isinstance(names, list) or not isinstance(names[0], str) or names[0] not in FAMILIES:
         raise UserError(f"{path}: the architecture {names!r} is not supported; there are {', '.join(FAMILIES)}")
@@ -461,7 +477,15 @@ def _family_of(values: dict[str, Any], path: epath.Path) -> Family:
 def _refuse_unknown(
     rows: Sequence[Row], names: set[str], prefix: str, shapes: dict[str, tuple[int, ...]], ignored: Sequence[str]
 ) -> None:
-    """What a table does not name would be lost in silence."""
+    """Raises UserError for a tensor that no row of the table reads, because its values would be lost.
+
+    Args:
+      rows: the table of names.
+      names: names of all tensors of the folder.
+      prefix: start of these names that the table omits.
+      shapes: shapes of our parameters, by path.
+      ignored: patterns of tensors that may be left out.
+    """
     known = {prefix + name for row in rows for name in row.tensor_names(shapes[row.ours])}
     pattern = re.compile(f"({re.escape(prefix)})?({'|'.join(ignored)})") if ignored else None
     for name in sorted(names - known):
@@ -470,7 +494,14 @@ def _refuse_unknown(
 
 
 def _take_copies(theirs: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]) -> None:
-    """Reads a shared tensor from a copy where the folder leaves the original out, as savers that drop duplicates do."""
+    """Adds the name of a missing original to one of its copies: some writers store only one of several equal tensors.
+
+    Args:
+      theirs: names of the tensors in the table.
+      tensors: the tensors of the folder; names are added.
+      prefix: start of the names in the folder that the table omits.
+      copies: pairs (pattern, original) as in `Family`.
+    """
     for pattern, original in copies:
         if original in theirs and prefix + original not in tensors.shapes:
             matching = re.compile(f"({re.escape(prefix)})?({pattern})")
@@ -480,20 +511,24 @@ def _take_copies(theirs: set[str], tensors: Tensors, prefix: str, copies: Sequen
 
 
 def _refuse_other_copies(theirs: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]) -> None:
-    """A tensor that the model has not beside another could as well be a parameter of its own, and would be lost."""
+    """Raises UserError if a tensor that should be a copy has other values than its original, which would be lost.
+
+    The arguments are those of `_take_copies`.
+    """
     for pattern, original in copies:
-        pair = [prefix + original]
-        if original not in theirs or pair[0] not in tensors.shapes:
+        original_name = prefix + original
+        if original not in theirs or original_name not in tensors.shapes:
             continue
         for name in sorted(tensors.shapes.keys() - theirs):
             if not re.fullmatch(f"({re.escape(prefix)})?({pattern})", name):
                 continue
-            one, other = tensors.read([*pair, name])
-            if not np.array_equal(one, other, equal_nan=True):
-                raise UserError(f"the tensor {name} is not {pair[0]}, with which the model shares it")
+            original_values, values = tensors.read([original_name, name])
+            if not np.array_equal(original_values, values, equal_nan=True):
+                raise UserError(f"the tensor {name} is not {original_name}, with which the model shares it")
 
 
 def _set(nested: dict[str, Any], path: str, value: Any) -> None:
+    """Sets the entry of a nested dictionary at a path such as "a/b/c"."""
     *folders, name = path.split("/")
     for folder in folders:
         nested = nested.setdefault(folder, {})

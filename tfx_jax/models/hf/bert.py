@@ -1,4 +1,4 @@
-"""BERT in Hugging Face folders, alone and with each of its heads."""
+"""BERT in Hugging Face folders, without a head and with each of its heads."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, labe
 from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, table, under, vector
 
 _LAYERS = "encoder_layers"
-# What of a configuration tells families apart, and what a BERT has.
+# Options whose values differ between the families of `BertConfig`, with the values of BERT.
 OPTIONS = {"first_position": 0, "share_layers": False, "pooler_activation": "tanh", "num_segments": True}
 OPTIONS |= {"first_layer": False, "pre_norm": False, "use_bias": True, "is_gated": False, "rotary": None}
 
@@ -51,7 +51,7 @@ MASKED_LM = [
 NEXT_SENTENCE = dense("next_sentence", "cls.seq_relationship")
 CLASSIFIER = dense("classifier", "classifier")
 
-# Of each architecture our class and the rows of its head.
+# For each architecture: our class, and the rows of its head.
 HEADS: dict[str, tuple[Any, list[Row]]] = {
     "BertModel": (Bert, []),
     "BertForMaskedLM": (BertMaskedLM, MASKED_LM),
@@ -64,8 +64,8 @@ HEADS: dict[str, tuple[Any, list[Row]]] = {
 _WITH_OUTPUT = ("ForMaskedLM", "ForPreTraining")
 _WITH_LABELS = ("ForSequenceClassification", "ForTokenClassification")
 
-# Copies of tied parameters, a constant, and what an architecture does not have of a file that holds several heads: the
-# published ones have the pooler and both of pre-training, whatever their config.json names.
+# Copies of tied parameters, a constant, and the poolers and heads of other architectures: published files contain the
+# pooler and both heads of pretraining, whatever architecture their config.json names.
 IGNORED = [
     r"(bert\.)?embeddings\.position_ids",
     r"cls\.predictions\.decoder\.(weight|bias)",
@@ -79,33 +79,42 @@ COPIES = [
 
 
 def renamed(architecture: str) -> list[tuple[str, str]]:
-    """The norms of the oldest folders have other names; a body alone may be taken out of any folder."""
+    """Returns (pattern, replacement) pairs of tensor names.
+
+    The oldest folders have other names of the norms, and an encoder can be read from a folder with a head.
+    """
     old_norms = [(r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")]
     return [*old_norms, (r"^bert\.", "")] if architecture == "BertModel" else old_norms
 
 
 def fits(config: BertConfig) -> bool:
-    """Whether it is a BERT, and none of its relatives."""
+    """Returns whether a configuration is that of a BERT, not of another family of `BertConfig`."""
     if config.attention.name != "dense" or config.max_global_tokens or config.embedding_size is not None:
         return False
-    found = {name: getattr(config, name) for name in OPTIONS} | {"num_segments": bool(config.num_segments)}
-    return found == OPTIONS
+    values = {name: getattr(config, name) for name in OPTIONS} | {"num_segments": bool(config.num_segments)}
+    return values == OPTIONS
 
 
 def read_config(architecture: str, fields: Fields) -> BertConfig:
-    """From the fields of a BERT."""
+    """Returns the configuration for the fields of a BERT."""
     fields.require(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute")
     return read_sizes(architecture, fields)
 
 
 def read_sizes(architecture: str, fields: Fields, **defaults: Any) -> BertConfig:
-    """What the fields say that relatives of BERT share; `defaults` are what absent fields mean there."""
+    """Returns the configuration with the options that BERT shares with other families of encoders.
+
+    Args:
+      architecture: name in "architectures".
+      fields: fields of config.json, under their names in a BERT.
+      **defaults: values of absent fields, if they are not those of BERT.
+    """
     classifier: dict[str, Any] = {}
     if architecture.endswith(_WITH_LABELS):
         classifier = {"labels": fields.labels(), "problem_type": fields.optional("problem_type", str)}
 
-    def get(name: str, of_bert: Any) -> Any:
-        return fields.get(name, defaults.get(name, of_bert))
+    def get(name: str, bert_default: Any) -> Any:
+        return fields.get(name, defaults.get(name, bert_default))
 
     head_dropout_rate = fields.optional("classifier_dropout", float)
     return BertConfig(
@@ -127,7 +136,7 @@ def read_sizes(architecture: str, fields: Fields, **defaults: Any) -> BertConfig
 
 
 def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
-    """The fields of a BERT."""
+    """Returns the fields of config.json for a BERT."""
     classifier = {}
     if architecture.endswith(_WITH_LABELS):
         classifier = label_fields(config.labels) | {"problem_type": config.problem_type}
@@ -152,7 +161,7 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
 
 
 def rows(architecture: str, config: BertConfig) -> list[Row]:
-    """The table of names."""
+    """Returns the table of names."""
     model, head = HEADS[architecture]
     return table_of(model, config, "bert", BODY, POOLER, head, "cls.predictions.decoder")
 
@@ -166,16 +175,16 @@ def table_of(
     head: Sequence[Row],
     output: str,
 ) -> list[Row]:
-    """The table of names of a BERT or a relative.
+    """Returns the table of names of a BERT or a related encoder.
 
     Args:
       model: our class.
-      config: what it does not have is left out of `body`.
-      prefix: of the names of the body below a head.
-      body: the rows of the body.
-      pooler: those of a pooler that is part of the body.
-      head: those of the head, which may have the pooler.
-      output: the name of an output layer that is not the embedding.
+      config: the configuration; rows of `body` for parameters that it does not have are left out.
+      prefix: start of the names of the encoder's tensors in a model with a head.
+      body: rows of the encoder.
+      pooler: rows of the pooler, if it is part of the encoder.
+      head: rows of the head, which may include the pooler.
+      output: name of the output layer, used if its matrix is not the embedding.
     """
     absent = {"token_types/": not config.num_segments, "projection/": config.embedding_size is None}
     body = [
@@ -184,14 +193,14 @@ def table_of(
     if model is Bert:
         return [*body, *(pooler if config.has_pooler else [])]
     in_head = any(row.ours.startswith("bert/pooler/") for row in head)
-    found = [*under("bert", prefix, [*body, *(pooler if model.use_pooler and not in_head else [])]), *head]
+    result = [*under("bert", prefix, [*body, *(pooler if model.use_pooler and not in_head else [])]), *head]
     bias = next((row for row in head if row.ours == "masked_lm/bias"), None)
     if bias is not None and not config.is_tied:
-        # The offsets are written twice: transformers saves both, and reads those of the output layer.
-        found = [row for row in found if row is not bias]
-        found += [
+        # The bias is written under two names: transformers saves both and reads that of the output layer.
+        result = [row for row in result if row is not bias]
+        result += [
             vector("masked_lm/bias", f"{output}.bias"),
             table("masked_lm/output_embedding/table", f"{output}.weight"),
         ]
-        found += [] if bias.theirs == f"{output}.bias" else [bias]
-    return found
+        result += [] if bias.theirs == f"{output}.bias" else [bias]
+    return result

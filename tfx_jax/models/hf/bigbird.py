@@ -1,4 +1,4 @@
-"""BigBird in Hugging Face folders: a BERT with BigBird's attention, as transformers has it in evaluation."""
+"""BigBird in Hugging Face folders: a BERT with BigBird's attention, as transformers computes it in evaluation."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tfx_jax.nn.attention import AttentionConfig, AttentionOptions
 
 _POOLER = dense("pooler", "pooler")
 
-# Of each architecture our class and the rows of its head.
+# For each architecture: our class, and the rows of its head.
 HEADS: dict[str, tuple[Any, list[Row]]] = {
     "BigBirdModel": (Bert, []),
     "BigBirdForMaskedLM": (BertMaskedLM, bert.MASKED_LM),
@@ -23,20 +23,26 @@ COPIES = bert.COPIES
 
 
 def renamed(architecture: str) -> list[tuple[str, str]]:
-    """A body alone may be taken out of any folder."""
+    """Returns (pattern, replacement) pairs of tensor names: an encoder may be read from a folder with a head."""
     return [(r"^bert\.", "")] if architecture == "BigBirdModel" else []
 
 
 def fits(config: BertConfig) -> bool:
-    """Whether a folder can say it: a BERT whose attention is that of transformers, with blocks of some size."""
+    """Returns whether a configuration has BigBird's attention with the options that `_attention` sets."""
     options = config.attention.options
     if config.attention.name != "bigbird" or config.max_global_tokens or config.first_position:
         return False
-    return config.attention == _attention(options.block_size or 1, (options.first_block_times or 1) - 1)
+    return config.attention == _attention(
+        block_size=options.block_size or 1, num_random_blocks=(options.first_block_times or 1) - 1
+    )
 
 
 def _attention(block_size: int, num_random_blocks: int) -> AttentionConfig:
-    """The first block and the last are global, and in evaluation every random block is the first."""
+    """Returns the attention of transformers in evaluation.
+
+    The first and the last block are global. Each random block is replaced by one more copy of the first block, hence
+    `first_block_times`. Sequences of up to `dense_length` tokens get dense attention.
+    """
     options = AttentionOptions(
         block_size=block_size,
         num_global_blocks=1,
@@ -50,7 +56,7 @@ def _attention(block_size: int, num_random_blocks: int) -> AttentionConfig:
 
 
 def read_config(architecture: str, fields: Fields) -> BertConfig:
-    """From the fields of a BigBird."""
+    """Returns the configuration for the fields of a BigBird."""
     fields.require(is_decoder=False, add_cross_attention=False, use_bias=True, rescale_embeddings=False)
     defaults = {"vocab_size": 50_358, "max_position_embeddings": 4_096, "hidden_act": "gelu_new"}
     config = bert.read_sizes(architecture, fields, **defaults)
@@ -61,7 +67,7 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
 
 
 def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
-    """The fields of a BigBird."""
+    """Returns the fields of config.json for a BigBird."""
     options = config.attention.options
     return bert.write_config(architecture, config) | {
         "model_type": "big_bird",
@@ -72,6 +78,6 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
 
 
 def rows(architecture: str, config: BertConfig) -> list[Row]:
-    """The table of names."""
+    """Returns the table of names."""
     model, head = HEADS[architecture]
     return bert.table_of(model, config, "bert", bert.BODY, _POOLER, head, "cls.predictions.decoder")

@@ -25,18 +25,19 @@ Heads = dict[str, tuple[Any, list[Row]]]
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """One family of encoders.
+    """One family of encoders, with the attributes and functions of a module such as `bert`.
 
     Attributes:
-      MODEL_TYPE: its name in config.json.
-      HEADS: of each architecture our class and the rows of its head; the first is the body alone.
-      prefix: what the names of the body have in front below a head.
-      body: the table of names of the body; what a configuration does not have is left out.
-      pooler: that of its pooler.
-      output: the matrix of an output layer that is not the embedding.
-      options: what its configurations have that config.json does not say; no other family has the same.
-      fields: its names of the fields of BERT.
-      defaults: what BERT's fields mean where the file does not say.
+      MODEL_TYPE: "model_type" in config.json.
+      HEADS: for each architecture our class and the rows of its head; the first architecture has no head.
+      prefix: start of the names of the encoder's tensors in a model with a head.
+      body: rows of the encoder; rows for parameters that a configuration does not have are left out.
+      pooler: rows of the pooler.
+      output: name of the output layer, used if its matrix is not the embedding.
+      options: options of `BertConfig` that all models of the family have and config.json does not contain; they differ
+        from those of every other family.
+      fields: names of fields in config.json by their names in a BERT, if they differ.
+      defaults: values of absent fields by their names in a BERT, if they are not those of BERT.
     """
 
     MODEL_TYPE: str
@@ -50,8 +51,8 @@ class Encoder:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def IGNORED(self) -> list[str]:  # noqa: N802, as the modules of other families have it
-        """Copies of tied parameters, a constant, and what other architectures have in the same file."""
+    def IGNORED(self) -> list[str]:  # noqa: N802, the name that modules of other families use
+        """Patterns of copies of tied parameters, a constant, and heads of other architectures in the same file."""
         heads = [row for _, head in self.HEADS.values() for row in [*self.pooler, *head]]
         of_others = sorted({f"({self.prefix}\\.)?{re.escape(row.theirs)}" for row in heads})
         output = re.escape(self.output)
@@ -59,37 +60,38 @@ class Encoder:
 
     @property
     def COPIES(self) -> list[tuple[str, str]]:  # noqa: N802
-        """Names under which older folders repeat tied parameters."""
+        """Pairs (pattern, original): older folders repeat the tensor `original` under names that match the pattern."""
         bias = next(row.theirs for _, head in self.HEADS.values() for row in head if row.ours == "masked_lm/bias")
         copies = [(rf"{re.escape(self.output)}\.weight", f"{self.prefix}.embeddings.word_embeddings.weight")]
         return copies if bias == f"{self.output}.bias" else [*copies, (rf"{re.escape(self.output)}\.bias", bias)]
 
     def renamed(self, architecture: str) -> list[tuple[str, str]]:
-        """A body alone may be taken out of any folder."""
+        """Returns (pattern, replacement) pairs of tensor names: an encoder may be read from a folder with a head."""
         return [(rf"^{self.prefix}\.", "")] if self.HEADS[architecture][0] is Bert else []
 
     def fits(self, config: BertConfig) -> bool:
-        """Whether a folder can say what a configuration says."""
-        own = {**bert.OPTIONS, **self.options}
-        found = {name: getattr(config, name) for name in own}
-        found["num_segments"] = bool(config.num_segments)
-        return config.attention.name == "dense" and found == own
+        """Returns whether a folder can express a configuration."""
+        required = {**bert.OPTIONS, **self.options}
+        values = {name: getattr(config, name) for name in required}
+        values["num_segments"] = bool(config.num_segments)
+        return config.attention.name == "dense" and values == required
 
     def read_config(self, architecture: str, fields: Fields) -> BertConfig:
-        """From the fields of a folder."""
+        """Returns the configuration for the fields of a folder; an unsupported value is a UserError."""
         fields = fields.renamed(self.fields)
         config = bert.read_sizes(architecture, fields, **self.defaults)
-        own = dict(self.options)
-        if own.pop("num_segments", True) is False:
-            own["num_segments"] = 0
-        if config.first_position != own.get("first_position", 0):
-            config.max_length -= own["first_position"]
-        if own.get("share_layers") or "embedding_size" in self.defaults:
+        options = dict(self.options)
+        # This option only says whether there are segments, the configuration counts them.
+        if options.pop("num_segments", True) is False:
+            options["num_segments"] = 0
+        if config.first_position != options.get("first_position", 0):
+            config.max_length -= options["first_position"]
+        if options.get("share_layers") or "embedding_size" in self.defaults:
             size = fields.get("embedding_size", self.defaults["embedding_size"])
-            own["embedding_size"] = size if own.get("share_layers") or size != config.d_model else None
+            options["embedding_size"] = size if options.get("share_layers") or size != config.d_model else None
         if self.HEADS[architecture][0] is Bert and not self.pooler:
-            own["has_pooler"] = False
-        config = dataclasses.replace(config, **own)
+            options["has_pooler"] = False
+        config = dataclasses.replace(config, **options)
         self._check(architecture, fields, config)
         return config
 
@@ -100,25 +102,25 @@ class Encoder:
         if config.share_layers:
             fields.require(num_hidden_groups=1, inner_group_num=1)
         if "ForMaskedLM" in architecture and self.MODEL_TYPE not in ("distilbert", "albert"):
-            fields.require(hidden_act="gelu")  # which the head has in any case
+            fields.require(hidden_act="gelu")  # the head has gelu whatever the field says, ours has the encoder's
 
     def write_config(self, architecture: str, config: BertConfig) -> dict[str, Any]:
-        """The fields of a folder."""
-        found = bert.write_config(architecture, config)
-        found["model_type"] = self.MODEL_TYPE
-        found["max_position_embeddings"] += config.first_position
+        """Returns the fields of config.json for a folder."""
+        result = bert.write_config(architecture, config)
+        result["model_type"] = self.MODEL_TYPE
+        result["max_position_embeddings"] += config.first_position
         if config.first_position:
-            found["pad_token_id"] = 1
+            result["pad_token_id"] = 1
         if "embedding_size" in self.defaults:
-            found["embedding_size"] = config.embedding_size or config.d_model
+            result["embedding_size"] = config.embedding_size or config.d_model
         if not config.num_segments:
-            del found["type_vocab_size"], found["layer_norm_eps"]
+            del result["type_vocab_size"], result["layer_norm_eps"]
         if config.head_dropout_rate is None:
-            del found["classifier_dropout"]  # which is a number in some of the families
-        return {self.fields.get(name, name): value for name, value in found.items()}
+            del result["classifier_dropout"]  # some of the families do not accept null
+        return {self.fields.get(name, name): value for name, value in result.items()}
 
     def rows(self, architecture: str, config: BertConfig) -> list[Row]:
-        """The table of names."""
+        """Returns the table of names."""
         model, head = self.HEADS[architecture]
         return bert.table_of(model, config, self.prefix, self.body, self.pooler, head, self.output)
 
@@ -128,7 +130,14 @@ def _masked_lm(transform: str, layer_norm: str, bias: str) -> list[Row]:
 
 
 def _heads(name: str, masked_lm: list[Row], classifier: list[Row], **more: tuple[Any, list[Row]]) -> Heads:
-    """The architectures that all families have, and more."""
+    """Returns `HEADS` with the architectures that all families have.
+
+    Args:
+      name: start of the architectures' names.
+      masked_lm: rows of the head for masked tokens.
+      classifier: rows of the head for sequences.
+      **more: further architectures, class and rows by the rest of their names.
+    """
     return {
         f"{name}Model": (Bert, []),
         f"{name}ForMaskedLM": (BertMaskedLM, masked_lm),
@@ -139,7 +148,7 @@ def _heads(name: str, masked_lm: list[Row], classifier: list[Row], **more: tuple
     }
 
 
-# The pooler of a classifier is part of its head.
+# Here the pooler is part of the classifier's head.
 _CLASSIFIER = [*dense("bert/pooler", "classifier.dense"), *dense("classifier", "classifier.out_proj")]
 
 _ROBERTA = Encoder(
@@ -149,7 +158,7 @@ _ROBERTA = Encoder(
     body=bert.BODY,
     pooler=bert.POOLER,
     output="lm_head.decoder",
-    options={"first_position": 2},  # those of the padding token and before it are no one's
+    options={"first_position": 2},  # positions start after the padding id, 1
     defaults={"vocab_size": 50_265, "pad_token_id": 1},
 )
 _XLM_R = dataclasses.replace(

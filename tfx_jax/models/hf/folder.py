@@ -1,4 +1,4 @@
-"""A Hugging Face folder as files: config.json and safetensors, in one file or several; nothing in it is executed."""
+"""Reads and writes the files of a Hugging Face folder: config.json and safetensors; nothing in them is executed."""
 
 import json
 import math
@@ -19,7 +19,7 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _MAX_LABELS = 1_000_000
 
-# Of the names that a config.json may give an activation, ours; the first of several is the one written.
+# Our names of activations by their names in config.json. If several have the same value, the first one is written.
 ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -32,20 +32,31 @@ ACTIVATIONS = {
 
 
 class Fields:
-    """The values of a config.json, refused by name where a model cannot have them."""
+    """The values of a config.json; errors name the file and the field."""
 
     def __init__(self, values: dict[str, Any], path: epath.PathLike, names: Mapping[str, str] | None = None):
+        """Wraps values.
+
+        Args:
+          values: the JSON object.
+          path: the file, for errors.
+          names: names in the file of fields that callers ask for under another name.
+        """
         self._values, self._path, self._names = values, path, names or {}
 
     def _name(self, name: str) -> str:
         return self._names.get(name, name)
 
     def renamed(self, names: Mapping[str, str]) -> "Fields":
-        """The same under other names: `names` has those of the file, by those that are asked for."""
+        """Returns the same values with other names: `names` maps the names that callers use to those in the file."""
         return Fields(self._values, self._path, names)
 
     def get(self, name: str, default: Any) -> Any:
-        """A field's value, which has the type of `default`; that, if the file does not say or says null."""
+        """Returns a field's value, or `default` if the field is missing or null.
+
+        Raises:
+          UserError: if the value does not have the type of `default` or is a NaN or infinite float.
+        """
         name = self._name(name)
         value = self._values.get(name)
         if value is None:
@@ -58,22 +69,24 @@ class Fields:
         return value
 
     def optional(self, name: str, kind: type) -> Any:
-        """A field's value, or None if the file does not say or says null."""
+        """Returns a field's value of type `kind`, or None if the field is missing or null."""
         return None if self._values.get(self._name(name)) is None else self.get(name, kind())
 
     def require(self, **fields: Any) -> None:
-        """Refuses other values than these; each is also what a field means that the file leaves out."""
-        for name, wanted in fields.items():
+        """Raises UserError if a field has another value than the given one; a missing field is accepted."""
+        for name, required in fields.items():
             name = self._name(name)
-            value = self._values.get(name, wanted)
-            if value != wanted:
-                raise UserError(f"{self._path}: {name} is {value!r}, but only {wanted!r} is supported")
+            value = self._values.get(name, required)
+            if value != required:
+                raise UserError(f"{self._path}: {name} is {value!r}, but only {required!r} is supported")
 
     def window(self) -> int:
-        """The tokens around each token that its `attention_window` has, which is one number or one for each layer.
+        """Returns `attention_window`, the number of tokens around each token.
+
+        The file has one number, or a list with one number per layer.
 
         Raises:
-          UserError: if layers differ, or it is not an even number above 0.
+          UserError: if layers differ, or the value is not an even number above 0.
         """
         value = self._values.get("attention_window", 512)
         size = value[0] if isinstance(value, list) and value else value
@@ -84,12 +97,15 @@ class Fields:
         return size
 
     def choose(self, name: str, choices: Mapping[str, str], default: str) -> str:
-        """Translates a field that names one of several things, such as an activation.
+        """Translates a field with a fixed set of values, such as an activation.
 
         Args:
-          name: of the field.
-          choices: from the names that it may have to ours.
-          default: the name that it means where the file does not say.
+          name: name of the field.
+          choices: our names of the values, by the names that the file may have.
+          default: value if the field is missing, a key of `choices`.
+
+        Raises:
+          UserError: if the value is not in `choices`.
         """
         value = self.get(name, default)
         if value not in choices:
@@ -99,9 +115,13 @@ class Fields:
         return choices[value]
 
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes, from id2label; a folder without has num_labels of them, 2 if it does not say.
+        """Returns the names of the classes, from id2label.
 
-        label2id says the same the other way round, and is not read.
+        Without id2label they are "LABEL_0", "LABEL_1" and so on, num_labels of them, 2 by default. label2id is the
+        inverse of id2label and is not read.
+
+        Raises:
+          UserError: if id2label does not name the classes 0, 1, ..., or num_labels is out of range.
         """
         names = self.get("id2label", {})
         if not names:
@@ -116,12 +136,12 @@ class Fields:
 
 
 def activation_field(activation: str, names: Mapping[str, str] = ACTIVATIONS) -> str:
-    """What a config.json calls an activation of ours; `names` as `Fields.choose` has them."""
+    """Returns the name in config.json of one of our activations; `names` maps names in config.json to ours."""
     return next(theirs for theirs, ours in names.items() if ours == activation)
 
 
 def label_fields(labels: Sequence[str]) -> dict[str, Any]:
-    """The fields from which the names of classes are read again."""
+    """Returns the fields id2label and label2id, which `Fields.labels` reads."""
     return {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
@@ -132,7 +152,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     """Reads a JSON object.
 
     Raises:
-      UserError: if there is none.
+      UserError: if the file is missing, cannot be read, or does not contain a JSON object.
     """
     try:
         values = parse_json(read_small_file(path))
@@ -148,26 +168,26 @@ def read_json(path: epath.Path) -> dict[str, Any]:
 
 
 class Tensors:
-    """The tensors of a folder, found by name and read when they are asked for.
+    """The tensors of a folder by name; values are read only by `read`.
 
-    A file is open only while one group of tensors is read from it. It is mapped into memory, so an open file would
-    count, with all that was read, beside the arrays made of it.
+    A file is open only while consecutive tensors are read from it. It is mapped into memory, so while it is open, the
+    pages read so far count as used memory in addition to the arrays made from them.
 
     Attributes:
-      shapes: of all tensors, by name.
-      num_bytes: size of the files.
+      shapes: shapes of all tensors, by name.
+      num_bytes: total size of the files.
     """
 
     def __init__(self, folder: epath.PathLike, renamed: Sequence[tuple[str, str]] = ()):
-        """Finds out which file holds which tensor.
+        """Lists the tensors of the files.
 
         Args:
-          folder: with the files.
-          renamed: patterns in names, and what stands there in the names by which the tensors are found here.
+          folder: folder with model.safetensors, or with several files and their index.
+          renamed: pairs (pattern, replacement) that are applied to the names in the files.
 
         Raises:
-          UserError: if there are no safetensors, two tensors get one name, or a file is missing, damaged or outside
-            the folder.
+          UserError: if there are no safetensors, two tensors get the same name, or a file is missing, damaged or
+            outside the folder.
         """
         self._folder = pathlib.Path(folder)
         if (self._folder / _WEIGHTS).exists():
@@ -175,36 +195,37 @@ class Tensors:
         elif (self._folder / _INDEX).exists():
             files = self._files_of_index()
         else:
-            raise UserError(self._why_nothing_is_there())
+            raise UserError(self._describe_missing_weights())
         self.num_bytes = sum((self._folder / file).stat().st_size for file in files)
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self._place_of: dict[str, tuple[str, str]] = {}
+        self._location_of: dict[str, tuple[str, str]] = {}  # file and name in it, by name
         for file in files:
             with self._open(file) as tensors:
-                for stored in tensors.keys():  # noqa: SIM118, which is no dictionary
+                for stored in tensors.keys():  # noqa: SIM118, `tensors` is not a dictionary
                     name = stored
                     for pattern, replacement in renamed:
                         name = re.sub(pattern, replacement, name)
-                    if name in self._place_of:
-                        raise UserError(f"{folder} has a tensor {self._place_of[name][1]} and another, {stored}")
-                    self._place_of[name] = file, stored
+                    if name in self._location_of:
+                        raise UserError(f"{folder} has a tensor {self._location_of[name][1]} and another, {stored}")
+                    self._location_of[name] = file, stored
                     self.shapes[name] = tuple(tensors.get_slice(stored).get_shape())
 
     def add_name(self, name: str, of: str) -> None:
-        """Makes a tensor known by another name as well."""
-        self._place_of[name], self.shapes[name] = self._place_of[of], self.shapes[of]
+        """Adds `name` as a second name of the tensor `of`."""
+        self._location_of[name], self.shapes[name] = self._location_of[of], self.shapes[of]
 
     def read(self, names: Sequence[str]) -> Iterator[np.ndarray]:
-        """Reads tensors one after the other, in the order of their names; each must exist."""
+        """Yields the values of tensors in the order of `names`; each must exist."""
         position = 0
         while position < len(names):
-            file, _ = self._place_of[names[position]]
+            file, _ = self._location_of[names[position]]
             with self._open(file) as tensors:
-                while position < len(names) and self._place_of[names[position]][0] == file:
-                    yield self._guard(file, tensors.get_tensor, self._place_of[names[position]][1])
+                while position < len(names) and self._location_of[names[position]][0] == file:
+                    yield self._guard(file, tensors.get_tensor, self._location_of[names[position]][1])
                     position += 1
 
     def _files_of_index(self) -> list[str]:
+        """Returns the names of the files that the index lists, after checking that they exist in this folder."""
         path = self._folder / _INDEX
         weight_map = read_json(epath.Path(path)).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
@@ -217,7 +238,8 @@ class Tensors:
                 raise UserError(f"{path} names {file}, which does not exist: fetch the folder again")
         return sorted(set(weight_map.values()))
 
-    def _why_nothing_is_there(self) -> str:
+    def _describe_missing_weights(self) -> str:
+        """Returns the error message for a folder without safetensors."""
         if not self._folder.is_dir():
             return f"{self._folder} is not a folder"
         pickled = next(iter([*sorted(self._folder.glob("*.bin")), *sorted(self._folder.glob("*.pt*"))]), None)
@@ -229,11 +251,13 @@ class Tensors:
         return f"{self._folder} has no {_WEIGHTS} and no {_INDEX}"
 
     def _open(self, file: str) -> Any:
+        """Opens a file of the folder; the result is a context manager."""
         path = self._folder / file
         self._guard(file, check_regular, path)
         return self._guard(file, safetensors.safe_open, str(path), "numpy")
 
     def _guard(self, file: str, read: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns `read(*arguments)`; errors become a UserError that names the file."""
         try:
             return read(*arguments)
         except UserError:
@@ -250,10 +274,16 @@ def write_folder(
     tensors: dict[str, np.ndarray],
     names: tuple[str, str] = ("config.json", _WEIGHTS),
 ) -> None:
-    """Writes the configuration and the tensors to files of these names, each file at once or not at all.
+    """Writes the configuration and the tensors; each file is replaced atomically.
+
+    Args:
+      folder: created if needed.
+      config: the JSON object of the first file.
+      tensors: contents of the second file.
+      names: names of the two files.
 
     Raises:
-      UserError: if the disk does not allow it.
+      UserError: if a file cannot be written.
     """
     folder = pathlib.Path(folder)
     contents = {
@@ -268,7 +298,7 @@ def write_folder(
             partial.touch()
             mode = partial.stat().st_mode
             write(partial)
-            partial.chmod(mode)  # safetensors makes a file again, for its owner alone
+            partial.chmod(mode)  # safetensors replaces the file by one that only its owner may read
             partial.replace(folder / name)
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"cannot write to {folder}: {error}") from None

@@ -7,12 +7,12 @@ from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
 from tfx_jax.models.hf.names import Row, norm, table, vector, with_zeros
 
-# GPT's file means the same function by "gelu" that GPT-2's calls "gelu_new".
+# "gelu" of a GPT is the tanh approximation, which a GPT-2 calls "gelu_new".
 _GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "swish": "swish", "silu": "swish"}
 
 
 def read_gpt2_config(fields: Fields) -> GPTConfig:
-    """From the fields of a GPT-2."""
+    """Returns the configuration for the fields of a GPT-2."""
     fields.require(
         scale_attn_weights=True,
         scale_attn_by_inverse_layer_idx=False,
@@ -28,7 +28,7 @@ def read_gpt2_config(fields: Fields) -> GPTConfig:
 
 
 def read_gpt1_config(fields: Fields) -> GPTConfig:
-    """From the fields of a GPT."""
+    """Returns the configuration for the fields of a GPT."""
     return GPTConfig(
         vocab_size=fields.get("vocab_size", 40_478),
         pre_norm=False,
@@ -38,6 +38,7 @@ def read_gpt1_config(fields: Fields) -> GPTConfig:
 
 
 def _common(fields: Fields, max_length: int) -> dict[str, Any]:
+    """Returns the options of both that are read from fields with the same names; `max_length` is the default."""
     dropout_rate = fields.get("resid_pdrop", 0.1)
     fields.require(embd_pdrop=dropout_rate)
     return {
@@ -52,15 +53,15 @@ def _common(fields: Fields, max_length: int) -> dict[str, Any]:
 
 
 def with_offsets(model: GPT) -> GPT:
-    """The same function with offsets everywhere, as Hugging Face's GPT has them: those that the model lacks are 0."""
+    """Returns an equivalent model with biases everywhere, as in Hugging Face's GPT; missing biases are 0."""
     return model if model.config.use_bias else with_zeros(model, dataclasses.replace(model.config, use_bias=True))
 
 
 def write_config(config: GPTConfig) -> dict[str, Any]:
-    """The fields of a GPT-2 or, with norms behind the sublayers, of a GPT.
+    """Returns the fields of config.json for a GPT-2 or, without `pre_norm`, for a GPT.
 
     Raises:
-      ValueError: for a configuration that these cannot express.
+      ValueError: if neither can express the configuration.
     """
     if config.d_k is not None and config.d_k * config.num_heads != config.d_model:
         raise ValueError("a Hugging Face GPT has heads that share d_model evenly")
@@ -88,7 +89,7 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
 
 
 def rows(config: GPTConfig) -> list[Row]:
-    """The table of names; GPT and GPT-2 differ in those of the embeddings and in the last norm."""
+    """Returns the table of names; GPT and GPT-2 differ in the names of the embeddings and in the last norm."""
     tokens, positions = ("wte", "wpe") if config.pre_norm else ("tokens_embed", "positions_embed")
     attention, feed_forward = "decoder_layers/self_attention", "decoder_layers/feed_forward"
     return [
@@ -103,7 +104,7 @@ def rows(config: GPTConfig) -> list[Row]:
                 vector(f"{attention}/{name}/bias", "h.{}.attn.c_attn.bias", part=(index, 3)),
             )
         ),
-        # Their matrices are [inputs, outputs] here, unlike those of every other family.
+        # The matrices of this family are [inputs, outputs], those of all others are [outputs, inputs].
         Row(f"{attention}/out/kernel", "h.{}.attn.c_proj.weight", num_inputs=2),
         vector(f"{attention}/out/bias", "h.{}.attn.c_proj.bias"),
         *norm("decoder_layers/feed_forward_residual/norm", "h.{}.ln_2"),

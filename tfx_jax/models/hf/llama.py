@@ -12,7 +12,7 @@ from tfx_jax.models.llama import LlamaConfig
 from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, RotaryConfig
 from tfx_jax.nn.moe import ExpertsConfig
 
-# What each architecture has that config.json does not say.
+# Options of each architecture that config.json does not contain.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {},
@@ -46,18 +46,21 @@ MODEL_TYPES = {
 IGNORED = (r"lm_head\.weight", r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 COPIES = ((r"lm_head\.weight", "model.embed_tokens.weight"),)
 _WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM")
+# Every layer has the window if "layer_types" is absent.
 _WITHOUT_LAYER_TYPES = ("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
-_PAD_IDS = {"Phi3ForCausalLM": 32_000, "SmolLM3ForCausalLM": 128_004}  # of folders that do not name one
+_PAD_IDS = {"Phi3ForCausalLM": 32_000, "SmolLM3ForCausalLM": 128_004}  # defaults of transformers
+# Architectures with mixtures of experts.
 _SPARSE = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM")
 _GEMMAS = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
+# Our names of rotary scalings by their names in config.json.
 _SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 
 
 def read_config(architecture: str, fields: Fields) -> LlamaConfig:
-    """Translates the fields of a folder.
+    """Returns the configuration for the fields of a folder.
 
     Raises:
-      UserError: for an option that the model does not have.
+      UserError: for an option that the model does not support.
     """
     fields.require(mlp_bias=False, pretraining_tp=1)
     if architecture == "GptOssForCausalLM":
@@ -111,10 +114,12 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
 
 
 def _activation(is_gemma: bool) -> str:
+    """Returns the activation that a config.json means if it names none."""
     return "gelu_pytorch_tanh" if is_gemma else "silu"
 
 
 def _no_rotary_every(fields: Fields, num_layers: int) -> int:
+    """Returns n if every n-th layer has no rotary positions, checking that "no_rope_layers" says the same."""
     layers = fields.get("no_rope_layers", [])
     every = fields.get("no_rope_layer_interval", 4)
     if layers and layers != [int((index + 1) % every != 0) for index in range(num_layers)]:
@@ -123,13 +128,13 @@ def _no_rotary_every(fields: Fields, num_layers: int) -> int:
 
 
 def _experts(architecture: str, fields: Fields, d_ff: int) -> ExpertsConfig:
-    """Reads which layers have a mixture of which experts."""
+    """Reads which layers have experts, and their sizes; `d_ff` is the width of other feed-forward networks."""
     if architecture not in _SPARSE:
         return ExpertsConfig(every=1)
     if architecture == "Qwen3MoeForCausalLM":
         fields.require(mlp_only_layers=[])
         own_d_ff = fields.get("moe_intermediate_size", 768)
-        return _with_room(
+        return _with_capacity(
             ExpertsConfig(
                 num_experts=fields.get("num_experts", fields.get("num_local_experts", 128)),
                 every=fields.get("decoder_sparse_step", 1),
@@ -139,7 +144,7 @@ def _experts(architecture: str, fields: Fields, d_ff: int) -> ExpertsConfig:
             )
         )
     is_gpt_oss = architecture == "GptOssForCausalLM"
-    return _with_room(
+    return _with_capacity(
         ExpertsConfig(
             num_experts=fields.get("num_local_experts", 128 if is_gpt_oss else 8),
             every=1,
@@ -150,13 +155,13 @@ def _experts(architecture: str, fields: Fields, d_ff: int) -> ExpertsConfig:
     )
 
 
-def _with_room(experts: ExpertsConfig) -> ExpertsConfig:
-    """Gives a training as many places as the default has for one expert of each token."""
+def _with_capacity(experts: ExpertsConfig) -> ExpertsConfig:
+    """Multiplies the default capacity factor, which is for one expert per token, by the number of experts per token."""
     return dataclasses.replace(experts, capacity_factor=1.25 * experts.experts_per_token)
 
 
 def _rotary(fields: Fields) -> tuple[RotaryConfig, float | None]:
-    """Reads the rotary positions, and the base of window layers where it is another."""
+    """Returns the rotary positions, and the rotary base of window layers, or None if it is the same."""
     parameters = fields.get("rope_parameters", {}) or fields.get("rope_scaling", {})
     window_base = fields.optional("rope_local_base_freq", float)
     if "full_attention" in parameters:  # Gemma 3: a set for each kind of layer
@@ -187,7 +192,10 @@ def _rotary(fields: Fields) -> tuple[RotaryConfig, float | None]:
 
 
 def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionConfig:
-    """Reads which layers see a window: theirs counts the token itself, ours the tokens before it."""
+    """Reads which layers have window attention.
+
+    "sliding_window" counts the token itself; our `window` counts only the tokens before it, so it is one less.
+    """
     if architecture in _WITHOUT_WINDOWS:
         return AttentionConfig()
     window = fields.optional("sliding_window", int)
@@ -201,12 +209,13 @@ def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionC
     if "sliding_attention" not in types:
         return AttentionConfig()
     names = ["window" if kind == "sliding_attention" else "dense" for kind in types]
+    # The shortest pattern whose repetition gives the attentions of all layers.
     period = next(p for p in range(1, num_layers + 1) if num_layers % p == 0 and names == names[:p] * (num_layers // p))
     return AttentionConfig(",".join(names[:period]), AttentionOptions(window=window - 1))
 
 
 def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
-    """Translates a configuration to the fields of its architecture, as far as these express it; see `fits`."""
+    """Returns the fields of config.json for a configuration. Options that they cannot express are lost; see `fits`."""
     is_gemma = architecture in _GEMMAS
     values: dict[str, Any] = {
         "model_type": next(kind for kind, name in MODEL_TYPES.items() if name == architecture),
@@ -260,6 +269,7 @@ def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
 
 
 def _rope_parameters(config: LlamaConfig) -> dict[str, Any]:
+    """Returns the field "rope_parameters", the inverse of `_rotary`."""
     rotary = config.rotary
     scaling = next(theirs for theirs, ours in _SCALINGS.items() if ours == rotary.scaling)
     values: dict[str, Any] = {"rope_type": scaling, "rope_theta": rotary.base}
@@ -284,7 +294,7 @@ def _rope_parameters(config: LlamaConfig) -> dict[str, Any]:
 
 
 def fits(architecture: str, config: LlamaConfig) -> bool:
-    """Whether a folder of an architecture can express a configuration."""
+    """Returns whether a folder can express a configuration: writing and then reading it gives an equal one."""
     try:
         fields = Fields(write_config(architecture, config), architecture)
         return read_config(architecture, fields) == _normalized(config)
@@ -293,11 +303,11 @@ def fits(architecture: str, config: LlamaConfig) -> bool:
 
 
 def _normalized(config: LlamaConfig) -> LlamaConfig:
-    """The same model, with the values that `read_config` gives fields that do not change it."""
+    """Returns the configuration with the values of `read_config` for options that do not change the outputs."""
     experts = ExpertsConfig(every=1)
     if config.experts.num_experts:
         d_ff = config.experts.d_ff
-        experts = _with_room(
+        experts = _with_capacity(
             ExpertsConfig(
                 config.experts.num_experts,
                 config.experts.every,
@@ -320,7 +330,7 @@ def _normalized(config: LlamaConfig) -> LlamaConfig:
 
 
 def rows(architecture: str, config: LlamaConfig) -> list[Row]:
-    """The table of names, for each kind of layer."""
+    """Returns the table of names, with separate rows for each layer of the pattern that the layers repeat."""
     period = config.pattern_length
     sparse = config.experts.pattern()
     if period == 1:
@@ -341,20 +351,23 @@ def rows(architecture: str, config: LlamaConfig) -> list[Row]:
 
 
 def _expert_rows(architecture: str, ours: str, theirs: str) -> list[Row]:
-    """The router and the experts of a layer: one tensor for each expert, or for all."""
+    """Returns the rows of the router and the experts of a layer.
+
+    In gpt-oss one tensor holds all experts, in other architectures each expert has its own tensors.
+    """
     if architecture == "GptOssForCausalLM":
         theirs = f"{theirs}.mlp"
-        one: dict[str, Any] = {"num_batch_axes": 1}
+        stacked: dict[str, Any] = {"num_batch_axes": 1}
         rows = [
             linear(f"{ours}/router", f"{theirs}.router.weight"),
             vector(f"{ours}/router_bias", f"{theirs}.router.bias"),
-            Row(f"{ours}/experts/down", f"{theirs}.experts.down_proj", 1, **one),
-            vector(f"{ours}/experts/down_bias", f"{theirs}.experts.down_proj_bias", **one),
+            Row(f"{ours}/experts/down", f"{theirs}.experts.down_proj", 1, **stacked),
+            vector(f"{ours}/experts/down_bias", f"{theirs}.experts.down_proj_bias", **stacked),
         ]
         for index, name in enumerate(("up", "gate")):
-            both = {**one, "part": (index, 2), "is_interleaved": True}
-            rows.append(Row(f"{ours}/experts/{name}", f"{theirs}.experts.gate_up_proj", 1, **both))
-            rows.append(vector(f"{ours}/experts/{name}_bias", f"{theirs}.experts.gate_up_proj_bias", **both))
+            half = {**stacked, "part": (index, 2), "is_interleaved": True}
+            rows.append(Row(f"{ours}/experts/{name}", f"{theirs}.experts.gate_up_proj", 1, **half))
+            rows.append(vector(f"{ours}/experts/{name}_bias", f"{theirs}.experts.gate_up_proj_bias", **half))
         return rows
     names = {"up": "gate_proj", "gate": "up_proj", "down": "down_proj"}
     theirs = f"{theirs}.mlp"
@@ -368,11 +381,12 @@ def _expert_rows(architecture: str, ours: str, theirs: str) -> list[Row]:
 
 
 def _layer_rows(architecture: str, config: LlamaConfig, ours: str, is_sparse: bool) -> list[Row]:
+    """Returns the rows of the layers below the path `ours`; `is_sparse` tells whether they have experts."""
     theirs, attention, feed_forward = "model.layers.{}", f"{ours}/self_attention", f"{ours}/feed_forward"
     rows = [linear(f"{attention}/out/kernel", f"{theirs}.self_attn.o_proj.weight", 2)]
     sizes = {"query": config.num_heads, "key": config.num_kv_heads or config.num_heads}
     sizes["value"] = sizes["key"]
-    if architecture == "Phi3ForCausalLM":  # query, key and value in one matrix, and both maps of the feed-forward
+    if architecture == "Phi3ForCausalLM":  # one matrix for query, key and value, and one for gate and up
         total, start = sum(sizes.values()) * config.head_size, 0
         for name, heads in sizes.items():
             stop = start + heads * config.head_size
@@ -392,7 +406,7 @@ def _layer_rows(architecture: str, config: LlamaConfig, ours: str, is_sparse: bo
         rows += _expert_rows(architecture, feed_forward, theirs)
     else:
         rows.append(linear(f"{feed_forward}/down", f"{theirs}.mlp.down_proj.weight"))
-        if architecture != "Phi3ForCausalLM":  # their gate goes through the activation, as our first map does
+        if architecture != "Phi3ForCausalLM":  # the activation is applied to their gate and to our up
             rows += [
                 linear(f"{feed_forward}/up", f"{theirs}.mlp.gate_proj.weight"),
                 linear(f"{feed_forward}/gate", f"{theirs}.mlp.up_proj.weight"),
@@ -406,18 +420,21 @@ def _layer_rows(architecture: str, config: LlamaConfig, ours: str, is_sparse: bo
             vector(f"{attention}/{name}_norm/scale", f"{theirs}.self_attn.{name[0]}_norm.weight")
             for name in ("query", "key")
         ]
-    branches = {
+    output_norms = {
         "self_attention_residual": "post_attention_layernorm",
         "feed_forward_residual": "post_feedforward_layernorm",
     }
-    inputs = {"self_attention_residual": "input_layernorm"}
-    inputs["feed_forward_residual"] = (
+    input_norms = {"self_attention_residual": "input_layernorm"}
+    input_norms["feed_forward_residual"] = (
         "pre_feedforward_layernorm" if config.norms == "both" else "post_attention_layernorm"
     )
     if config.norms != "output":
-        rows += [vector(f"{ours}/{branch}/norm/scale", f"{theirs}.{name}.weight") for branch, name in inputs.items()]
+        rows += [
+            vector(f"{ours}/{branch}/norm/scale", f"{theirs}.{name}.weight") for branch, name in input_norms.items()
+        ]
     if config.norms != "pre":
         rows += [
-            vector(f"{ours}/{branch}/output_norm/scale", f"{theirs}.{name}.weight") for branch, name in branches.items()
+            vector(f"{ours}/{branch}/output_norm/scale", f"{theirs}.{name}.weight")
+            for branch, name in output_norms.items()
         ]
     return rows

@@ -9,7 +9,7 @@ from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.hf.names import Row, dense, linear, norm, vector
 from tfx_jax.nn.attention import AttentionConfig, AttentionOptions
 
-_FIRST_POSITION = 2  # those of the padding token and before it are no one's
+_FIRST_POSITION = 2  # positions 0 and 1 of the table are unused, since positions start after the padding id, 1
 _BODY = [
     *bert.BODY,
     *(
@@ -33,7 +33,7 @@ _MASKED_LM = [
     vector("masked_lm/bias", "lm_head.bias"),
 ]
 
-# Of each architecture our class and the rows of its head. That of a classifier has the pooler inside.
+# For each architecture: our class, and the rows of its head. The head of a classifier includes the pooler.
 HEADS: dict[str, tuple[Any, list[Row]]] = {
     "LongformerModel": (Bert, []),
     "LongformerForMaskedLM": (BertMaskedLM, _MASKED_LM),
@@ -60,18 +60,18 @@ COPIES = [
 
 
 def renamed(architecture: str) -> list[tuple[str, str]]:
-    """A body alone may be taken out of any folder."""
+    """Returns (pattern, replacement) pairs of tensor names: an encoder may be read from a folder with a head."""
     return [(r"^longformer\.", "")] if architecture == "LongformerModel" else []
 
 
 def fits(config: BertConfig) -> bool:
-    """Whether a folder can say it."""
+    """Returns whether a folder can express a configuration."""
     is_window = config.attention == AttentionConfig("window", AttentionOptions(window=config.attention.options.window))
     return is_window and config.max_global_tokens > 0 and config.first_position == _FIRST_POSITION
 
 
 def read_config(architecture: str, fields: Fields) -> BertConfig:
-    """From the fields of a Longformer."""
+    """Returns the configuration for the fields of a Longformer."""
     fields.require(pad_token_id=1, position_embedding_type="absolute")
     if architecture == "LongformerForMaskedLM":
         fields.require(hidden_act="gelu")
@@ -79,14 +79,14 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
     config.first_position = _FIRST_POSITION
     config.max_length -= _FIRST_POSITION
     config.attention = AttentionConfig("window", AttentionOptions(window=fields.window() // 2))
-    config.max_global_tokens = 64  # no field says it, nor does any parameter depend on it
+    config.max_global_tokens = 64  # no field has it, and no parameter depends on it
     return config
 
 
 def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
-    """The fields of a Longformer."""
+    """Returns the fields of config.json for a Longformer."""
     fields = bert.write_config(architecture, config)
-    del fields["classifier_dropout"]  # the dropout of all is that of the head
+    del fields["classifier_dropout"]  # this family has no separate dropout rate of the head
     return fields | {
         "model_type": "longformer",
         "pad_token_id": 1,
@@ -96,6 +96,6 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
 
 
 def rows(architecture: str, config: BertConfig) -> list[Row]:
-    """The table of names."""
+    """Returns the table of names."""
     model, head = HEADS[architecture]
     return bert.table_of(model, config, "longformer", _BODY, bert.POOLER, head, "lm_head.decoder")

@@ -1,7 +1,4 @@
-"""Marian's Transformer, which the models of OPUS-MT are, and its relatives in Hugging Face folders.
-
-These are BART, mBART, PEGASUS, and M2M-100, which NLLB is.
-"""
+"""Marian (OPUS-MT), BART, mBART, PEGASUS and M2M-100 (NLLB) in Hugging Face folders."""
 
 import dataclasses
 import re
@@ -16,17 +13,16 @@ from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
 from tfx_jax.models.hf.names import Row, feed_forward, linear, norm, projections, table, with_zeros
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 
-# The table of sinusoids that transformers computes; ours has no end.
+# Number of sinusoids that transformers computes; ours are unlimited.
 _MAX_POSITIONS = 1024
-# Which axis of a parameter is the residual's, D, by the end of its path.
+# Which axis of a parameter indexes the features of the residual, D; by a pattern of the end of its path.
 _RESIDUAL_AXES = {
     r"(query|key|value)/kernel": -3,
     "up": -2,
     r"table|out/(kernel|bias)|down|down_bias|norm/(scale|bias)": -1,
 }
-
-
-# What each architecture has that config.json does not say. With `learned_positions`, it has as many as the file says.
+# Options of each architecture that config.json does not contain. With `learned_positions`, their number is read from
+# it.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "BartForConditionalGeneration": {"learned_positions": True, "first_position": 2, "embedding_norm": True},
     "MBartForConditionalGeneration": {"learned_positions": True, "first_position": 2, "embedding_norm": True}
@@ -43,7 +39,7 @@ MODEL_TYPES = {
     "marian": "MarianMTModel",
 }
 ARCHITECTURES = tuple(_OPTIONS)
-# Of folders that do not say it: the vocabulary, and the tokens that pad, start and end.
+# Defaults of fields: vocabulary size, and the ids of PAD, the first decoder input and EOS.
 _TOKENS = {
     "BartForConditionalGeneration": (50_265, 1, 2, 2),
     "MBartForConditionalGeneration": (50_265, 1, 2, 2),
@@ -54,7 +50,7 @@ _TOKENS = {
 
 
 def read_config(architecture: str, fields: Fields) -> TransformerConfig:
-    """From the fields of a folder."""
+    """Returns the configuration for the fields of a folder."""
     vocab_size, pad_id, start_id, eos_id = _TOKENS[architecture]
     is_marian = architecture == "MarianMTModel"
     vocab_size, d_ff = fields.get("vocab_size", vocab_size), fields.get("encoder_ffn_dim", 4096)
@@ -73,7 +69,7 @@ def read_config(architecture: str, fields: Fields) -> TransformerConfig:
     if is_marian:
         fields.require(encoder_layerdrop=0.0, decoder_layerdrop=0.0)
     if architecture == "M2M100ForConditionalGeneration":
-        fields.require(pad_token_id=1)  # behind which its positions begin
+        fields.require(pad_token_id=1)  # positions start after the padding id
     return TransformerConfig.marian(
         vocab_size=vocab_size,
         num_layers=num_layers,
@@ -95,46 +91,49 @@ def read_config(architecture: str, fields: Fields) -> TransformerConfig:
 
 
 def _activation(architecture: str) -> str:
+    """Returns the activation that a config.json means if it names none."""
     return "relu" if architecture == "M2M100ForConditionalGeneration" else "gelu"
 
 
 def _attention_dropout(architecture: str) -> float:
+    """Returns the dropout rate of attention weights that a config.json means if it has none."""
     return 0.1 if architecture == "M2M100ForConditionalGeneration" else 0.0
 
 
 def completed_config(config: TransformerConfig, names: Collection[str]) -> TransformerConfig:
-    """Older folders lack the offsets of the logits, which are zeros then."""
+    """Removes the bias of the logits from the configuration if the tensors `names` lack it, as in older folders."""
     return dataclasses.replace(config, logits_bias=config.logits_bias and "final_logits_bias" in names)
 
 
 def fits(architecture: str, config: TransformerConfig) -> bool:
-    """Whether a folder can say what a configuration says; a Marian says it of what `as_marian` makes."""
+    """Returns whether a folder can express a configuration; for Marian, after `as_marian`, which checks the rest."""
     if config.attention.name != "dense":
         return False
     if architecture == "MarianMTModel":
         return True
-    c, own = config, _OPTIONS[architecture]
-    same = ("first_position", "sinusoids_reach_base", "embedding_norm", "pre_norm")
-    if any(getattr(c, name) != own.get(name, getattr(_DEFAULTS, name)) for name in same):
+    c, options = config, _OPTIONS[architecture]
+    names = ("first_position", "sinusoids_reach_base", "embedding_norm", "pre_norm")
+    if any(getattr(c, name) != options.get(name, getattr(_DEFAULTS, name)) for name in names):
         return False
-    if bool(c.learned_positions) != own.get("learned_positions", False) or c.source_vocab_size or not c.is_tied:
+    if bool(c.learned_positions) != options.get("learned_positions", False) or c.source_vocab_size or not c.is_tied:
         return False
     if architecture == "M2M100ForConditionalGeneration" and (c.logits_bias or c.pad_id != 1):
         return False
-    sizes = all(size in (None, c.d_model / c.num_heads) for size in (c.d_k, c.d_v))
-    return sizes and c.attention_bias and not c.interleaved_sinusoids and c.layer_norm_epsilon == 1e-5
+    has_plain_heads = all(size in (None, c.d_model / c.num_heads) for size in (c.d_k, c.d_v))
+    return has_plain_heads and c.attention_bias and not c.interleaved_sinusoids and c.layer_norm_epsilon == 1e-5
 
 
 _DEFAULTS = TransformerConfig.marian()
 
 
 def as_marian(model: Transformer) -> Transformer:
-    """The same function as Marian's Transformer computes it: with offsets, which are 0, and all sines in front.
+    """Returns a model that computes the same and has the form of Marian's Transformer; or the model, if another fits.
 
-    Nothing but the sinusoids tells one place of the residual from another, so these may change places in all weights.
+    Missing biases become zeros. Interleaved sinusoids become all sines, then all cosines: the features of the residual
+    are permuted in all parameters, which changes nothing else, since only the sinusoids depend on their order.
 
     Raises:
-      ValueError: if it is none that `write_config` can express.
+      ValueError: if `write_config` cannot express the model.
     """
     if any(fits(architecture, model.config) for architecture in ARCHITECTURES if architecture != "MarianMTModel"):
         return model
@@ -144,28 +143,30 @@ def as_marian(model: Transformer) -> Transformer:
         return model
     graphdef, state = nnx.split(with_zeros(model, config))
     if model.config.interleaved_sinusoids:
-        order = np.arange(config.d_model).reshape(-1, 2).T.reshape(-1)  # the even places, then the odd ones
+        order = (
+            np.arange(config.d_model).reshape(-1, 2).T.reshape(-1)
+        )  # even features, sines, then odd features, cosines
 
-        def moved(path: Any, leaf: jax.Array) -> jax.Array:
+        def reorder(path: Any, leaf: jax.Array) -> jax.Array:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            found = (axis for end, axis in _RESIDUAL_AXES.items() if re.search(f"/({end})$", name))
-            axis = next(found, None)
+            axes = (axis for end, axis in _RESIDUAL_AXES.items() if re.search(f"/({end})$", name))
+            axis = next(axes, None)
             return leaf if axis is None else jax.device_put(np.take(np.asarray(leaf), order, axis=axis))
 
-        state = jax.tree_util.tree_map_with_path(moved, nnx.to_pure_dict(state))
+        state = jax.tree_util.tree_map_with_path(reorder, nnx.to_pure_dict(state))
     return nnx.merge(graphdef, state)
 
 
 def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]:
-    """The fields of a folder; for a Marian, of the configuration of what `as_marian` made.
+    """Returns the fields of config.json; for Marian, of a configuration that `as_marian` has converted.
 
     Raises:
-      ValueError: for a configuration that these cannot express.
+      ValueError: if a Marian cannot express the configuration.
     """
     c, is_marian = config, architecture == "MarianMTModel"
-    wanted = {"pre_norm": False, "learned_positions": 0, "first_position": 0, "embedding_norm": False}
-    wanted |= {"sinusoids_reach_base": False, "layer_norm_epsilon": 1e-5}
-    differing = [f"{name}={value}" for name, value in wanted.items() if getattr(c, name) != value]
+    required = {"pre_norm": False, "learned_positions": 0, "first_position": 0, "embedding_norm": False}
+    required |= {"sinusoids_reach_base": False, "layer_norm_epsilon": 1e-5}
+    differing = [f"{name}={value}" for name, value in required.items() if getattr(c, name) != value]
     differing += [
         f"{k}=d_model/num_heads" for k in ("d_k", "d_v") if getattr(c, k) not in (None, c.d_model / c.num_heads)
     ]
@@ -174,14 +175,14 @@ def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]
         raise ValueError(
             f"a Hugging Face MarianMTModel has {', '.join(differing)}; TransformerConfig.marian() is like this"
         )
-    both = {
+    side_fields = {
         f"{side}_{name}": value
         for side, num_layers in (("encoder", c.num_layers), ("decoder", c.num_decoder_layers or c.num_layers))
         for name, value in (("layers", num_layers), ("ffn_dim", c.d_ff), ("attention_heads", c.num_heads))
     }
-    of_marian: dict[str, Any] = {}
+    marian_fields: dict[str, Any] = {}
     if is_marian:
-        of_marian = {
+        marian_fields = {
             "share_encoder_decoder_embeddings": c.source_vocab_size is None,
             "forced_eos_token_id": c.eos_id,
             "bad_words_ids": [[c.pad_id]],
@@ -193,7 +194,7 @@ def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]
         "vocab_size": c.source_vocab_size or c.vocab_size,
         "max_position_embeddings": c.learned_positions or _MAX_POSITIONS,
         "d_model": c.d_model,
-        **both,
+        **side_fields,
         "activation_function": activation_field(c.activation),
         "dropout": c.dropout_rate,
         "attention_dropout": c.attention_dropout_rate,
@@ -203,35 +204,35 @@ def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]
         "pad_token_id": c.pad_id,
         "decoder_start_token_id": c.start_id,
         "eos_token_id": c.eos_id,
-        **of_marian,
+        **marian_fields,
         **({} if c.source_vocab_size is None else {"decoder_vocab_size": c.vocab_size}),
     }
 
 
 def rows(config: TransformerConfig) -> list[Row]:
-    """The table of names."""
+    """Returns the table of names."""
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
     attentions = {"encoder": {"self": "self_attn"}, "decoder": {"self": "self_attn", "cross": "encoder_attn"}}
-    found = [table("embedding/table", "model.shared.weight")]
+    result = [table("embedding/table", "model.shared.weight")]
     if config.source_vocab_size is not None:
-        found = [
+        result = [
             table("embedding/table", "model.decoder.embed_tokens.weight"),
             table("source_embedding/table", "model.encoder.embed_tokens.weight"),
             *([] if config.is_tied else [table("output_embedding/table", "lm_head.weight")]),
         ]
     for side, name in (("encoder", "source"), ("decoder", "target")):
         if config.learned_positions:
-            found.append(table(f"{name}_positions/table", f"model.{side}.embed_positions.weight"))
+            result.append(table(f"{name}_positions/table", f"model.{side}.embed_positions.weight"))
         if config.embedding_norm:
-            found += norm(f"{name}_embedding_norm", f"model.{side}.layernorm_embedding")
+            result += norm(f"{name}_embedding_norm", f"model.{side}.layernorm_embedding")
         if config.pre_norm:
-            found += norm(f"{side}_norm", f"model.{side}.layer_norm")
+            result += norm(f"{side}_norm", f"model.{side}.layer_norm")
     for side, kinds in attentions.items():
         ours, theirs = f"{side}_layers", f"model.{side}.layers.{{}}"
         for kind, name in kinds.items():
-            found += projections(f"{ours}/{kind}_attention", f"{theirs}.{name}", *names)
-            found += norm(f"{ours}/{kind}_attention_residual/norm", f"{theirs}.{name}_layer_norm")
-        found += feed_forward(f"{ours}/feed_forward", f"{theirs}.fc1", f"{theirs}.fc2")
-        found += norm(f"{ours}/feed_forward_residual/norm", f"{theirs}.final_layer_norm")
-    # A matrix of one output over there.
-    return [*found, linear("logits_bias", "final_logits_bias")] if config.logits_bias else found
+            result += projections(f"{ours}/{kind}_attention", f"{theirs}.{name}", *names)
+            result += norm(f"{ours}/{kind}_attention_residual/norm", f"{theirs}.{name}_layer_norm")
+        result += feed_forward(f"{ours}/feed_forward", f"{theirs}.fc1", f"{theirs}.fc2")
+        result += norm(f"{ours}/feed_forward_residual/norm", f"{theirs}.final_layer_norm")
+    # Their tensor has shape [1, V], a matrix with one output.
+    return [*result, linear("logits_bias", "final_logits_bias")] if config.logits_bias else result

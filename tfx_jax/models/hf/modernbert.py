@@ -1,4 +1,4 @@
-"""ModernBERT in Hugging Face folders: a BERT with rotary positions, gated layers, windows, and norms in front."""
+"""ModernBERT in Hugging Face folders: a BERT with rotary positions, gated feed-forward layers, windows and pre-norm."""
 
 import dataclasses
 from typing import Any
@@ -16,7 +16,7 @@ _HEAD = [
     vector("masked_lm/bias", "decoder.bias"),
 ]
 
-# Of each architecture our class and the rows of its head.
+# For each architecture: our class, and the rows of its head.
 HEADS: dict[str, tuple[Any, list[Row]]] = {
     "ModernBertModel": (Bert, []),
     "ModernBertForMaskedLM": (BertMaskedLM, _HEAD),
@@ -24,28 +24,29 @@ HEADS: dict[str, tuple[Any, list[Row]]] = {
 IGNORED = [r"decoder\.(weight|bias)", r"head\.(dense|norm)\.weight"]
 COPIES = [(r"decoder\.weight", "model.embeddings.tok_embeddings.weight")]
 
-# What config.json does not say.
+# Options that all models have and config.json does not contain.
 _OPTIONS: dict[str, Any] = {"num_segments": 0, "has_pooler": False, "first_layer": True, "pre_norm": True}
 _OPTIONS |= {"use_bias": False, "is_gated": True}
 
 
 def renamed(architecture: str) -> list[tuple[str, str]]:
-    """A body alone may be taken out of any folder."""
+    """Returns (pattern, replacement) pairs of tensor names: an encoder may be read from a folder with a head."""
     return [(r"^model\.", "")] if architecture == "ModernBertModel" else []
 
 
 def fits(config: BertConfig) -> bool:
-    """Whether a folder can say it."""
-    wanted = {name: value for name, value in _OPTIONS.items() if name != "has_pooler"}
+    """Returns whether a folder can express a configuration."""
+    required = {name: value for name, value in _OPTIONS.items() if name != "has_pooler"}
+    # Rotary positions without options other than the base; False if there are none.
     is_plain = config.rotary == RotaryConfig(base=0.0 if config.rotary is None else config.rotary.base)
-    return is_plain and all(getattr(config, name) == value for name, value in wanted.items())
+    return is_plain and all(getattr(config, name) == value for name, value in required.items())
 
 
 def read_config(architecture: str, fields: Fields) -> BertConfig:
-    """From the fields of a ModernBERT.
+    """Returns the configuration for the fields of a ModernBERT.
 
     Raises:
-      UserError: for an option that the model does not have.
+      UserError: for an option that the model does not support.
     """
     fields.require(attention_bias=False, mlp_bias=False, norm_bias=False, decoder_bias=True, classifier_bias=False)
     fields.require(attention_dropout=0.0, embedding_dropout=0.0, mlp_dropout=0.0)
@@ -61,7 +62,7 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
     if types[0] != "full_attention" or len(types) != num_layers:
         raise UserError(f"layer_types is {types!r}, but the first of {num_layers} layers must see all")
     names = ["window" if kind == "sliding_attention" else "dense" for kind in types[1:]]
-    count = len(names)
+    count = len(names)  # without the first layer, which is separate; the rest repeats a pattern, the shortest possible
     period = next(p for p in range(1, count + 1) if count % p == 0 and names == names[:p] * (count // p))
     has_windows = "window" in names
     window = AttentionOptions(window=fields.get("local_attention", 128) // 2) if has_windows else AttentionOptions()
@@ -91,7 +92,7 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
 
 
 def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
-    """The fields of a ModernBERT."""
+    """Returns the fields of config.json for a ModernBERT."""
     kinds = {"window": "sliding_attention", "dense": "full_attention"}
     names = ["dense", *config.attention.names * (config.num_layers // len(config.attention.names))]
     base = 0.0 if config.rotary is None else config.rotary.base
@@ -113,12 +114,12 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
         "layer_types": [kinds[name] for name in names],
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         "tie_word_embeddings": config.is_tied,
-        **({"pad_token_id": 0} if config.vocab_size <= 50_283 else {}),  # their own is beyond a small vocabulary
+        **({"pad_token_id": 0} if config.vocab_size <= 50_283 else {}),  # a small vocabulary lacks the default id
     }
 
 
 def rows(architecture: str, config: BertConfig) -> list[Row]:
-    """The table of names."""
+    """Returns the table of names."""
     model, head = HEADS[architecture]
     period = len(config.attention.names)
     body = [
@@ -138,6 +139,7 @@ def rows(architecture: str, config: BertConfig) -> list[Row]:
 
 
 def _layer_rows(ours: str, theirs: str, config: BertConfig) -> list[Row]:
+    """Returns the rows of the layers below the path `ours`; `theirs` is the start of the tensors' names."""
     d_ff = 4 * config.d_model if config.d_ff is None else config.d_ff
     joined = [linear(f"{ours}/feed_forward/{name}", f"{theirs}.mlp.Wi.weight") for name in ("up", "gate")]
     projections = [
@@ -145,13 +147,14 @@ def _layer_rows(ours: str, theirs: str, config: BertConfig) -> list[Row]:
         for name in ("query", "key", "value")
     ]
     sizes = [(row, config.d_model, 3) for row in projections]
-    found = [
+    # Query, key and value are column blocks of one tensor, up and gate of another.
+    blocks = [
         dataclasses.replace(row, columns=(index * size, (index + 1) * size, count * size))
         for group in (sizes, [(row, d_ff, 2) for row in joined])
         for index, (row, size, count) in enumerate(group)
     ]
     return [
-        *found,
+        *blocks,
         linear(f"{ours}/self_attention/out/kernel", f"{theirs}.attn.Wo.weight", 2),
         linear(f"{ours}/feed_forward/down", f"{theirs}.mlp.Wo.weight"),
         vector(f"{ours}/self_attention_residual/norm/scale", f"{theirs}.attn_norm.weight"),

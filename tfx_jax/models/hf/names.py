@@ -1,4 +1,4 @@
-"""What a table of names is made of: one row says where one of our parameters lies in a Hugging Face file, and how."""
+"""Rows of the tables of names: each says which tensor of a Hugging Face file holds one of our parameters, and how."""
 
 import concurrent.futures
 import dataclasses
@@ -18,7 +18,7 @@ from tfx_jax.models.hf.folder import Tensors
 
 Shape = tuple[int, ...]
 
-_ALIGNMENT = 64  # bytes
+_ALIGNMENT = 64  # bytes; JAX copies arrays to the CPU device that are aligned less
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,22 +26,22 @@ class Row:
     """One parameter of ours and the tensor that holds it.
 
     Attributes:
-      ours: path in the nested dictionary of parameters; of a stack, for all its layers at once.
-      theirs: name of the tensor; "{}" stands for the number of the layer, a second one for that of an expert.
-      num_inputs: how many of the leading axes of a layer's parameter are inputs. They are one axis of the tensor, the
-        others are another; without inputs the tensor is a vector.
-      is_transposed: whether the tensor has the outputs first, as PyTorch's linear layers do.
-      num_batch_axes: how many axes before these the tensor has as well: 1 where one tensor holds all experts.
-      part: for a tensor that holds several parameters side by side in its outputs: which of how many this is.
-      is_interleaved: whether the outputs of the parts take turns instead of lying side by side.
-      kernel_size: of a convolution, whose tensor has these axes at the end, behind outputs and channels.
-      num_ones: axes of one entry that the tensor has at the front besides.
-      instead: name of the tensor that holds it in a folder without `theirs`.
-      scale: what the tensor is multiplied by when it is read.
-      columns: for a tensor that holds several parameters of different sizes in its outputs: where this one begins and
-        ends, and how many there are.
-      first_layer: number of the first layer of a stack.
-      layer_step: how much the numbers of its layers grow, where other stacks have the layers in between.
+      ours: path of the parameter in the nested dictionary; for a stack, one path for all its layers.
+      theirs: name of the tensor. The first "{}" stands for the index of the layer, a second one for that of an expert.
+      num_inputs: number of leading axes of one layer's parameter that are inputs. The tensor has one axis for all
+        inputs and one for all outputs; with `num_inputs=0` it is a vector.
+      is_transposed: whether the tensor is [outputs, inputs], as in PyTorch's linear layers, not [inputs, outputs].
+      num_batch_axes: number of leading axes that parameter and tensor share; 1 if one tensor holds all experts.
+      part: (index, count) if the tensor holds `count` parameters of equal size side by side along its outputs.
+      is_interleaved: whether the outputs of these parts alternate instead of lying side by side.
+      kernel_size: of a convolution: sizes of the last axes of the tensor, [outputs, channels, *kernel_size].
+      num_ones: number of axes of size 1 at the front of the tensor.
+      instead: name of the tensor that holds the parameter in a folder without `theirs`.
+      scale: factor by which the tensor is multiplied when it is read.
+      columns: (start, stop, total) if the tensor holds parameters of different sizes side by side: the range of this
+        one among the `total` outputs.
+      first_layer: index, in the names of tensors, of the first layer of a stack.
+      layer_step: difference between the indices of successive layers; above 1 if stacks alternate.
     """
 
     ours: str
@@ -60,29 +60,31 @@ class Row:
     layer_step: int = 1
 
     def tensor_names(self, shape: Shape) -> list[str]:
-        """Names of the tensors of a parameter of this shape, one for each layer of a stack and each of its experts."""
-        places = np.ndindex(shape[: self.num_stack_axes])
+        """Returns the names of the tensors of a parameter of this shape: one per layer of a stack and per expert."""
+        # An index is (), (layer,) or (layer, expert); only the layer is renumbered.
+        indices = np.ndindex(shape[: self.num_stack_axes])
         return [
-            self.theirs.format(*(self.first_layer + self.layer_step * layer for layer in place[:1]), *place[1:])
-            for place in places
+            self.theirs.format(*(self.first_layer + self.layer_step * layer for layer in index[:1]), *index[1:])
+            for index in indices
         ]
 
     @property
     def num_stack_axes(self) -> int:
-        """Leading axes of the parameter along which each entry has its own tensor: layers, and experts."""
+        """Number of leading axes of the parameter along which each entry has its own tensor: layers, and experts."""
         return self.theirs.count("{}")
 
     def divided(self, param: np.ndarray) -> np.ndarray:
-        """A view of the parameter with one leading axis, along which each entry has its own tensor."""
+        """Returns a view of the parameter with one leading axis, along which each entry has its own tensor."""
         return param.reshape(-1, *param.shape[self.num_stack_axes :])
 
     def their_shape(self, shape: Shape) -> Shape:
-        """The shape of the tensor for a parameter of this shape."""
+        """Returns the shape of the tensor for a parameter of this shape."""
         shape = shape[self.num_stack_axes :]
         batch, shape = shape[: self.num_batch_axes], shape[self.num_batch_axes :]
         return (1,) * self.num_ones + batch + self._shape_behind_ones(shape)
 
     def _shape_behind_ones(self, shape: Shape) -> Shape:
+        """Returns the shape of the tensor without batch axes and axes of size 1, for that of one layer's parameter."""
         inputs, outputs = math.prod(shape[: self.num_inputs]), math.prod(shape[self.num_inputs :])
         outputs = outputs * self.part[1] if self.columns is None else self.columns[2]
         if self.kernel_size:
@@ -92,7 +94,7 @@ class Row:
         return (outputs, inputs) if self.is_transposed else (inputs, outputs)
 
     def to_ours(self, tensor: np.ndarray, shape: Shape) -> np.ndarray:
-        """Takes the parameter of one layer out of the tensor; a view of it where that is possible."""
+        """Returns the parameter of one layer, of this shape, from its tensor; a view if possible."""
         if self.num_batch_axes:
             row = dataclasses.replace(self, num_batch_axes=self.num_batch_axes - 1)
             return np.stack([row.to_ours(entry, shape[1:]) for entry in tensor])
@@ -106,7 +108,7 @@ class Row:
         return flat[..., start:stop].reshape(shape)
 
     def to_theirs(self, param: np.ndarray) -> np.ndarray:
-        """What the parameter of one layer contributes to the tensor, the whole of it unless there are more parts."""
+        """Returns the tensor for the parameter of one layer, or its part of a tensor that holds several."""
         if self.num_batch_axes:
             row = dataclasses.replace(self, num_batch_axes=self.num_batch_axes - 1)
             return np.stack([row.to_theirs(entry) for entry in param])
@@ -117,32 +119,38 @@ class Row:
 
 
 def vector(ours: str, theirs: str, **options: Any) -> Row:
-    """A bias, a gain or an offset."""
+    """Returns the row of a vector, such as a bias or a scale."""
     return Row(ours, theirs, **options)
 
 
 def table(ours: str, theirs: str) -> Row:
-    """An embedding, [entries, size] on both sides."""
+    """Returns the row of an embedding, which is [entries, size] in both."""
     return Row(ours, theirs, num_inputs=1)
 
 
 def linear(ours: str, theirs: str, num_inputs: int = 1) -> Row:
-    """The matrix of a linear layer of PyTorch, [outputs, inputs]."""
+    """Returns the row of the matrix of a linear layer in PyTorch's layout, [outputs, inputs]."""
     return Row(ours, theirs, num_inputs, is_transposed=True)
 
 
 def dense(ours: str, theirs: str) -> list[Row]:
-    """A linear layer with offsets."""
+    """Returns the rows of a linear layer with a bias."""
     return [linear(f"{ours}/kernel", f"{theirs}.weight"), vector(f"{ours}/bias", f"{theirs}.bias")]
 
 
 def under(ours: str, theirs: str, rows: Sequence[Row]) -> list[Row]:
-    """The same rows for a part of a model, below these names."""
+    """Returns the rows with the path `ours` and the name `theirs` in front, for a part of a larger model."""
     return [dataclasses.replace(row, ours=f"{ours}/{row.ours}", theirs=f"{theirs}.{row.theirs}") for row in rows]
 
 
 def projections(ours: str, theirs: str, *names: str) -> list[Row]:
-    """The four linear layers of an attention, with offsets; `names` are theirs for query, key, value and output."""
+    """Returns the rows of the four linear layers of an attention, with biases.
+
+    Args:
+      ours: path of the attention.
+      theirs: start of the tensors' names.
+      *names: their names of the projections of query, key, value and output, in this order.
+    """
     return [
         row
         for ours_name, name in zip(("query", "key", "value", "out"), names, strict=True)
@@ -154,12 +162,12 @@ def projections(ours: str, theirs: str, *names: str) -> list[Row]:
 
 
 def norm(ours: str, theirs: str) -> list[Row]:
-    """A layer normalization."""
+    """Returns the rows of a layer normalization."""
     return [vector(f"{ours}/scale", f"{theirs}.weight"), vector(f"{ours}/bias", f"{theirs}.bias")]
 
 
 def feed_forward(ours: str, up: str, down: str) -> list[Row]:
-    """Two linear layers, named `up` and `down` over there."""
+    """Returns the rows of a feed-forward network; `up` and `down` are their names of its linear layers."""
     return [
         linear(f"{ours}/up", f"{up}.weight"),
         vector(f"{ours}/up_bias", f"{up}.bias"),
@@ -171,52 +179,55 @@ def feed_forward(ours: str, up: str, down: str) -> list[Row]:
 def read_params(
     rows: Sequence[Row], tensors: Tensors, prefix: str, shapes: Mapping[str, Shape], dtype: Any
 ) -> Iterator[tuple[str, np.ndarray, list[str]]]:
-    """Reads every parameter, with its path, and names the tensors with values in it that are NaN or infinite.
+    """Yields (path, array, nonfinite) of every parameter: `nonfinite` names its tensors with NaN or infinite values.
 
-    All names and shapes are checked before anything is read.
+    All names and shapes are checked before any values are read.
 
     Args:
-      rows: one for each parameter; of several, which are written alike, the first is read.
-      tensors: of the folder.
-      prefix: what the names of the folder lack or have at the front of those in the table.
-      shapes: of our parameters, by path.
-      dtype: of our parameters.
+      rows: table of names. If several rows have the same parameter, which then is written several times, the first one
+        is read.
+      tensors: tensors of the folder.
+      prefix: start of the names in the folder that the table omits.
+      shapes: shapes of our parameters, by path.
+      dtype: dtype of our parameters.
 
     Raises:
-      UserError: for a tensor that is missing or has another shape.
+      UserError: if a tensor is missing or has the wrong shape.
     """
-    places: dict[str, list[str]] = {}
+    names_by_path: dict[str, list[str]] = {}
+    # The first row of each parameter, in their order: later entries of a dictionary replace earlier ones.
     rows = list({row.ours: row for row in reversed(rows)}.values())[::-1]
     for row in rows:
         shape = shapes[row.ours]
         names = [prefix + name for name in row.tensor_names(shape)]
         if row.instead and names[0] not in tensors.shapes:
             names = [prefix + row.instead]
-        wanted = row.their_shape(shape)
+        needed = row.their_shape(shape)
         for name in names:
             if name not in tensors.shapes:
                 raise UserError(f"the tensor {name} is missing")
-            if (found := tensors.shapes[name]) != wanted:
-                raise UserError(f"the tensor {name} has shape {list(found)}, but {list(wanted)} is needed")
-        places[row.ours] = names
+            if (stored := tensors.shapes[name]) != needed:
+                raise UserError(f"the tensor {name} has shape {list(stored)}, but {list(needed)} is needed")
+        names_by_path[row.ours] = names
 
     def read(row: Row) -> tuple[str, np.ndarray, list[str]]:
-        param, names, spoilt = _empty(shapes[row.ours], np.dtype(dtype)), places[row.ours], []
+        param = _empty(shapes[row.ours], np.dtype(dtype))
+        names, nonfinite = names_by_path[row.ours], []
         for layer, name, tensor in zip(row.divided(param), names, tensors.read(names), strict=True):
             layer[...] = row.to_ours(tensor, layer.shape)
             if row.scale != 1.0:
                 layer *= row.scale
             if not is_finite(layer):
-                spoilt.append(name)
-        return row.ours, param, spoilt
+                nonfinite.append(name)
+        return row.ours, param, nonfinite
 
-    # Most of the time goes into memory that is written for the first time, which threads share. More would hold more.
+    # Most of the time is the first write to new memory, which two threads halve. More threads would use more memory.
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
         yield from pool.map(read, rows)
 
 
 def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
-    """An array that begins where JAX can take it over on a CPU as it is; NumPy's own it would copy."""
+    """Returns an uninitialized array that is aligned so that JAX can use it on a CPU without a copy."""
     size = math.prod(shape) * dtype.itemsize
     buffer = np.empty(size + _ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT
@@ -224,40 +235,47 @@ def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
 
 
 def write_params(rows: Sequence[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors of a folder, by name, made of our parameters."""
+    """Returns the tensors of a folder, by name, for our parameters by path."""
+    # For each tensor: order among its parts, axis along which parts are joined (None: interleaved), and the part.
     parts: dict[str, list[tuple[int, int | None, np.ndarray]]] = {}
     for row in rows:
         param = params[row.ours]
-        place = row.part[0] if row.columns is None else row.columns[0]
+        order = row.part[0] if row.columns is None else row.columns[0]
         axis = 0 if row.columns is not None and row.is_transposed else -1
         axis = None if row.is_interleaved else axis
         for name, layer in zip(row.tensor_names(param.shape), row.divided(param), strict=True):
-            parts.setdefault(name, []).append((place, axis, row.to_theirs(layer)))
-    return {name: _joined(found) for name, found in parts.items()}
+            parts.setdefault(name, []).append((order, axis, row.to_theirs(layer)))
+    return {name: _join(parts_of_tensor) for name, parts_of_tensor in parts.items()}
 
 
-def _joined(found: list[tuple[int, int | None, np.ndarray]]) -> np.ndarray:
-    """A tensor of its parts, each with its place among them and their axis; None: their last axes are interleaved."""
-    parts, axis = [part for *_, part in sorted(found, key=lambda part: part[0])], found[0][1]
+def _join(parts_of_tensor: list[tuple[int, int | None, np.ndarray]]) -> np.ndarray:
+    """Joins the parts of a tensor.
+
+    Args:
+      parts_of_tensor: (order, axis, part) for each part; they are concatenated along `axis` in the given order, or, if
+        it is None, their last axes are interleaved.
+    """
+    parts = [part for *_, part in sorted(parts_of_tensor, key=lambda entry: entry[0])]
+    _, axis, _ = parts_of_tensor[0]
     if axis is None:
         return np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
     return np.ascontiguousarray(np.concatenate(parts, axis=axis))
 
 
 def with_zeros(model: Any, config: Any) -> Any:
-    """A model of the same class and another configuration: the parameters that `model` lacks are 0."""
-    # Of shapes alone: to draw parameters only to replace them would take the time and the memory of a second model.
+    """Returns a model of the same class with `config` and the parameters of `model`; parameters that it lacks are 0."""
+    # Only shapes: initializing parameters and then replacing them would take the time and memory of a second model.
     graphdef, complete = nnx.split(nnx.eval_shape(lambda: type(model)(config, rngs=nnx.Rngs(0))))
-    own = dict(jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model))))
+    existing = dict(jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model))))
 
-    def taken(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        return own[path] if path in own else jax.device_put(np.zeros(leaf.shape, leaf.dtype))
+    def get_or_zeros(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return existing[path] if path in existing else jax.device_put(np.zeros(leaf.shape, leaf.dtype))
 
-    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(taken, nnx.to_pure_dict(complete)))
+    return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(get_or_zeros, nnx.to_pure_dict(complete)))
 
 
 def stored_as(dtype: DTypeLike, name: str, tensor: np.ndarray) -> np.ndarray:
-    """Rounds a tensor to the dtype of a file.
+    """Casts a tensor to the dtype of a file; `name` is for the error.
 
     Raises:
       UserError: if a finite value would become infinite.

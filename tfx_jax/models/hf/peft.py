@@ -1,7 +1,7 @@
 """Low-rank adapters in the folders of PEFT: adapter_config.json and adapter_model.safetensors.
 
-`adapter_folder` says whether a folder is one; `AdaptedTensors` are the tensors of a model with an adapter merged into
-them, whatever its family; `adapter_files` writes the adapters that `tfx_jax.nn.lora` gave a model.
+`is_adapter` recognizes such a folder; `AdaptedTensors` are the tensors of a model of any family with an adapter merged
+into them; `adapter_files` returns the files for the adapters that `tfx_jax.nn.lora` added to a model.
 """
 
 import math
@@ -25,7 +25,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _MATRIX = re.compile(r"(.*)\.lora_([AB])\.weight")
-# Of what a configuration may say, all that changes the function and is not done here, with the value that it must have.
+# Options that change the function and are not supported, with the only value that is accepted.
 _REQUIRED: dict[str, Any] = {
     "peft_type": "LORA",
     "bias": "none",
@@ -36,11 +36,12 @@ _REQUIRED: dict[str, Any] = {
     "alora_invocation_tokens": None,
     "arrow_config": None,
 }
+# "task_type" by `kind` of a model's configuration.
 _TASKS = {"encoder_decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}
 
 
 def is_adapter(folder: epath.Path) -> bool:
-    """Whether a folder has an adapter and no model."""
+    """Returns whether a folder has an adapter and no model."""
     return (folder / CONFIG).exists() and not (folder / "config.json").exists()
 
 
@@ -48,7 +49,7 @@ def base_of(folder: epath.Path) -> str:
     """Returns the folder, or the name on the hub, of the model that an adapter belongs to.
 
     Raises:
-      UserError: if the adapter does not say it.
+      UserError: if adapter_config.json does not name it.
     """
     name = Fields(read_json(folder / CONFIG), folder / CONFIG).get("base_model_name_or_path", "")
     if not name:
@@ -60,50 +61,53 @@ class AdaptedTensors(Tensors):
     """The tensors of a folder with an adapter merged into them."""
 
     def __init__(self, folder: epath.PathLike, renamed: Sequence[tuple[str, str]], adapter: epath.Path, prefix: str):
-        """Reads an adapter, and finds the tensors of its model.
+        """Reads an adapter and lists the tensors of its model.
 
         Args:
-          folder: of the model.
-          renamed: as for `Tensors`.
-          adapter: its folder.
-          prefix: what names of tensors may have in front that those of the folder lack, or the other way round.
+          folder: folder of the model.
+          renamed: pairs (pattern, replacement) as in `Tensors`.
+          adapter: folder of the adapter.
+          prefix: start of tensor names that the adapter may have and the folder may lack.
 
         Raises:
-          UserError: as for `Tensors`, and if the adapter does not fit or does what is not supported.
+          UserError: as for `Tensors`; if the adapter does not fit the tensors or has an option that is not supported.
         """
         super().__init__(folder, renamed)
         fields = Fields(read_json(adapter / CONFIG), adapter / CONFIG)
         fields.require(**_REQUIRED)
         self._is_transposed = fields.get("fan_in_fan_out", False)
-        self._pairs: dict[str, dict[str, np.ndarray]] = {}
-        self._scales: dict[str, float] = {}
-        self._replaced: dict[str, np.ndarray] = {}
+        self._pairs: dict[str, dict[str, np.ndarray]] = {}  # matrices "A" and "B" of each adapted tensor
+        self._scales: dict[str, float] = {}  # factor of B A for each adapted tensor
+        self._replaced: dict[str, np.ndarray] = {}  # tensors that were trained as a whole, such as heads
         for stored, array in _read(adapter / WEIGHTS).items():
-            name, match = stored.removeprefix(_PREFIX), _MATRIX.fullmatch(stored)
+            name = stored.removeprefix(_PREFIX)
+            match = _MATRIX.fullmatch(stored)
             if match is None:
                 if ".lora_" in name:
                     raise UserError(f"{adapter / WEIGHTS}: {stored} is not supported, but only adapters of matrices")
-                found = self._found(name, prefix) or name
-                self._replaced[found], self.shapes[found] = array.astype(np.float32), array.shape
+                name = self._resolve(name, prefix) or name
+                self._replaced[name], self.shapes[name] = array.astype(np.float32), array.shape
                 continue
             module = match[1].removeprefix(_PREFIX)
-            name = self._found(f"{module}.weight", prefix)
+            name = self._resolve(f"{module}.weight", prefix)
             if name is None:
                 raise UserError(f"{adapter / WEIGHTS}: {folder} has no tensor {module}.weight for {stored}")
             self._pairs.setdefault(name, {})[match[2]] = array.astype(np.float32)
             self._scales[name] = _scale(fields, module)
         for name, pair in self._pairs.items():
-            shapes: list[tuple[int, ...]] = [pair[which].shape if which in pair else () for which in "AB"]
+            # A must be [rank, inputs] and B [outputs, rank].
+            shapes: list[tuple[int, ...]] = [pair[letter].shape if letter in pair else () for letter in "AB"]
             wanted = self.shapes[name][::-1] if self._is_transposed else self.shapes[name]
             if [*map(len, shapes)] != [2, 2] or shapes[0][0] != shapes[1][1] or (shapes[1][0], shapes[0][1]) != wanted:
                 raise UserError(f"{adapter / WEIGHTS}: lora_A {shapes[0]} and lora_B {shapes[1]} do not fit {name}")
 
-    def _found(self, name: str, prefix: str) -> str | None:
-        """The name that a tensor has in the folder, which may lack the prefix of a whole model, or None."""
+    def _resolve(self, name: str, prefix: str) -> str | None:
+        """Returns the name in the folder of a tensor, with or without the prefix; None if there is no such tensor."""
         names = [name, name.removeprefix(prefix)]
-        return next((each for each in names if each in self.shapes), None)
+        return next((candidate for candidate in names if candidate in self.shapes), None)
 
     def read(self, names: Sequence[str]) -> Iterator[np.ndarray]:
+        """Yields the values of tensors, with adapters added, in the order of `names`."""
         stored = (tensor for tensor in super().read([name for name in names if name not in self._replaced]))
         for name in names:
             if name in self._replaced:
@@ -117,7 +121,7 @@ class AdaptedTensors(Tensors):
 
 
 def _scale(fields: Fields, module: str) -> float:
-    """By how much the product of a module's matrices is multiplied."""
+    """Returns the factor of B A for a module: alpha / rank, or alpha / sqrt(rank) with `use_rslora`."""
     rank: Any = _of_pattern(fields.get("rank_pattern", {}), module, fields.get("r", 8))
     alpha: Any = _of_pattern(fields.get("alpha_pattern", {}), module, fields.get("lora_alpha", 8.0))
     if type(rank) is not int or rank < 1 or not isinstance(alpha, (int, float)):
@@ -126,11 +130,13 @@ def _scale(fields: Fields, module: str) -> float:
 
 
 def _of_pattern(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
+    """Returns the value of the first regular expression in `pattern` that matches the end of a module's name."""
     matching = (value for key, value in pattern.items() if re.fullmatch(rf"(.*\.)?({key})", module))
     return next(matching, default)
 
 
 def _read(path: epath.Path) -> dict[str, np.ndarray]:
+    """Reads all tensors of a safetensors file; errors become a UserError that names the file."""
     try:
         check_regular(pathlib.Path(path))
         return safetensors.numpy.load_file(path)
@@ -151,23 +157,24 @@ def adapter_files(
     base: str,
     kind: str,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns what adapter_config.json says, and the tensors.
+    """Returns the content of adapter_config.json, and the tensors of adapter_model.safetensors by name.
 
-    Several of our matrices may be one of theirs, such as query, key and value of GPT-2. Their adapters are then the
-    blocks of one of a higher rank.
+    One of their tensors may hold several of our matrices, such as query, key and value of GPT-2. Their adapters of rank
+    r are then joined to one adapter of rank r times their number: A is concatenated, B is block diagonal.
 
     Args:
-      adapters: by the paths of their matrices.
+      adapters: adapters, by the paths of their matrices.
       heads: parameters that were trained as a whole, by path.
-      rows: the table of names of the model's family.
-      prefix: of the names of the family.
-      base: folder or name of the model, as PEFT will look for it.
-      kind: of the model.
+      rows: table of names of the model's family.
+      prefix: start of the family's tensor names that the table omits.
+      base: folder of the model or its name on the hub, stored for PEFT.
+      kind: `kind` of the model's configuration, "decoder" or "encoder_decoder", or another string.
 
     Raises:
-      UserError: for what PEFT cannot express: adapters of experts that share one tensor, some heads.
+      UserError: if PEFT cannot express an adapter (experts that share one tensor) or a head.
     """
     row_of = {row.ours: row for row in rows}
+    # For each of their modules: (start, total, A, B) of each of our matrices, which is columns start ... of `total`.
     blocks: dict[str, list[tuple[int, int, np.ndarray, np.ndarray]]] = {}
     for path, adapter in adapters.items():
         row = row_of[path]
@@ -182,25 +189,26 @@ def adapter_files(
             if row.columns is not None:
                 start, total = row.columns[0], row.columns[2]
             blocks.setdefault(f"{prefix}{name}".removesuffix(".weight"), []).append((start, total, a_one, b_one))
-    first = next(iter(adapters.values()))
+    first = next(iter(adapters.values()))  # all adapters have the same rank and alpha
     rank, alpha = first.a.shape[-1], first.scale * first.a.shape[-1]
     tensors: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
     for module, parts in blocks.items():
-        joined = np.zeros((parts[0][1], rank * len(parts)), np.float32)
-        for number, (start, _, _, b_one) in enumerate(parts):
-            joined[start : start + len(b_one), number * rank : (number + 1) * rank] = b_one
+        _, num_outputs, *_ = parts[0]
+        joined = np.zeros((num_outputs, rank * len(parts)), np.float32)
+        for index, (start, _, _, b_one) in enumerate(parts):
+            joined[start : start + len(b_one), index * rank : (index + 1) * rank] = b_one
         tensors[f"{_PREFIX}{module}.lora_A.weight"] = np.ascontiguousarray(np.concatenate([a for _, _, a, _ in parts]))
         tensors[f"{_PREFIX}{module}.lora_B.weight"] = joined
         if len(parts) > 1:
             ranks[module] = rank * len(parts)
-    saved = write_params([row for row in rows if row.ours in heads], heads)
-    whole = sorted({prefix + name.rpartition(".")[0] for name in saved})
-    for module in whole:  # PEFT saves a module with all that is inside it
+    head_tensors = write_params([row for row in rows if row.ours in heads], heads)
+    head_modules = sorted({prefix + name.rpartition(".")[0] for name in head_tensors})
+    for module in head_modules:  # PEFT saves a module with all its submodules, which must all be trained
         inside = [row.theirs for row in rows if f"{prefix}{row.theirs}".startswith(f"{module}.")]
         if any(prefix + name.rpartition(".")[0] != module for name in inside):
             raise UserError(f"PEFT cannot express a trained head inside {module}: merge the adapters instead")
-    tensors |= {f"{_PREFIX}{prefix}{name}": tensor for name, tensor in saved.items()}
+    tensors |= {f"{_PREFIX}{prefix}{name}": tensor for name, tensor in head_tensors.items()}
     config = {
         "peft_type": "LORA",
         "task_type": _TASKS.get(kind),
@@ -212,9 +220,9 @@ def adapter_files(
         "bias": "none",
         "fan_in_fan_out": any(not row_of[path].is_transposed for path in adapters),
         "target_modules": _targets(sorted(blocks), rows, prefix),
-        "modules_to_save": whole or None,
+        "modules_to_save": head_modules or None,
         "rank_pattern": ranks,
-        "alpha_pattern": {module: alpha * many / rank for module, many in ranks.items()},
+        "alpha_pattern": {module: alpha * joined_rank / rank for module, joined_rank in ranks.items()},
         "use_rslora": False,
         "use_dora": False,
         "init_lora_weights": True,
@@ -223,7 +231,13 @@ def adapter_files(
 
 
 def _targets(modules: list[str], rows: Sequence[Row], prefix: str) -> list[str]:
-    """The last parts of the names of the modules, where no other module has the same; else whole names."""
+    """Returns "target_modules": the last parts of the names, or whole names if other modules share a last part.
+
+    Args:
+      modules: names of all modules with an adapter.
+      rows: table of names, to find other modules.
+      prefix: start of the names that the table omits.
+    """
     endings = {module.rpartition(".")[2] for module in modules}
     patterns = {re.escape(prefix + row.theirs.removesuffix(".weight")).replace(r"\{\}", r"\d+") for row in rows}
     matching = {pattern for pattern in patterns if pattern.rpartition(r"\.")[2] in endings}

@@ -1,4 +1,4 @@
-"""T5, its version 1.1, mT5 and UMT5 in Hugging Face folders, and their encoders alone."""
+"""T5, its version 1.1, mT5 and UMT5 in Hugging Face folders, and their encoders without a decoder."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.hf.names import Row, linear, table, vector
 from tfx_jax.models.t5 import T5, T5Config, T5Encoder
 
-# Of each architecture our class, what config.json does not say, and what fields mean that it leaves out.
+# For each architecture: our class, options that config.json does not contain, and values of absent fields.
 _T5 = {"vocab_size": 32_128, "num_layers": 6, "num_heads": 8, "d_ff": 2048, "feed_forward_proj": "relu"}
 _MT5 = {"vocab_size": 250_112, "num_layers": 8, "num_heads": 6, "d_ff": 1024, "feed_forward_proj": "gated-gelu"}
 ARCHITECTURES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "T5ForConditionalGeneration": (T5, {}, _T5),
-    "T5WithLMHeadModel": (T5, {}, _T5),  # as it was called once
+    "T5WithLMHeadModel": (T5, {}, _T5),  # its former name
     "T5EncoderModel": (T5Encoder, {}, _T5),
     "MT5ForConditionalGeneration": (T5, {"is_tied": False}, _MT5),
     "MT5EncoderModel": (T5Encoder, {}, _MT5),
@@ -26,40 +26,40 @@ MODEL_TYPES = {
     "umt5": "UMT5ForConditionalGeneration",
 }
 
-# From the names of their feed-forward layers to `activation` and `is_gated`.
+# (`activation`, `is_gated`) by the name of the feed-forward layer in config.json.
 _FEED_FORWARD = {
     "relu": ("relu", False),
     "gelu": ("gelu", False),
     "gelu_new": ("gelu_tanh", False),
     "silu": ("swish", False),
     "gated-relu": ("relu", True),
-    "gated-gelu": ("gelu_tanh", True),  # not the exact one, whatever the name says
+    "gated-gelu": ("gelu_tanh", True),  # the tanh approximation, despite the name
     "gated-silu": ("swish", True),
 }
 
 
 def fits(architecture: str, config: T5Config) -> bool:
-    """Whether a folder can say what a configuration says."""
-    _, own, _ = ARCHITECTURES[architecture]
-    same = own.get("layers_have_biases", False) == config.layers_have_biases
-    return config.attention.name == "dense" and same and own.get("is_tied", config.is_tied) == config.is_tied
+    """Returns whether a folder can express a configuration."""
+    _, options, _ = ARCHITECTURES[architecture]
+    same = options.get("layers_have_biases", False) == config.layers_have_biases
+    return config.attention.name == "dense" and same and options.get("is_tied", config.is_tied) == config.is_tied
 
 
 def read_config(architecture: str, fields: Fields) -> T5Config:
-    """From the fields of a T5.
+    """Returns the configuration for the fields of a T5.
 
-    Version 1.1 says `tie_word_embeddings=False`, and after transformers 5 has written it `scale_decoder_outputs=False`:
-    this library finds out from the weights whether the output layer is the embedding.
+    Version 1.1 has `tie_word_embeddings=False` or, if transformers 5 has written the folder,
+    `scale_decoder_outputs=False`. transformers 5 decides from the weights whether the output layer is the embedding.
     """
-    model, own, defaults = ARCHITECTURES[architecture]
+    model, fixed_options, defaults = ARCHITECTURES[architecture]
     fields.require(is_decoder=False)
-    num_decoder_layers = 1  # of an encoder alone
-    options: dict[str, Any] = {"is_tied": True} | own
+    num_decoder_layers = 1  # unused without a decoder
+    options: dict[str, Any] = {"is_tied": True} | fixed_options
     if model is T5:
         fields.require(is_encoder_decoder=True)
         num_decoder_layers = fields.optional("num_decoder_layers", int)
         is_tied = fields.get("tie_word_embeddings", True) and fields.get("scale_decoder_outputs", True)
-        options = {"is_tied": is_tied} | own
+        options = {"is_tied": is_tied} | fixed_options
     name = fields.choose("feed_forward_proj", {name: name for name in _FEED_FORWARD}, defaults["feed_forward_proj"])
     activation, is_gated = _FEED_FORWARD[name]
     fields.require(is_gated_act=is_gated, dense_act_fn="gelu_new" if name == "gated-gelu" else name.split("-")[-1])
@@ -86,10 +86,10 @@ def read_config(architecture: str, fields: Fields) -> T5Config:
 
 
 def write_config(architecture: str, config: T5Config) -> dict[str, Any]:
-    """The fields of a T5.
+    """Returns the fields of config.json for a T5.
 
     Raises:
-      ValueError: for a feed-forward layer that has no name there.
+      ValueError: if config.json cannot express the feed-forward layer.
     """
     names = {ours: theirs for theirs, ours in _FEED_FORWARD.items()}
     kind = (config.activation, config.is_gated)
@@ -121,13 +121,13 @@ def write_config(architecture: str, config: T5Config) -> dict[str, Any]:
 
 
 def rows_of(architecture: str, fields: Fields) -> Callable[[T5Config], list[Row]]:
-    """The table of names of a folder that transformers 5 may have written.
+    """Returns a function from a configuration to the table of names, for a folder that transformers 5 may have written.
 
-    There an output layer may be scaled as the embedding is, which this one's parameters can be as well, and one that is
-    not scaled may be the embedding.
+    In such a folder the output of an untied output layer may be scaled by d_model^-0.5; we scale its matrix instead. An
+    output layer that is not scaled may be the embedding, so its tensor may be missing.
     """
     is_scaled = fields.optional("scale_decoder_outputs", bool)
-    if architecture == "MT5ForConditionalGeneration":  # which never scales them
+    if architecture == "MT5ForConditionalGeneration":  # it never scales the output
         is_scaled = False
     head = {"instead": "shared.weight"} if is_scaled is False and fields.get("tie_word_embeddings", True) else {}
 
@@ -142,18 +142,27 @@ def rows_of(architecture: str, fields: Fields) -> Callable[[T5Config], list[Row]
 
 
 def rows(architecture: str, config: T5Config) -> list[Row]:
-    """The table of names."""
-    found = [table("embedding/table", "shared.weight"), *_stack("encoder", config, ("self",))]
+    """Returns the table of names."""
+    result = [table("embedding/table", "shared.weight"), *_stack("encoder", config, ("self",))]
     if ARCHITECTURES[architecture][0] is T5Encoder:
-        return found
+        return result
     output = [] if config.is_tied else [table("output_embedding/table", "lm_head.weight")]
-    return [*found, *_stack("decoder", config, ("self", "cross")), *output]
+    return [*result, *_stack("decoder", config, ("self", "cross")), *output]
 
 
 def _stack(side: str, config: T5Config, attentions: tuple[str, ...]) -> list[Row]:
-    """One side: the biases lie in its first layer or in each, and the sublayers of each have numbers."""
+    """Returns the rows of the encoder or the decoder.
+
+    Their relative position biases are in the first layer or in each layer, and the sublayers of a layer have numbers.
+
+    Args:
+      side: "encoder" or "decoder".
+      config: the configuration.
+      attentions: "self" and, in a decoder, "cross", in the order of the sublayers.
+    """
     names = {"self": "SelfAttention", "cross": "EncDecAttention"}
-    layers, block, last = f"{side}_layers", f"{side}.block.{{}}.layer", len(attentions)
+    layers, block = f"{side}_layers", f"{side}.block.{{}}.layer"
+    last = len(attentions)  # index of the feed-forward sublayer
     matrices = {"up": "wi_0", "gate": "wi_1", "down": "wo"} if config.is_gated else {"up": "wi", "down": "wo"}
     with_bias = "{}" if config.layers_have_biases else "0"
     return [

@@ -1,4 +1,4 @@
-"""The Vision Transformer and DeiT in Hugging Face folders, alone and as classifiers."""
+"""The Vision Transformer and DeiT in Hugging Face folders, without a head and as classifiers."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
 _LAYERS = "encoder_layers"
 _POOLER = dense("pooler", "pooler.dense")
 
-# Of each architecture our class and the rows of its head.
+# For each architecture: our class, and the rows of its head.
 HEADS: dict[str, tuple[Any, list[Row]]] = {
     "ViTModel": (ViT, []),
     "ViTForImageClassification": (ViTClassifier, dense("classifier", "classifier")),
@@ -21,7 +21,7 @@ HEADS: dict[str, tuple[Any, list[Row]]] = {
     ),
 }
 
-# What another architecture has in the same file.
+# Tensors of other architectures in the same file.
 IGNORED = [
     r"((vit|deit)\.)?embeddings\.mask_token",
     r"((vit|deit)\.)?pooler\.dense\.(weight|bias)",
@@ -34,23 +34,23 @@ def _prefix(architecture: str) -> str:
 
 
 def renamed(architecture: str) -> list[tuple[str, str]]:
-    """A body alone may be taken out of any folder."""
+    """Returns (pattern, replacement) pairs of tensor names: an encoder may be read from a folder with a head."""
     return [(rf"^{_prefix(architecture)}\.", "")] if architecture.endswith("Model") else []
 
 
 def fits(architecture: str, config: ViTConfig) -> bool:
-    """Whether a folder can say it."""
+    """Returns whether a folder can express a configuration."""
     tokens = config.distillation_token, config.distillation_head
     return config.attention.name == "dense" and tokens == _tokens(architecture)
 
 
 def _tokens(architecture: str) -> tuple[bool, bool]:
-    """Whether there is a token of distillation, and whether it is classified."""
+    """Returns (distillation_token, distillation_head): whether there is such a token, and a classifier of it."""
     return architecture.startswith("DeiT"), architecture.endswith("WithTeacher")
 
 
 def read_config(architecture: str, fields: Fields) -> ViTConfig:
-    """From the fields of a ViT."""
+    """Returns the configuration for the fields of a ViT."""
     d_model = fields.get("hidden_size", 768)
     fields.require(qkv_bias=True)
     if architecture.endswith("Model"):
@@ -58,6 +58,7 @@ def read_config(architecture: str, fields: Fields) -> ViTConfig:
     classifier: dict[str, Any] = {}
     if "ForImageClassification" in architecture:
         classifier = {"labels": fields.labels(), "problem_type": fields.optional("problem_type", str)}
+    has_token, has_head = _tokens(architecture)
     return ViTConfig(
         image_size=fields.get("image_size", 224),
         patch_size=fields.get("patch_size", 16),
@@ -70,14 +71,14 @@ def read_config(architecture: str, fields: Fields) -> ViTConfig:
         attention_dropout_rate=float(fields.get("attention_probs_dropout_prob", 0.0)),
         activation=fields.choose("hidden_act", ACTIVATIONS, "gelu"),
         layer_norm_epsilon=fields.get("layer_norm_eps", 1e-12),
-        distillation_token=_tokens(architecture)[0],
-        distillation_head=_tokens(architecture)[1],
+        distillation_token=has_token,
+        distillation_head=has_head,
         **classifier,
     )
 
 
 def write_config(architecture: str, config: ViTConfig) -> dict[str, Any]:
-    """The fields of a ViT."""
+    """Returns the fields of config.json for a ViT."""
     classifier = {}
     if "ForImageClassification" in architecture:
         classifier = label_fields(config.labels) | {"problem_type": config.problem_type}
@@ -101,7 +102,7 @@ def write_config(architecture: str, config: ViTConfig) -> dict[str, Any]:
 
 
 def rows(architecture: str, config: ViTConfig) -> list[Row]:
-    """The table of names."""
+    """Returns the table of names."""
     model, head = HEADS[architecture]
     body = [
         vector("class_token", "embeddings.cls_token", num_ones=2),
