@@ -441,7 +441,7 @@ def test_tpu_vm_installs_and_starts_on_every_host(tmp_path, programs, capfd):
         (["local", "-n", "2", "train", "--config=a"], "unrecognized arguments: train --config=a"),
         (["local", "-n", "2", "--", "fly"], "unknown verb 'fly' after --; use one of train, evaluate"),
         (["local", "-n", "2", "--", "launch", "local"], "unknown verb 'launch' after --"),
-        (["local", "-n", "2", "--", "translate"], "run tfx-jax translate alone"),
+        (["local", "-n", "2", "--", "translate"], "run tfx-jax translate without launch"),
         (["local", "-n", "0", "--", *TRAIN], 'must be a whole number from 1 to 2,147,483,647, got "0"'),
         (["local", "-n", "two", "--", *TRAIN], 'must be a whole number from 1 to 2,147,483,647, got "two"'),
         (["local", "--", *TRAIN], "the following arguments are required: -n/--num-processes"),
@@ -466,7 +466,7 @@ def test_tpu_vm_installs_and_starts_on_every_host(tmp_path, programs, capfd):
         (["slurm", *OPTIONS["slurm"], "--name=a b", "--", *TRAIN], '"a b" must consist of letters'),
         (
             ["slurm", *OPTIONS["slurm"], "--sbatch=--x\nrm y", "--", *TRAIN],
-            "must be an option of sbatch, beginning with " - ", on one line",
+            'must be an option of sbatch, beginning with "-", on one line',
         ),
     ],
 )

@@ -195,7 +195,7 @@ def test_a_training_on_files_learns_them(folder, tmp_path):
             {"model.image_size": 64, "task.data.image_size": 64},
             r"config\.task\.data\.image_size=64 must be 48, the size of the built-in images",
         ),
-        ({"task.data.tokenizer": "characters"}, r'config\.task\.data\.tokenizer must be "words" for shapes'),
+        ({"task.data.tokenizer": "characters"}, r'config\.task\.data\.tokenizer must be "words" with dataset="shapes"'),
         ({"model.image_size": 44}, r"config\.model\.image_size=44 must be divisible by 8"),
     ],
 )

@@ -95,6 +95,7 @@ def test_only_what_has_tokens_for_symbols_can_be_started_from(trained, tmp_path)
     config.init_from = str(trained[0])
     (tmp_path / "symbols.json").write_text(json.dumps([f"(X{number}" for number in range(99)]))
     with pytest.raises(
-        UserError, match=r"^config.init_from names a model of \d+ tokens, but \d+ of words plus 99 of symb"
+        UserError,
+        match=r"^the model of config.init_from has vocab_size=\d+, but parsing needs \d+ \(\d+ word pieces and 99",
     ):
         make_run(adopt_pretrained_config(config), tmp_path)

@@ -137,7 +137,7 @@ def test_what_cannot_be_learned_is_refused(run):
     frames = np.zeros((6, 8), np.float32)  # three steps
     assert run.task.encode([Utterance(frames, "aba")])[0]["labels"].tolist() == [1, 2, 1]
     for transcript, message in (
-        ("abc", "a transcript has the character 'c', which no training transcript has"),
+        ("abc", "a transcript has the character 'c', which no training transcript has: replace it"),
         ("aab", "'aab' needs 4 model steps, but 6 frames give only 3"),
         (17 * "a", "a transcript has 17 characters, but max_characters=16"),
     ):

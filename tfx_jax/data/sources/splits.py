@@ -44,7 +44,7 @@ class Splits(Generic[Data]):
                 self._loaded[split] = self._load(split)
             except ImportError as error:  # the client of a remote file system is not installed
                 raise UserError(
-                    f"the {split} split cannot be read ({one_line(error)}): install what is missing, or copy the "
+                    f"the {split} split cannot be read ({one_line(error)}): install the missing package, or copy the "
                     "data to this machine"
                 ) from None
         return self._loaded[split]

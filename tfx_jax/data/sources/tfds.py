@@ -210,7 +210,7 @@ def _copy_here(data_dir: epath.Path, name: str) -> epath.Path:
     except UserError:
         raise
     except Exception as error:  # clients of file systems raise errors of many types
-        hint = ": install what is missing" if isinstance(error, ImportError) else ""
+        hint = ": install the missing package" if isinstance(error, ImportError) else ""
         why = " ".join(str(error).split())
         raise UserError(f"cannot copy {data_dir}/{name} to this machine: {why}{hint}") from None
 
