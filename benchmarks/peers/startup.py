@@ -151,7 +151,7 @@ def train(*, model: str, workdir: str, is_cached: bool, spawned_at: float) -> di
 
 @contextmanager
 def _cache(workdir: str | None) -> Iterator[None]:
-    """Sets the folder of the compilation cache, before JAX is imported: in `workdir`, or empty and temporary if None."""
+    """Sets the folder of the compilation cache, before JAX is imported: in `workdir`, or temporary if None."""
     with tempfile.TemporaryDirectory() as empty:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = empty if workdir is None else f"{workdir}/xla"
         yield
