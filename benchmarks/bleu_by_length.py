@@ -3,10 +3,10 @@ r"""BLEU by the length of the source, of several trained translation models: Fig
     python benchmarks/bleu_by_length.py --output=runs/bleu_by_length.png \
         --workdirs no-attention=runs/fixed Bahdanau=runs/bahdanau Luong=runs/luong
 
-prints a table, writes it beside the figure (runs/bleu_by_length.md), and draws a line for each model. All must have the
-same sentences; their words are what stands between spaces, and `--groups` parts them by length into groups of about as
-many sentences. BLEU is tokenized, of the search that each configuration names.
-What the paper shows (https://arxiv.org/abs/1409.0473) is a fixed context that falls behind as sentences grow.
+prints a table, writes it beside the figure (runs/bleu_by_length.md), and draws a line for each model. All models must
+have the same sentences. Words are separated by spaces, and `--groups` divides the sentences by their number of words
+into groups of similar size. BLEU is tokenized, with the search that each configuration names. The paper
+(https://arxiv.org/abs/1409.0473) shows that a fixed context falls behind as sentences grow.
 """
 
 import argparse
@@ -28,16 +28,23 @@ from tfx_jax.training.checkpoint import load_best_params, load_params
 
 
 class Translated(NamedTuple):
-    """What a model made of a split, line by line."""
+    """A model's translations of a split, with one item per sentence."""
 
     sources: list[str]
     hypotheses: list[str]
     references: list[str]
     scored_as: tuple[str, bool]
+    """(language, whether the text is tokenized), as `bleu_scores` takes them."""
 
 
 class Group(NamedTuple):
-    """Sentences of similar length."""
+    """Sentences of similar length.
+
+    Attributes:
+      shortest: words of the shortest sentence.
+      longest: words of the longest sentence.
+      indices: indices of the sentences, [number of sentences] int.
+    """
 
     shortest: int
     longest: int
@@ -45,12 +52,12 @@ class Group(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Their lengths."""
+        """The range of lengths, such as "2 to 3"."""
         return f"{self.shortest}" if self.shortest == self.longest else f"{self.shortest} to {self.longest}"
 
 
 def translate(workdir: str, step: str | None, split: Split) -> Translated:
-    """Translates a split with the best checkpoint of a training, or with one by its name, such as "average".
+    """Translates a split with the best checkpoint of a training, or with the one named by `step`, such as "average".
 
     Raises:
       UserError: if there is no such training, checkpoint or split.
@@ -64,23 +71,22 @@ def translate(workdir: str, step: str | None, split: Split) -> Translated:
 
 
 def groups_by_length(sources: Sequence[str], num_groups: int) -> list[Group]:
-    """Parts sentences into groups of increasing length; those of equal length stay together.
+    """Divides sentences into at most `num_groups` groups of increasing length; equal lengths are in one group.
 
     >>> [(group.title, group.indices.tolist()) for group in groups_by_length(["a b c", "a", "b", "a b", "c"], 2)]
     [('1', [1, 2, 4]), ('2 to 3', [0, 3])]
     """
     lengths = np.array([len(source.split()) for source in sources])
     edges = np.unique(np.quantile(lengths, np.linspace(0, 1, num_groups + 1)[1:], method="lower"))
-    members = np.searchsorted(edges, lengths)
-    found = [np.flatnonzero(members == group) for group in range(len(edges))]
-    return [Group(int(lengths[indices].min()), int(lengths[indices].max()), indices) for indices in found]
+    group_of_sentence = np.searchsorted(edges, lengths)
+    members = [np.flatnonzero(group_of_sentence == group) for group in range(len(edges))]
+    return [Group(int(lengths[indices].min()), int(lengths[indices].max()), indices) for indices in members]
 
 
 def bleu_of_groups(translated: Translated, groups: Sequence[Group]) -> list[float]:
-    """Tokenized BLEU of each group."""
+    """Returns the tokenized BLEU of each group."""
     language, is_tokenized = translated.scored_as
-    sides = (np.array(side, dtype=object) for side in (translated.hypotheses, translated.references))
-    hypotheses, references = sides
+    hypotheses, references = (np.array(side, dtype=object) for side in (translated.hypotheses, translated.references))
     return [
         bleu_scores(
             hypotheses[group.indices].tolist(),
@@ -93,7 +99,7 @@ def bleu_of_groups(translated: Translated, groups: Sequence[Group]) -> list[floa
 
 
 def table(groups: Sequence[Group], scores: Mapping[str, Sequence[float]]) -> str:
-    """Markdown, a row for each group."""
+    """Returns a Markdown table with a row for each group; `scores` has the BLEU of each group by model."""
     lines = [f"| words | sentences | {' | '.join(scores)} |", "|---" * (2 + len(scores)) + "|"]
     for index, group in enumerate(groups):
         cells = " | ".join(f"{values[index]:.2f}" for values in scores.values())
@@ -102,7 +108,7 @@ def table(groups: Sequence[Group], scores: Mapping[str, Sequence[float]]) -> str
 
 
 def draw(groups: Sequence[Group], scores: Mapping[str, Sequence[float]], path: pathlib.Path) -> None:
-    """A line for each model, as in the paper's figure."""
+    """Draws a line for each model, as in the paper's figure; `scores` has the BLEU of each group by model."""
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
     for (name, values), line in zip(scores.items(), ("-", "--", ":", "-.") * len(scores), strict=False):

@@ -69,14 +69,14 @@ def keras() -> Any:
 
 
 def equinox() -> Any:
-    # What `MultiheadAttention` calls for each head.
+    # The function that `MultiheadAttention` calls for each head.
     dot_product_attention = importlib.import_module("equinox.nn._attention").dot_product_attention
 
     def attention(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
         shape = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
         mask = jnp.ones(shape, bool) if mask is None else jnp.broadcast_to(mask, shape)
-        of_heads = jax.vmap(dot_product_attention, in_axes=(1, 1, 1, 0), out_axes=1)
-        return jax.vmap(of_heads)(query, key, value, mask)
+        over_heads = jax.vmap(dot_product_attention, in_axes=(1, 1, 1, 0), out_axes=1)
+        return jax.vmap(over_heads)(query, key, value, mask)
 
     return attention
 
@@ -101,18 +101,22 @@ def x_transformers() -> Any:
 
 
 def _through_torch(function: Callable[..., Any]) -> Any:
-    """Makes a function of JAX arrays out of one with the signature of `scaled_dot_product_attention`."""
+    """Wraps a PyTorch function with the signature of `scaled_dot_product_attention` as a function of JAX arrays.
+
+    PyTorch computes outputs and gradients in callbacks from JAX.
+    """
     torch: Any = importlib.import_module("torch")
 
     def tensor(array: Any) -> Any:
         array = np.asarray(array)
-        is_bfloat16 = array.dtype == jnp.bfloat16  # which NumPy hands over as float32
+        is_bfloat16 = array.dtype == jnp.bfloat16  # PyTorch cannot read this NumPy dtype, so it is passed as float32
         return torch.tensor(array.astype(np.float32)).bfloat16() if is_bfloat16 else torch.tensor(array)
 
     def numpy(output: Any, dtype: Any) -> Any:
         return output.detach().float().numpy().astype(dtype)
 
     def call(arrays: Any, options: dict[str, Any]) -> Any:
+        """Returns (tensors of the inputs, output); inputs are [B, T, N, H], PyTorch's are [B, N, T, H]."""
         leaves = [tensor(array) for array in arrays]
         for leaf in leaves:
             leaf.requires_grad_(leaf.is_floating_point())

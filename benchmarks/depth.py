@@ -46,17 +46,17 @@ LOSS = functools.partial(translation_loss, label_smoothing=0.1)
 
 
 class Compiled(NamedTuple):
-    """What one compilation took, and what the program will."""
+    """Costs of one compilation and memory of the program."""
 
-    lowering: float  # seconds
-    compilation: float
-    temporary: int  # bytes
+    lowering: float  # seconds to trace and lower
+    compilation: float  # seconds to compile
+    temporary: int  # bytes of temporary buffers
 
 
 def loop_over_layers(
     fn: Callable[..., Any], layers: Any, x: jax.Array, rngs: Any, *, remat: str, unroll: bool
 ) -> tuple[Any, None]:
-    """`tfx_jax.nn.scan_layers` as it would be without a scan, for comparison."""
+    """Replaces `tfx_jax.nn.scan_layers` by a Python loop over the layers, for comparison."""
     assert (remat, unroll) == ("none", False)
     for layer in unstack_layers(layers):
         x, _ = fn(layer, x, None if rngs is None else nnx.Rngs(dropout=rngs.dropout()))
@@ -64,7 +64,11 @@ def loop_over_layers(
 
 
 def compile_step(config: TransformerConfig, rows: int, length: int) -> dict[str, Compiled]:
-    """Compiles the forward pass alone and a whole step, for a batch of so many rows."""
+    """Compiles the forward pass alone and a whole step, for a batch of `rows` rows of `length` tokens on each side.
+
+    Returns:
+      The results for "forward" and "step".
+    """
     optimizer = make_optimizer(OptimizerConfig(), config.d_model)
     graphdef, first_state = init_state(lambda: Transformer(config, rngs=nnx.Rngs(0)), optimizer)
     state, rng = jax.eval_shape(first_state), jax.eval_shape(lambda: jax.random.key(0))
@@ -94,7 +98,11 @@ def num_params(config: TransformerConfig) -> int:
 
 
 def times_table(found: dict[tuple[int, str], dict[str, Compiled]]) -> str:
-    """Of `found[layers, how]`, with "none" for a scan without rematerialization."""
+    """Returns the table of compilation times.
+
+    Args:
+      found: results of `compile_step` by (number of layers, kind of rematerialization or "unrolled").
+    """
     lines = ["| layers | stack | trace and lower, s | compile, s |", "|---|---|---|---|"]
     for (layers, how), programs in found.items():
         if how in ("none", "unrolled"):
@@ -104,7 +112,14 @@ def times_table(found: dict[tuple[int, str], dict[str, Compiled]]) -> str:
 
 
 def memory_table(found: dict[tuple[int, str], dict[str, Compiled]], params: dict[int, int]) -> str:
-    """In MiB, with the part besides the gradients relative to the same depth without rematerialization."""
+    """Returns the table of temporary buffers in MiB.
+
+    The last column is the memory without gradients, relative to that without rematerialization.
+
+    Args:
+      found: results of `compile_step` by (number of layers, kind of rematerialization or "unrolled").
+      params: number of parameters by number of layers.
+    """
     header = ["layers", "parameters, M", "remat", "forward", "step", "step without gradients", "relative"]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for (layers, how), programs in found.items():
@@ -120,6 +135,7 @@ def memory_table(found: dict[tuple[int, str], dict[str, Compiled]], params: dict
 
 
 def depths(text: str) -> list[int]:
+    """Parses numbers separated by commas; returns them sorted."""
     return sorted({int(depth) for depth in text.split(",") if depth})
 
 

@@ -2,10 +2,10 @@ r"""Which experts the tokens of each group of sentences are sent to, in each mix
 
     python benchmarks/expert_shares.py --workdir=runs/sparse
 
-prints, for every mixture, a row for each group: the percentage of its tokens that go to each expert, and last the
-distance of the groups: half the sum of the differences of their percentages, 0 where all are routed alike, 100 where no
-expert has tokens of two of them. The group of a sentence is its first word, such as the language that it is to be
-translated to. A model of experts of which a token meets one (Switch).
+prints, for every mixture, a row for each group with the percentage of its tokens that go to each expert. The last
+column is the distance of the groups: half the sum of the differences of their percentages. It is 0 if all groups are
+routed alike, and 100 if no expert has tokens of two groups. The group of a sentence is its first word, such as the
+language to translate into. The model must route each token to one expert (Switch).
 """
 
 import argparse
@@ -29,14 +29,14 @@ from tfx_jax.training.checkpoint import load_best_params
 
 _ROWS = 64
 
-Found = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
-"""Is told of a mixture its router [D, E], and of its tokens the experts and whether they are real, [T]."""
+Observer = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
+"""Called with a mixture's router, [D, E], the expert of each token and whether the token is real, both [T]."""
 
 
 class _Observed(MixtureOfExperts):
-    """A mixture that tells where its tokens go; in evaluation all go where they want to."""
+    """A mixture that passes the expert of each token to an observer; in evaluation no expert has a capacity limit."""
 
-    found: Found
+    found: Observer
 
     def __call__(self, x: Any, *, mask: Any = None, rngs: nnx.Rngs | None = None) -> Any:
         router = self.router[...].astype(jnp.float32)
@@ -46,14 +46,14 @@ class _Observed(MixtureOfExperts):
 
 
 def expert_shares(workdir: str) -> dict[str, dict[str, np.ndarray]]:
-    """Sends the validation pairs of a training through its best checkpoint.
+    """Runs the best checkpoint of a training on the validation pairs.
 
     Returns:
-      For each mixture, such as "decoder layer 2", and each group of sentences the share of tokens that each expert got,
-      [E], which sums to 1.
+      For each mixture, such as "decoder layer 2", and each group of sentences, the share of tokens of each expert, [E],
+      which sums to 1.
 
     Raises:
-      UserError: if there is no such training, it has no mixtures of experts, or a token meets two of them.
+      UserError: if there is no such training, it has no mixtures of experts, or a token goes to several experts.
     """
     run = load_run(epath.Path(workdir), TranslationTask)
     params = load_best_params(workdir)
@@ -73,6 +73,7 @@ def expert_shares(workdir: str) -> dict[str, dict[str, np.ndarray]]:
     group = ""
 
     def found(router: np.ndarray, expert: np.ndarray, mask: np.ndarray) -> None:
+        """Adds the tokens of a batch to the counts of a mixture, which is recognized by its router."""
         name = next(name for name, other in routers.items() if np.array_equal(other, router))
         tokens = np.bincount(np.asarray(expert)[np.asarray(mask)], minlength=router.shape[1])
         counts[name][group] = counts[name].get(group, 0) + tokens
@@ -88,11 +89,12 @@ def expert_shares(workdir: str) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _side(path: tuple[Any, ...]) -> str:
+    """Returns "encoder" or "decoder" from the path of a module."""
     return str(path[0]).removesuffix("_layers")
 
 
 def _batches(task: TranslationTask, pairs: PairSource) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Pairs of one group at a time, the first word of whose sources is the same, as tokens [64, length]."""
+    """Yields (group, source tokens, target tokens) of batches with sentences of one group; tokens are [64, length]."""
     groups: dict[str, list[int]] = {}
     for index in range(len(pairs)):
         groups.setdefault(pairs[index]["source"].partition(" ")[0], []).append(index)
@@ -110,7 +112,9 @@ def _batches(task: TranslationTask, pairs: PairSource) -> Iterator[tuple[str, np
 
 
 def distance(shares: Mapping[str, np.ndarray]) -> float:
-    """Half the sum of the differences between two groups' shares, in percent; of more groups the mean over pairs.
+    """Returns half the sum of the differences between the shares of two groups, in percent.
+
+    With more groups, the mean over all pairs of groups. `shares` are [E] by group.
 
     >>> distance({"de": np.array([1.0, 0.0]), "fr": np.array([0.25, 0.75])})
     75.0
@@ -121,7 +125,7 @@ def distance(shares: Mapping[str, np.ndarray]) -> float:
 
 
 def table(shares: Mapping[str, Mapping[str, np.ndarray]]) -> str:
-    """Markdown, a row for each mixture and group."""
+    """Returns a Markdown table with a row for each mixture and group."""
     (first, *_) = (group for groups in shares.values() for group in groups.values())
     numbers = [str(number) for number in range(1, 1 + len(first))]
     lines = [f"| mixture | group | {' | '.join(numbers)} | distance |", "|---" * (3 + len(numbers)) + "|"]

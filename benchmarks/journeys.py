@@ -37,7 +37,7 @@ LIBRARY = pathlib.Path(tfx_jax.__file__).parent
 
 @contextlib.contextmanager
 def executed(files: set[str]) -> Iterator[None]:
-    """Adds the files of the library in which a function is called to `files`."""
+    """Inside the context, adds each file of the library in which a function is called to `files`."""
 
     def note(frame: Any, event: str, _: Any) -> None:
         name = frame.f_code.co_filename
@@ -52,7 +52,7 @@ def executed(files: set[str]) -> Iterator[None]:
 
 
 def batch_journey(workdir: pathlib.Path) -> tuple[set[str], set[str]]:
-    """Returns the files of the set-up, and those of one batch and the update that it makes."""
+    """Returns (files of the set-up, files of one batch and its update)."""
     setup, journey = set[str](), set[str]()
     with executed(setup):
         config = validate(tiny_variant(ExperimentConfig(TransformerConfig(), TranslationConfig())))
@@ -67,7 +67,7 @@ def batch_journey(workdir: pathlib.Path) -> tuple[set[str], set[str]]:
 
 
 def token_journey() -> tuple[set[str], set[str]]:
-    """Returns the files of the prefill, and those of one decoding step."""
+    """Returns (files of the prefill, files of one decoding step)."""
     setup, journey = set[str](), set[str]()
     model = GPT(GPTConfig(16, max_length=16, num_layers=2, d_model=8, num_heads=2), rngs=nnx.Rngs(0))
     with executed(setup):
@@ -79,7 +79,7 @@ def token_journey() -> tuple[set[str], set[str]]:
 
 
 def attention_journey() -> tuple[set[str], set[str]]:
-    """Returns the files that make a module with a named attention, and those of a call."""
+    """Returns (files that make a module with a named attention, files of its call)."""
     setup, journey = set[str](), set[str]()
     with executed(setup):
         core = AttentionConfig("window", AttentionOptions(window=2)).make(2, 4, rngs=nnx.Rngs(0))

@@ -107,10 +107,10 @@ from tfx_jax.planning.workloads import attention_program
 from tfx_jax.tasks import language_model_loss, long_range_loss
 
 HEAD_SIZE = 64
-NUM_HEADS = 2  # of a model
+NUM_HEADS = 2  # heads of a model, with `--models`
 FUNCTIONS = ("dense", "chunked", "local", "window", "bigbird", "lsh", "routing", "favor", "linear", "nystrom")
-NOT_CAUSAL = ("bigbird", "nystrom")  # have no such form
-TABLES = {  # by is_causal and with_gradient
+NOT_CAUSAL = ("bigbird", "nystrom")  # functions without a causal form
+TABLES = {  # titles by (is_causal, with_gradient)
     (False, False): "Both ways, forward",
     (False, True): "Both ways, forward and backward",
     (True, False): "Causal, forward",
@@ -118,6 +118,7 @@ TABLES = {  # by is_causal and with_gradient
 }
 MODEL_TABLES = {(False, True): "An encoder, the gradient of a step", (True, True): "A GPT, the gradient of a step"}
 Titles = dict[tuple[bool, bool], str]
+# Field of `Cell`, factor of the unit, name of the unit.
 QUANTITIES = (("seconds", 1e3, "milliseconds"), ("memory", 2**-20, "MiB of temporary buffers and results"))
 LEGEND = """Each cell: milliseconds / MiB of temporary buffers and results; * = one run only. In brackets: dense
 attention's figure over this one's at the greatest length where both are known."""
@@ -125,7 +126,7 @@ attention's figure over this one's at the greatest length where both are known."
 
 @dataclasses.dataclass
 class Cell:
-    """What one function takes at one length."""
+    """Time and memory of one function at one length."""
 
     function: str
     is_causal: bool
@@ -137,28 +138,34 @@ class Cell:
 
     @property
     def seconds(self) -> float | None:
-        """Their median."""
+        """The median of the times; None if the program was not run."""
         return statistics.median(self.times) if self.times else None
 
 
 Prepared = tuple[jax.stages.Compiled, Sequence[Any]]
-"""A program and what it is called with."""
+"""(compiled program, its arguments)."""
 
 
 def function_program(name: str, length: int, is_causal: bool, with_gradient: bool, dtype: str) -> Prepared:
-    """Of query, key, value and, for the backward pass, the gradient of the output."""
+    """Compiles an attention function for one sequence.
+
+    The arguments of the program are query, key, value and, for the backward pass, the gradient of the output.
+    """
     attend, arrays = ATTENTIONS[name].make(length, 1, HEAD_SIZE), function_inputs(length, dtype)
     return attention_program(attend, is_causal, with_gradient).lower(*arrays).compile(), arrays
 
 
-@functools.lru_cache(maxsize=1)  # all functions have the same
+@functools.lru_cache(maxsize=1)  # all functions have the same inputs
 def function_inputs(length: int, dtype: str) -> Sequence[jax.Array]:
     return list(jnp.asarray(np.random.default_rng(0).normal(size=(4, 1, length, 1, HEAD_SIZE)), dtype))
 
 
 def model_program(name: str, length: int, is_causal: bool, with_gradient: bool, dtype: str) -> Prepared:
-    """Of the parameters of a model and a text: a GPT, or the encoder of Long Range Arena, and a task's own loss."""
-    del with_gradient  # always
+    """Compiles the gradient of the loss of a GPT (if causal) or of the encoder of Long Range Arena on one text.
+
+    The arguments of the program are the parameters and the batch.
+    """
+    del with_gradient  # models are always measured with gradients
     attend, width = ATTENTIONS[name].make(length, NUM_HEADS, HEAD_SIZE), NUM_HEADS * HEAD_SIZE
     sizes: dict[str, Any] = {"num_layers": 2, "d_model": width, "num_heads": NUM_HEADS, "d_ff": 4 * width}
     sizes |= {"vocab_size": 257, "dropout_rate": 0.0, "dtype": dtype}
@@ -183,12 +190,16 @@ def model_program(name: str, length: int, is_causal: bool, with_gradient: bool, 
 
 
 def available_memory() -> float:
+    """Returns the bytes that programs may use: 90 % of a device's memory, or of half the memory of the machine."""
     stats = jax.local_devices()[0].memory_stats() or {}  # a CPU has none
     return 0.9 * stats.get("bytes_limit", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
 
 
 def expected_seconds(shorter: dict[int, Cell], length: int) -> float:
-    """What a run should take, from the runs at shorter lengths: their growth goes on, at least linear."""
+    """Predicts the seconds of a run from the runs at shorter lengths.
+
+    Extrapolates the power law of the last two runs, with an exponent between 1 and 2.
+    """
     known = [(cell.length, cell.seconds) for cell in shorter.values() if cell.seconds is not None]
     if len(known) < 2:
         return known[0][1] * (length / known[0][0]) ** 2 if known else 0.0
@@ -198,15 +209,27 @@ def expected_seconds(shorter: dict[int, Cell], length: int) -> float:
 
 
 def timed(program: jax.stages.Compiled, arrays: Sequence[jax.Array]) -> float:
+    """Returns the seconds of one run."""
     start = time.perf_counter()
     jax.block_until_ready(program(*arrays))
     return time.perf_counter() - start
 
 
 def measure(length: int, table: tuple[bool, bool], earlier: list[Cell], arguments: argparse.Namespace) -> list[Cell]:
-    """Compiles every variant of every function at one length, then runs all in turn."""
+    """Compiles every function at one length, then runs all of them in turn.
+
+    Args:
+      length: number of tokens.
+      table: (is_causal, with_gradient).
+      earlier: cells of shorter lengths, for predicting times.
+      arguments: options of the command line.
+
+    Returns:
+      One cell for each function.
+    """
     prepare = model_program if arguments.models else function_program
-    cells, runs, budget = [], [], arguments.seconds
+    cells, runs = [], []
+    budget = arguments.seconds
     for name in arguments.functions:
         if table[0] and name in NOT_CAUSAL:
             continue
@@ -232,21 +255,33 @@ def measure(length: int, table: tuple[bool, bool], earlier: list[Cell], argument
 
 
 def row_of(cells: Sequence[Cell], name: str, table: tuple[bool, bool]) -> dict[int, Cell]:
+    """Returns the cells of a function in a table, (is_causal, with_gradient), by length."""
     return {c.length: c for c in cells if (c.function, c.is_causal, c.with_gradient) == (name, *table)}
 
 
 def ratios(dense: dict[int, Cell], row: dict[int, Cell], quantity: str) -> dict[int, float]:
-    """Dense attention's seconds or memory over those of a function, by length; infinite where dense has no room."""
-    found = {}
+    """Returns dense attention's seconds or memory divided by those of a function, by length.
+
+    The ratio is infinite if dense attention does not fit into the memory.
+
+    Args:
+      dense: cells of dense attention by length.
+      row: cells of the function by length.
+      quantity: "seconds" or "memory".
+    """
+    result = {}
     for length in row:
-        theirs, ours = getattr(dense[length], quantity), getattr(row[length], quantity)
-        if ours is not None and (theirs is not None or dense[length].obstacle == "memory"):
-            found[length] = math.inf if theirs is None else theirs / ours
-    return found
+        dense_value, value = getattr(dense[length], quantity), getattr(row[length], quantity)
+        if value is not None and (dense_value is not None or dense[length].obstacle == "memory"):
+            result[length] = math.inf if dense_value is None else dense_value / value
+    return result
 
 
 def crossover(found: dict[int, float]) -> str:
-    """The first length from which on the function wins wherever both are known, and by how much at the last of them."""
+    """Returns the length from which on a function beats dense attention, and its ratio at the greatest known length.
+
+    `found` are the `ratios`.
+    """
     if not found:
         return "unknown"
     lost = max((length for length in found if found[length] <= 1), default=0)
@@ -256,13 +291,14 @@ def crossover(found: dict[int, float]) -> str:
 
 
 def as_text(cell: Cell) -> str:
+    """Returns a cell as "milliseconds / MiB", see LEGEND."""
     shown = [1e3 * (cell.seconds or 0), cell.memory / 2**20]
     time_taken, memory = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in shown]
     return f"{f'too much {cell.obstacle}' if cell.obstacle else time_taken + '*' * (len(cell.times) == 1)} / {memory}"
 
 
 def report(cells: Sequence[Cell], titles: Titles, device: str) -> str:
-    """The tables in Markdown."""
+    """Returns the tables in Markdown; `titles` are their titles by (is_causal, with_gradient)."""
     lines = ["# Long-context attention against dense attention", "", device, "", LEGEND, ""]
     for table, title in titles.items():
         dense = row_of(cells, "dense", table)
@@ -278,7 +314,7 @@ def report(cells: Sequence[Cell], titles: Titles, device: str) -> str:
 
 
 def plot(cells: Sequence[Cell], titles: Titles, path: pathlib.Path) -> None:
-    """Time above, memory below, a column for each table."""
+    """Draws time above and memory below, with a column for each table."""
     figure = Figure(figsize=(3 + 3.5 * len(titles), 7.5), layout="constrained")
     panels = figure.subplots(len(QUANTITIES), len(titles), sharex=True, sharey="row")
     for panels_of_one, (quantity, factor, unit) in zip(panels, QUANTITIES, strict=True):
@@ -291,12 +327,13 @@ def plot(cells: Sequence[Cell], titles: Titles, path: pathlib.Path) -> None:
                 if points := [(length, factor * value) for length, value in row if value is not None]:
                     style = {"color": f"C{index}"} if index else {"color": "black", "linewidth": 3}
                     panel.loglog(*zip(*points, strict=True), marker="o", label=name, **style)
-    every = panels[1, 0].get_legend_handles_labels()  # of the panel where every function has a line
-    figure.legend(*every, loc="outside right center", frameon=False)
+    legend = panels[1, 0].get_legend_handles_labels()  # in this panel every function has a line
+    figure.legend(*legend, loc="outside right center", frameon=False)
     figure.savefig(path, dpi=120)
 
 
 def lengths(text: str) -> list[int]:
+    """Parses numbers separated by commas; returns them sorted."""
     return sorted({int(length) for length in text.split(",")})
 
 

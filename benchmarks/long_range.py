@@ -4,14 +4,14 @@ r"""Long Range Arena: each attention on ListOps, text and matching; accuracy, sp
 
 trains the experiments lra_listops, lra_text and lra_matching once with each attention, one after the other, each in
 `WORKDIR/VARIANT/TASK/ATTENTION`, and writes table.md, accuracy_speed_memory.png and learning_curves.png into the
-workdir. Run again, it goes on where it stopped; what is done already costs nothing more, whatever `--tasks` and
-`--attentions` are added. DIR has the articles of WikiText-2, or of another set in its format, as train.txt.gz and
-valid.txt.gz. Any `--config.FIELD=VALUE` holds for all trainings.
+workdir. Run the command again to resume; finished trainings are not repeated, also with more `--tasks` and
+`--attentions`. DIR has the articles of WikiText-2, or of another set in its format, as train.txt.gz and valid.txt.gz.
+Any `--config.FIELD=VALUE` holds for all trainings.
 
-Accuracy is that of the validation split, at its best and after the last step; beside it stands that of the commonest
-label and, but for pairs, of naive Bayes on counts of tokens, which knows nothing of their order. Speed is the median
-over the lines of the log of how many tokens a second were trained on, padding not counted. Memory is what XLA plans for
-a training step besides parameters and optimizer. The notes of the three experiments have what was measured.
+Accuracy is that of the validation split, the best one and the one after the last step. For comparison, the table has
+the accuracy of always predicting the most common label and, except for pairs, of naive Bayes on counts of tokens,
+which ignores their order. Speed is the median over the logged steps of the tokens per second, without padding. Memory
+is XLA's plan for a training step, without parameters and optimizer. The notes of the three experiments have results.
 """
 
 import argparse
@@ -63,18 +63,18 @@ there are as many landmarks."""
 
 @dataclasses.dataclass
 class Measured:
-    """What became of one training.
+    """Measurements of one training.
 
     Attributes:
-      task: of `TASKS`.
-      attention: of `ATTENTIONS`.
-      accuracy: of the validation split in percent, the best.
-      last: the same after the last step.
-      speed: tokens a second.
-      memory: bytes of a step besides parameters and optimizer.
-      num_params: of the model.
-      losses: [steps, nats] of the training.
-      accuracies: [steps, percent] of the evaluations.
+      task: one of `TASKS`.
+      attention: key of `ATTENTIONS`.
+      accuracy: best accuracy on the validation split in percent.
+      last: accuracy after the last step in percent.
+      speed: tokens per second.
+      memory: bytes of a step without parameters and optimizer.
+      num_params: number of parameters of the model.
+      losses: (steps, training losses in nats).
+      accuracies: (steps of the evaluations, accuracies in percent).
     """
 
     task: str
@@ -89,21 +89,21 @@ class Measured:
 
 
 def make_config(task: str, attention: str, arguments: argparse.Namespace, overrides: Sequence[str]) -> ExperimentConfig:
-    """Returns the experiment of a task with an attention."""
+    """Returns the experiment of a task with an attention; `overrides` are flags `--config.FIELD=VALUE`."""
     data_dir = arguments.data_dir if task != "listops" and arguments.variant != "test" else None
-    more = [] if data_dir is None else [f"--config.task.data.data_dir={data_dir}"]
-    config: Any = load_config_file(f"lra_{task}:{arguments.variant}", [*more, *overrides])
+    data_flags = [] if data_dir is None else [f"--config.task.data.data_dir={data_dir}"]
+    config: Any = load_config_file(f"lra_{task}:{arguments.variant}", [*data_flags, *overrides])
     options = AttentionOptions(**ATTENTIONS[attention](config.task.data.max_length))
     config.model.attention = AttentionConfig(attention, options)
     return config
 
 
 def measure(task: str, attention: str, config: ExperimentConfig, folder: pathlib.Path) -> Measured:
-    """Trains or resumes, and measures; what was measured before is read.
+    """Trains or resumes in a folder and measures; earlier measurements are read from the folder.
 
     Raises:
       SystemExit: if a signal ended the training, which has been saved.
-      UserError: as `tfx_jax.training.loop.train`.
+      UserError: if the configuration, the data or the folder cannot be used.
     """
     path = folder / "measured.json"
     if path.exists() and load_config(epath.Path(folder)) == config:
@@ -111,15 +111,18 @@ def measure(task: str, attention: str, config: ExperimentConfig, folder: pathlib
     result: Result = train(config, folder)
     if result.signum is not None:
         raise SystemExit(128 + result.signum)
-    plan, history = plan_training(config, jax.devices()), read_history(folder)
+    plan = plan_training(config, jax.devices())
+    history = read_history(folder)
     losses, speeds = (history.curve(f"train/{name}") for name in ("loss", "tokens_per_second"))
-    steps, accuracies = zip(*((int(each["step"]), each["accuracy"]) for each in result.evaluations), strict=True)
+    points = [(int(evaluation["step"]), evaluation["accuracy"]) for evaluation in result.evaluations]
+    steps, accuracies = zip(*points, strict=True)
+    _, tokens_per_second = speeds
     measured = Measured(
         task,
         attention,
         accuracy=max(accuracies),
         last=accuracies[-1],
-        speed=float(np.median(speeds[1])),
+        speed=float(np.median(tokens_per_second)),
         memory=plan.temporary_bytes,
         num_params=plan.num_params,
         losses=(losses[0].tolist(), losses[1].tolist()),
@@ -130,32 +133,37 @@ def measure(task: str, attention: str, config: ExperimentConfig, folder: pathlib
 
 
 def baselines(config: ExperimentConfig) -> dict[str, float]:
-    """Returns the accuracy in percent on the validation split of what knows no order of tokens.
+    """Returns the accuracy on the validation split, in percent, of methods that ignore the order of tokens, by name.
 
-    It is that of always saying the commonest label and, but for pairs, that of naive Bayes on counts of tokens.
+    They are the most common label and, except for pairs, naive Bayes on counts of tokens.
     """
     splits, data = config.task.splits(), config.task.data
-    commonest = Counter(one.label for one in splits["validation"]).most_common(1)[0][1]
-    found = {"(commonest label)": 100 * commonest / len(splits["validation"])}
+    [(_, num_commonest)] = Counter(example.label for example in splits["validation"]).most_common(1)
+    result = {"(commonest label)": 100 * num_commonest / len(splits["validation"])}
     if data.num_sequences == 1:
-        counts, labels = _counted(splits["train"], data)
-        is_of = labels == np.arange(len(data.labels))[:, np.newaxis]
-        totals = is_of @ counts + 1.0
+        counts, labels = _count_tokens(splits["train"], data)
+        has_label = labels == np.arange(len(data.labels))[:, np.newaxis]  # [labels, sequences]
+        totals = has_label @ counts + 1.0  # [labels, V], with add-one smoothing
         log_shares = np.log(totals / totals.sum(axis=1, keepdims=True)).T
-        counts, labels = _counted(splits["validation"], data)
-        guesses = (counts @ log_shares + np.log(is_of.mean(axis=1) + 1e-9)).argmax(axis=1)
-        found["(naive Bayes)"] = 100 * float((guesses == labels).mean())
-    return found
+        counts, labels = _count_tokens(splits["validation"], data)
+        guesses = (counts @ log_shares + np.log(has_label.mean(axis=1) + 1e-9)).argmax(axis=1)
+        result["(naive Bayes)"] = 100 * float((guesses == labels).mean())
+    return result
 
 
-def _counted(sequences: LabeledSequences, data: SequenceData) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how often each sequence has each token, [sequences, V], and the ids of their labels."""
+def _count_tokens(sequences: LabeledSequences, data: SequenceData) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (count of each token in each sequence, [sequences, V]; ids of their labels, [sequences])."""
     counts = [np.bincount(one.sequences[0], minlength=data.vocab_size) for one in sequences]
     return np.array(counts), np.array([data.labels.index(one.label) for one in sequences])
 
 
 def table(found: Sequence[Measured], beside: dict[str, dict[str, float]]) -> str:
-    """Returns the table in Markdown, with speed and memory beside those of dense attention if that ran."""
+    """Returns the table in Markdown, with speed and memory relative to dense attention if that was measured.
+
+    Args:
+      found: the measurements.
+      beside: `baselines` by task.
+    """
     header = ["task", "attention", "parameters", "best accuracy, %", "last", "tokens/s", "MiB of a step"]
     lines = [header, ["---"] * len(header)]
     dense = {one.task: one for one in found if one.attention == "dense"}
@@ -173,7 +181,10 @@ def table(found: Sequence[Measured], beside: dict[str, dict[str, float]]) -> str
 
 
 def plot_trade_offs(found: Sequence[Measured], beside: dict[str, dict[str, float]], path: pathlib.Path) -> None:
-    """Draws accuracy over speed, a panel for each task; the area of a disc is the memory of a step."""
+    """Draws accuracy over speed, with a panel for each task; the area of a disc is the memory of a step.
+
+    `found` and `beside` are those of `table`.
+    """
     figure = Figure(figsize=(6 * len(beside), 5), layout="constrained")
     for panel, task in zip(figure.subplots(1, len(beside), squeeze=False)[0], beside, strict=True):
         points = [one for one in found if one.task == task]
@@ -181,8 +192,8 @@ def plot_trade_offs(found: Sequence[Measured], beside: dict[str, dict[str, float
         for one in points:
             color = f"C{list(ATTENTIONS).index(one.attention)}"
             panel.scatter(one.speed, one.accuracy, s=900 * one.memory / most, color=color, alpha=0.6)
-            place = {"xytext": (8, 8), "textcoords": "offset points", "fontsize": 8}
-            panel.annotate(f"{one.attention}, {one.memory / 2**20:,.0f} MiB", (one.speed, one.accuracy), **place)
+            style = {"xytext": (8, 8), "textcoords": "offset points", "fontsize": 8}
+            panel.annotate(f"{one.attention}, {one.memory / 2**20:,.0f} MiB", (one.speed, one.accuracy), **style)
         draw_baselines(panel, beside[task])
         panel.margins(0.2)
         panel.grid(alpha=0.3)
@@ -191,7 +202,10 @@ def plot_trade_offs(found: Sequence[Measured], beside: dict[str, dict[str, float
 
 
 def plot_learning_curves(found: Sequence[Measured], beside: dict[str, dict[str, float]], path: pathlib.Path) -> None:
-    """Draws the training loss above and the accuracy of evaluations below, a column for each task."""
+    """Draws the training loss above and the accuracy of evaluations below, with a column for each task.
+
+    `found` and `beside` are those of `table`.
+    """
     figure = Figure(figsize=(6 * len(beside), 8), layout="constrained")
     for column, task in zip(figure.subplots(2, len(beside), squeeze=False).T, beside, strict=True):
         for one in (one for one in found if one.task == task):
@@ -209,13 +223,14 @@ def plot_learning_curves(found: Sequence[Measured], beside: dict[str, dict[str, 
 
 
 def draw_baselines(panel: Axes, found: dict[str, float]) -> None:
+    """Draws a horizontal line for each of the `baselines`."""
     for (name, accuracy), style in zip(found.items(), ("--", ":"), strict=False):
         panel.axhline(accuracy, color="gray", linestyle=style, linewidth=1)
         panel.annotate(name, (0.01, accuracy), xycoords=("axes fraction", "data"), color="gray", fontsize=8)
 
 
 def names_of(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """Returns what reads names with commas between, in the order in which they are known."""
+    """Returns a parser of names separated by commas; its result has the order of `known`."""
 
     def parse(text: str) -> list[str]:
         chosen = text.split(",")

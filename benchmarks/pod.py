@@ -3,13 +3,12 @@ r"""A pod on paper: what each strategy costs on TPU slices and H100, by the prog
     pip install "tfx-jax[plan,plan-cuda]"
     python benchmarks/pod.py --output=docs --page=docs/pod_on_paper.md
 
-plans one training step (`tfx_jax.planning.plan`) for each model, pod and strategy: compiles it with the compiler of
-those
-devices, without any of them, and reads memory, exchanges and times from the program. Nothing here was timed. A cell
-takes one or two minutes of a core for a TPU slice, a quarter of that for GPUs. Each is written into OUTPUT/pod.json as
-soon as it is there, and what is there is not planned again: the same command goes on where it was stopped, and `--only`
-does a part, such as "big/*" or "*/v5e-16/*,*/h100-64/data". Cells whose compiler is not installed are left out, with a
-line. At the end the tables are printed, and written into the page between its two marks.
+plans one training step (`tfx_jax.planning.plan`) for each model, pod and strategy (a cell): compiles it with the
+compiler of the devices, without having the devices, and reads memory, exchanges and times from the program. Nothing is
+timed. A cell takes one or two minutes of a core for a TPU slice, a quarter of that for GPUs. Each is written into
+OUTPUT/pod.json when it is done, and not planned again: run the command again to resume. `--only` plans some cells, such
+as "big/*" or "*/v5e-16/*,*/h100-64/data". Cells whose compiler is not installed are left out, with a message. At the
+end the tables are printed, and written into the page between its two marks.
 """
 
 import argparse
@@ -51,22 +50,22 @@ PODS = {
     "v5p-128": "v5p:4x4x8",
     "h100-64": "h100:1x8x8",
 }
-"""Topologies by name; the number is that of devices."""
+"""Topologies by name; the number in a name is the number of devices."""
 
 TOKENS = 4096
-"""Positions on each device, of a translation those of each side."""
+"""Tokens of a batch on each device; in translation, tokens of each side."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A model, what it learns, and the strategies that make sense for it.
+    """A model with its task, and the strategies that make sense for it.
 
     Attributes:
-      model: its configuration.
-      task: given the data, its task.
+      model: configuration of the model.
+      task: class of the task's configuration, called with the data.
       length: tokens of an example.
-      strategies: names in `mesh`.
-      what: in words, for the heading.
+      strategies: parallelism, in the notation of `mesh`.
+      what: description for the heading.
     """
 
     model: ModelConfig
@@ -76,7 +75,7 @@ class Case:
     what: str
 
     def config(self, num_devices: int) -> ExperimentConfig:
-        """A training on so many devices."""
+        """Returns the experiment on a number of devices."""
         sizes: dict[str, Any] = {"max_length": self.length, "tokens_per_batch": TOKENS * num_devices}
         data = (PairData if self.task is TranslationConfig else TextData)(**sizes)
         return ExperimentConfig(self.model, self.task(data))
@@ -102,7 +101,8 @@ CASES = {
         GPTConfig.published("gpt2-xl", dtype="bfloat16", remat="full"),
         LanguageModelConfig,
         1024,
-        ("data x fsdp 8", "data x fsdp 16"),  # more do not divide 1,600 columns everywhere, nor any 25 heads
+        # More devices do not divide all sizes (1,600 columns), and none divides the 25 heads.
+        ("data x fsdp 8", "data x fsdp 16"),
         "GPT-2, 1.5 billion, each layer computed again in the backward pass",
     ),
     "t5-base": Case(T5Config.published("t5-base", dtype="bfloat16"), SpanCorruptionConfig, 512, _SMALL, "T5 base"),
@@ -113,7 +113,9 @@ _BEGIN, _END = "<!-- tables of benchmarks/pod.py -->\n", "<!-- end of the tables
 
 
 def mesh(strategy: str, num_devices: int) -> MeshConfig:
-    """Sizes of the mesh's axes: all devices for the one axis that a strategy names, or for the first of two.
+    """Returns the sizes of the mesh's axes for a strategy, "AXIS" or "AXIS x AXIS SIZE".
+
+    The first axis gets all devices that the second one leaves.
 
     >>> mesh("fsdp", 64).fsdp, mesh("fsdp x tensor 8", 64).fsdp, mesh("data x tensor 8", 64).data
     (64, 8, 8)
@@ -128,7 +130,7 @@ def mesh(strategy: str, num_devices: int) -> MeshConfig:
 
 
 def cells(only: str) -> Iterator[tuple[str, str, str]]:
-    """Model, pod and strategy of every cell whose name one of the patterns matches."""
+    """Yields (model, pod, strategy) of every cell whose name MODEL/POD/STRATEGY matches a pattern in `only`."""
     for model, case in CASES.items():
         for pod in PODS:
             for strategy in case.strategies:
@@ -137,13 +139,14 @@ def cells(only: str) -> Iterator[tuple[str, str, str]]:
 
 
 def planned(model: str, pod: str, strategy: str) -> dict[str, Any]:
-    """What `tfx-jax plan --json` would say of a cell, or why it cannot be.
+    """Returns the output of `tfx-jax plan --json` for a cell; if it cannot be planned, "fits": False and the "error".
 
     Raises:
       UserError: if there is no compiler for the devices.
     """
     jax.config.update("jax_platforms", "cpu")
-    os.environ.setdefault("LIBTPU_INIT_ARGS", "--fibers_default_thread_stack_size=1048576")  # else gpt2-xl overflows it
+    # The default stack overflows with gpt2-xl.
+    os.environ.setdefault("LIBTPU_INIT_ARGS", "--fibers_default_thread_stack_size=1048576")
     devices = absent_devices(PODS[pod])
     config = dataclasses.replace(CASES[model].config(len(devices)), mesh=mesh(strategy, len(devices)))
     try:
@@ -153,7 +156,7 @@ def planned(model: str, pod: str, strategy: str) -> dict[str, Any]:
 
 
 def apart(cell: tuple[str, str, str]) -> dict[str, Any]:
-    """Plans a cell in a process of its own: a compiler may crash, and what it leaves in memory goes as well."""
+    """Calls `planned` for a cell in a separate process, because compilers may crash and do not free all memory."""
     with futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
             return pool.submit(planned, *cell).result()
@@ -162,7 +165,7 @@ def apart(cell: tuple[str, str, str]) -> dict[str, Any]:
 
 
 def table(model: str, found: dict[str, dict[str, Any]]) -> str:
-    """One model in Markdown: a row for each of its cells that is planned."""
+    """Returns the table of a model in Markdown; `found` has the results of `planned` by MODEL/POD/STRATEGY."""
     heading = f"## {model}: {CASES[model].what}; examples of {CASES[model].length}"
     columns = (
         "pod",
@@ -178,17 +181,18 @@ def table(model: str, found: dict[str, dict[str, Any]]) -> str:
     )
     lines = [heading, "", "| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for name, cell in found.items():
-        of, pod, strategy = name.split("/")
-        if of == model:
+        cell_model, pod, strategy = name.split("/")
+        if cell_model == model:
             lines.append("| " + " | ".join([pod, strategy, *_row(cell)]) + " |")
     return "\n".join([*lines, ""])
 
 
 def _row(cell: dict[str, Any]) -> list[str]:
+    """Returns the columns of a cell after pod and strategy."""
     if not cell["fits"]:
         return [cell["error"], *[""] * 7]
     exchanges = ", ".join(
-        f"{kind} {found['count']:,} / {found['bytes'] / 2**20:,.0f}" for kind, found in cell["collectives"].items()
+        f"{kind} {total['count']:,} / {total['bytes'] / 2**20:,.0f}" for kind, total in cell["collectives"].items()
     )
     seconds = cell["seconds"]
     at_least, at_most = (">= ", "<= ") if cell["is_bound"] else ("", "")

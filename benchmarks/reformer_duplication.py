@@ -3,9 +3,9 @@ r"""Table 2 of the Reformer: what attention a model needs to say a sequence agai
     python -m benchmarks.reformer_duplication --workdir=runs/table_2
 
 trains the experiment reformer_duplication once with each number of rounds of hashing and with full attention, each in
-`WORKDIR/VARIANT/NAME`, evaluates the best checkpoint of each on the test split with all of them, and writes table.md
-into `WORKDIR/VARIANT`: the percentage of symbols of the second half that are right, and what the paper has. Run again,
-it goes on where it stopped. Any `--config.FIELD=VALUE` holds for all trainings.
+`WORKDIR/VARIANT/NAME`. It evaluates the best checkpoint of each training on the test split with all these attentions,
+and writes table.md into `WORKDIR/VARIANT`: the percentage of correct symbols in the second half, and the paper's
+figures. Run the command again to resume. Any `--config.FIELD=VALUE` holds for all trainings.
 """
 
 import argparse
@@ -37,7 +37,7 @@ PAPER = {
 
 
 def with_attention(config: ExperimentConfig, name: str) -> ExperimentConfig:
-    """Returns the experiment with another of `ATTENTIONS`."""
+    """Returns a copy of the experiment with the attention `name`, a key of `ATTENTIONS`."""
     config = copy.deepcopy(config)
     model: Any = config.model
     model.full_attention = name == "full"
@@ -46,24 +46,36 @@ def with_attention(config: ExperimentConfig, name: str) -> ExperimentConfig:
 
 
 def accuracies(config: ExperimentConfig, name: str, folder: pathlib.Path) -> dict[str, float]:
-    """Trains with an attention, or goes on, and evaluates with all; percentages of the symbols.
+    """Trains or resumes with one attention, and evaluates with all.
+
+    Args:
+      config: the experiment.
+      name: key of `ATTENTIONS` for the training.
+      folder: workdir of the training.
+
+    Returns:
+      Percentage of correct symbols by the attention of the evaluation.
 
     Raises:
       SystemExit: if a signal ended the training, which has been saved.
-      UserError: as `tfx_jax.training.loop.train`.
+      UserError: if the configuration, the data or the workdir cannot be used.
     """
     result = train(with_attention(config, name), folder)
     if result.signum is not None:
         raise SystemExit(128 + result.signum)
-    params, found = load_best_params(epath.Path(folder)), {}
+    params = load_best_params(epath.Path(folder))
+    percentages = {}
     for other in ATTENTIONS:
         run = make_run(with_attention(config, other), folder, can_make=False)
-        found[other] = run.evaluate(params, "test").metrics["accuracy"]
-    return found
+        percentages[other] = run.evaluate(params, "test").metrics["accuracy"]
+    return percentages
 
 
 def table(found: Mapping[str, Mapping[str, float]]) -> str:
-    """Returns the table in Markdown, with the percentages of the paper in brackets."""
+    """Returns the table in Markdown, with the percentages of the paper in brackets.
+
+    `found` has the results of `accuracies` by the attention of the training.
+    """
     lines = [["trained \\ evaluated", *ATTENTIONS], ["---", *["--:"] * len(ATTENTIONS)]]
     for name, percentages in found.items():
         published = PAPER.get(name, (None,) * len(ATTENTIONS))
@@ -83,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = make_parser()
     arguments, overrides = parser.parse_known_args(argv)
     set_up_program()
-    folder, found = arguments.workdir / arguments.variant, {}
+    folder = arguments.workdir / arguments.variant
+    found = {}  # results of `accuracies` by the attention of the training
     try:
         config = load_config_file(f"reformer_duplication:{arguments.variant}", overrides)
         for name in ATTENTIONS:

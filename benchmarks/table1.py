@@ -57,64 +57,81 @@ def recurrent(x: Float[Array, "n d"], weights: tuple[Array, ...], rng: Array) ->
 
 
 def recurrent_step(x: Float[Array, "n d"], weights: tuple[Array, ...], rng: Array) -> Float[Array, "n d"]:
-    """One step of the recurrence for all positions at once, from the state of the position before."""
+    """Returns one step of the recurrence for all positions at once; the state is the input of the previous position."""
     return _cell(jnp.pad(x, ((1, 0), (0, 0)))[:-1], x, weights)
 
 
 def _cell(state: Array, x: Array, weights: tuple[Array, ...]) -> Array:
-    of_input, of_state = weights
-    return jnp.tanh(x @ of_input + state @ of_state)
+    input_weights, state_weights = weights
+    return jnp.tanh(x @ input_weights + state @ state_weights)
 
 
 def convolution(
     x: Float[Array, "n d"], weights: tuple[Array, ...], rng: Array, dilation: int = 0, groups: int = 1
 ) -> Float[Array, "n d"]:
-    """Each output from KERNEL inputs around it or, `dilation` apart, up to it; within groups of dimensions."""
+    """Returns a convolution over KERNEL inputs.
+
+    Args:
+      x: inputs.
+      weights: the kernel.
+      rng: unused.
+      dilation: distance of the inputs of a causal convolution; 0 for a centered convolution of neighbors.
+      groups: number of groups of dimensions; outputs of a group depend on its inputs only.
+    """
     padding = [((KERNEL - 1) * dilation, 0)] if dilation else "SAME"
     layout = {"dimension_numbers": ("NWC", "WIO", "NWC"), "feature_group_count": groups}
     return jax.lax.conv_general_dilated(x[None], weights[0], (1,), padding, rhs_dilation=(dilation or 1,), **layout)[0]
 
 
 def separable(x: Float[Array, "n d"], weights: tuple[Array, ...], rng: Array) -> Float[Array, "n d"]:
-    """Every dimension by itself, then every position by itself."""
+    """Returns a separable convolution: over positions in each dimension, then over dimensions at each position."""
     depthwise, pointwise = weights
     return convolution(x, (depthwise,), rng, groups=x.shape[1]) @ pointwise
 
 
 def dilated(depth: int) -> Layer:
-    """Causal: around a position, what is left of the ends would be missing as a step on the way."""
+    """Returns a causal convolution with dilation KERNEL**depth.
+
+    Centered windows would be cut at both ends of the sequence, which would lengthen paths.
+    """
     return functools.partial(convolution, dilation=KERNEL**depth)
 
 
 def self_attention(attention_fn: Callable[..., Any], *weight_names: str, **options: Any) -> Layer:
-    """One head whose queries, keys and values are the inputs; weights, if any, are options of these names."""
+    """Returns a layer of one attention head whose queries, keys and values are its inputs.
+
+    Args:
+      attention_fn: attention function.
+      weight_names: names of the arguments of `attention_fn` that get the layer's weights.
+      options: further arguments of `attention_fn`.
+    """
 
     def layer(x: Array, weights: Any, rng: Array) -> Array:
-        heads = x[None, :, None]
-        named = dict(zip(weight_names, weights, strict=True))
-        return attention_fn(heads, heads, heads, **named, **options)[0, :, 0]
+        heads = x[None, :, None]  # [n, d] -> [B=1, T=n, N=1, H=d]
+        named_weights = dict(zip(weight_names, weights, strict=True))
+        return attention_fn(heads, heads, heads, **named_weights, **options)[0, :, 0]
 
     return layer
 
 
 class Row(NamedTuple):
-    """A line of the table: a layer, and what theory says of it."""
+    """A row of the table: a layer and its theoretical figures."""
 
     name: str
     layer: Layer
     theory: tuple[str, str, str]
-    """Complexity, sequential operations and maximum path length."""
+    """(complexity, sequential operations, maximum path length)."""
     slopes: tuple[float, float]
-    """Exponents of n and d in the complexity, where d is large."""
+    """(exponent of n, exponent of d) in the complexity for large d."""
     weights: Callable[[int, int], list[tuple[int, ...]]] = lambda n, d: []
     """The shapes of the weights for n vectors of size d."""
     hop: Callable[[int], Layer] | None = None
-    """The layer at a depth of the stack, for paths; None means `layer` everywhere."""
+    """Returns the layer at a depth of the stack, for measuring paths; None means `layer` at every depth."""
     is_causal: bool = False
 
 
 def rows(r: int) -> list[Row]:
-    """The lines of the table. What the cost of an attention does not grow with is r: neighbors, blocks, features."""
+    """Returns the rows of the table; r is the number of neighbors, of features, or the size of blocks of a layer."""
 
     def lsh(x: Array, weights: Any, rng: Array) -> Array:
         halvings = round(math.log2(2 * x.shape[0] / r))  # buckets of half a chunk, found at a cost of log n
@@ -169,19 +186,19 @@ def rows(r: int) -> list[Row]:
 
 
 def traced(row: Row, n: int, d: int) -> ClosedJaxpr:
-    """The program of a layer, without any array."""
+    """Returns the program of a layer for n vectors of size d, traced from shapes only."""
     x, *weights = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((n, d), *row.weights(n, d)))
     return jax.make_jaxpr(row.layer)(x, tuple(weights), jax.eval_shape(jax.random.key, 0))
 
 
 def count_operations(program: ClosedJaxpr) -> float:
-    """The floating-point operations of a program, with every round of its loops."""
+    """Returns the floating-point operations of a program, including all rounds of its loops."""
     total = _xla_count(program)
     for equation in _equations(program.jaxpr):
         if equation.primitive.name == "scan":
             body = equation.params["jaxpr"]
             total += equation.params["length"] * count_operations(body) - _xla_count(body)
-        elif equation.primitive.name == "cumsum":  # lowered as a sum for each place, n², which no backend computes
+        elif equation.primitive.name == "cumsum":  # lowered as n sums, n² operations, which no backend computes
             sums = functools.partial(equation.primitive.bind, **equation.params)
             x: Any = equation.invars[0].aval
             total += x.size - _xla_count(jax.make_jaxpr(sums)(jax.ShapeDtypeStruct(x.shape, x.dtype)))
@@ -189,14 +206,17 @@ def count_operations(program: ClosedJaxpr) -> float:
 
 
 def _xla_count(program: ClosedJaxpr) -> float:
-    """What XLA counts, each loop's body once. Not compiled: that may unroll loops, and hide products in calls."""
+    """Returns XLA's count, which has the body of each loop once.
+
+    The program is lowered but not compiled, because compilation may unroll loops and hide products in calls.
+    """
     arguments = (jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals)
     analysis = jax.jit(jaxpr_as_fun(program)).lower(*arguments).cost_analysis()
     return float((analysis or {}).get("flops", 0.0))
 
 
 def _equations(program: Jaxpr) -> Iterator[JaxprEqn]:
-    """All equations outside of loops, and the loops."""
+    """Yields all equations outside of loops, and the loops themselves."""
     for equation in program.eqns:
         if equation.primitive.name == "while":
             raise ValueError("a while loop does not tell how many rounds it takes")
@@ -205,33 +225,42 @@ def _equations(program: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def count_sequential(program: Jaxpr) -> int:
-    """Rounds of loops along the longest chain of dependencies; 0 without loops."""
-    ended: dict[Var, int] = {}
+    """Returns the rounds of loops along the longest chain of dependencies; 0 without loops."""
+    rounds_until: dict[Var, int] = {}  # rounds until each variable is known
     for equation in program.eqns:
-        before = max((ended.get(x, 0) for x in equation.invars if isinstance(x, Var)), default=0)
+        before = max((rounds_until.get(x, 0) for x in equation.invars if isinstance(x, Var)), default=0)
         inside = max(map(count_sequential, jaxprs_in_params(equation.params)), default=0)
         if equation.primitive.name == "scan":
             inside = equation.params["length"] * max(1, inside)
-        ended.update((x, before + inside) for x in equation.outvars)
-    return max(ended.values(), default=0)
+        rounds_until.update((x, before + inside) for x in equation.outvars)
+    return max(rounds_until.values(), default=0)
 
 
 def path_length(row: Row, n: int, d: int = 8) -> float:
-    """Layers until every output depends on every input that it ever may; infinity if n of them do not suffice."""
-    wanted = np.tri(n, dtype=bool) if row.is_causal else np.ones((n, n), bool)
-    reached = np.eye(n, dtype=bool)
+    """Returns the number of layers until every output depends on all inputs (if causal, on those up to its position).
+
+    Infinity if n layers do not suffice.
+    """
+    required = np.tri(n, dtype=bool) if row.is_causal else np.ones((n, n), bool)
+    reached = np.eye(n, dtype=bool)  # reached[i, j]: whether output i depends on input j
     shapes = ((n, d), (d,), *row.weights(n, d))
     for depth in range(n):
         layer = row.layer if row.hop is None else row.hop(depth)
         reached |= np.asarray(_connected(layer, shapes, jax.random.key(depth))) @ reached
-        if reached[wanted].all():
+        if reached[required].all():
             return depth + 1
     return math.inf
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _connected(layer: Layer, shapes: tuple[tuple[int, ...], ...], rng: Array) -> Bool[Array, "n n"]:
-    """Which outputs depend on which inputs: where the Jacobian of the outputs, along a random direction, is not 0."""
+    """Returns whether output i depends on input j: where the Jacobian of a random projection of output i is not 0.
+
+    Args:
+      layer: the layer.
+      shapes: shapes of the inputs, of the direction of projection and of the weights.
+      rng: key for all of them.
+    """
     rng, *rngs = jax.random.split(rng, len(shapes) + 1)
     x, direction, *weights = map(jax.random.normal, rngs, shapes)
     jacobian = jax.jacrev(lambda x: layer(x, tuple(weights), rng) @ direction)(x)
@@ -239,7 +268,15 @@ def _connected(layer: Layer, shapes: tuple[tuple[int, ...], ...], rng: Array) ->
 
 
 class Measured(NamedTuple):
-    """The figures of a line."""
+    """The measurements of a row.
+
+    Attributes:
+      by_n: operations for each of `Sizes.n`.
+      by_d: operations for each of `Sizes.d`.
+      slopes: (exponent of n, exponent of d).
+      sequential: sequential operations for each of `Sizes.n`.
+      paths: maximum path length for each of `Sizes.n_of_paths`.
+    """
 
     by_n: list[float]
     by_d: list[float]
@@ -249,17 +286,23 @@ class Measured(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Where to measure: large, where a program is only looked at; small, where Jacobians are computed."""
+    """Sizes: large where a program is only analyzed, small (`*_of_paths`) where Jacobians are computed."""
 
     n: tuple[int, ...] = (4_096, 16_384, 65_536)
-    d: tuple[int, ...] = (1_024, 4_096, 16_384)  # far above k and r, so that d² rules r d
+    d: tuple[int, ...] = (1_024, 4_096, 16_384)  # far above k and r, so that d² dominates r d
     r: int = 64
     n_of_paths: tuple[int, ...] = (64, 256)
     r_of_paths: int = 8
 
 
 def measure(row: Row, small: Row, sizes: Sizes) -> Measured:
-    """Measures a line, and its paths on the same line made for small sizes; n grows at the middle d, d at middle n."""
+    """Measures a row.
+
+    Args:
+      row: the row for large sizes.
+      small: the same row for small sizes, whose paths are measured.
+      sizes: sizes; n varies at the middle d, and d at the middle n.
+    """
     middle_n, middle_d = sizes.n[len(sizes.n) // 2], sizes.d[len(sizes.d) // 2]
     programs = [traced(row, n, middle_d) for n in sizes.n]
     by_n = [count_operations(program) for program in programs]
@@ -274,7 +317,7 @@ def _slope(sizes: tuple[int, ...], operations: list[float]) -> float:
 
 
 def table(results: dict[Row, Measured], sizes: Sizes) -> str:
-    """The table in Markdown: theory, then what was measured."""
+    """Returns the table in Markdown: theoretical and measured figures."""
     few, *_, many = sizes.n
     header = ["Layer", "Complexity", "exponent of n", "of d", "Sequential operations", f"n = {few:,}", f"n = {many:,}"]
     header += ["Maximum path length", *(f"n = {n}" for n in sizes.n_of_paths)]

@@ -34,7 +34,7 @@ KINDS: dict[str, Prepare] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the campaign; the exit status is 1 if anything came to what it must not."""
+    """Runs the campaign; returns the exit status: 1 if there was a bad outcome, otherwise 0."""
     parser = argparse.ArgumentParser(description="Makes faults, and counts what comes of them.")
     parser.add_argument(
         "--kinds", default=",".join(kind for kind in KINDS if kind != "trainings"), help="of faults, commas in between"
@@ -49,9 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there are the kinds {', '.join(KINDS)}, and no {', '.join(unknown)}")
     records: list[Record] = []
     for kind in kinds:
-        waiting = (
-            10 * WAITING if kind in ("kills", "environments", "trainings") else WAITING
-        )  # which have processes of their own
+        # These kinds start processes of their own, which takes longer.
+        waiting = 10 * WAITING if kind in ("kills", "environments", "trainings") else WAITING
         campaign = Campaign(kind, KINDS[kind], arguments.output, waiting=waiting)
         numbers = range(arguments.first, arguments.first + arguments.count)
         records += campaign.run(arguments.seed, numbers, _report)
@@ -62,9 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(record: Record) -> None:
+    """Prints a bad trial and every 50th trial."""
     if record.outcome in BAD or record.number % 50 == 0:
-        told = f"{record.what[:300]}: {record.detail[-300:]!r}" if record.outcome in BAD else ""
-        print(f"{record.kind} {record.number}: {record.outcome} {record.seconds} s {told}", file=sys.stderr, flush=True)
+        details = f"{record.what[:300]}: {record.detail[-300:]!r}" if record.outcome in BAD else ""
+        line = f"{record.kind} {record.number}: {record.outcome} {record.seconds} s {details}"
+        print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One command of `tfx-jax` in this process, its streams caught, so that thousands of them are quick."""
+"""Runs commands of `tfx-jax` in this process, with captured streams, so that thousands of them are quick."""
 
 import contextlib
 import dataclasses
@@ -19,13 +19,13 @@ _PACKAGE = str(pathlib.Path(cli.__file__).parents[1])
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a command ended.
+    """Result of a command.
 
     Attributes:
-      status: its exit status.
-      out: what it wrote to standard output.
-      err: the same of standard error.
-      traceback: of an exception that no one made a line of.
+      status: exit status; None if an exception left the command.
+      out: standard output.
+      err: standard error.
+      traceback: traceback of the exception that left the command, if any.
     """
 
     status: int | None
@@ -35,10 +35,11 @@ class Ended:
 
 
 def call(arguments: Sequence[str], stdin: bytes = b"") -> Ended:
-    """Runs `tfx-jax ARGUMENTS`."""
+    """Runs `tfx-jax ARGUMENTS` with `stdin` as standard input."""
     streams = [io.TextIOWrapper(io.BytesIO(stdin if number == 0 else b""), "utf-8") for number in range(3)]
     streams[2].reconfigure(errors="backslashreplace")  # as Python's own stderr is
-    kept, trace, status = (sys.stdin, sys.stdout, sys.stderr), "", None
+    original_streams = sys.stdin, sys.stdout, sys.stderr
+    trace, status = "", None
     sys.stdin, sys.stdout, sys.stderr = streams
     try:
         status = cli.main(list(arguments))
@@ -47,22 +48,22 @@ def call(arguments: Sequence[str], stdin: bytes = b"") -> Ended:
     except Exception:
         trace = traceback.format_exc()
     finally:
-        sys.stdin, sys.stdout, sys.stderr = kept
+        sys.stdin, sys.stdout, sys.stderr = original_streams
     texts: list[bytes] = []
     for stream in streams[1:]:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # the command may have closed the stream
             stream.flush()
         texts.append(stream.buffer.getvalue())  # pyright: ignore[reportAttributeAccessIssue]
     return Ended(status, texts[0], texts[1].decode(errors="replace"), trace)
 
 
 def judge(ended: Ended, what: str, is_same: Callable[[], bool] = lambda: True) -> Trial:
-    """Whether a command did what it does without the fault, or refused in one line.
+    """Returns the trial of a command: whether it worked as without the fault, or rejected the fault with one line.
 
     Args:
-      ended: how it ended.
-      what: was done.
-      is_same: whether it did what it does otherwise; asked where it succeeded.
+      ended: result of the command.
+      what: description of the fault and the command.
+      is_same: returns whether the result is as without the fault; called only if the command succeeded.
     """
     lines = ended.err.splitlines()
     if ended.traceback or "Traceback (most recent call last)" in ended.err:
@@ -72,20 +73,20 @@ def judge(ended: Ended, what: str, is_same: Callable[[], bool] = lambda: True) -
     if ended.status == 0:
         return Trial(what, "same") if is_same() else Trial(what, "silent", f"{ended.out[-500:]!r} {ended.err[-1_000:]}")
     is_line = ended.status == 2 and lines and lines[-1].startswith("tfx-jax") and len(lines[-1]) > 20
-    if is_line and _PACKAGE not in lines[-1]:  # which is no fault of the user's
+    if is_line and _PACKAGE not in lines[-1]:  # a path of the library's source would mean an internal error
         return Trial(what, "line", lines[-1][:1_000])
     return Trial(what, "raw", f"status {ended.status}: {ended.out[-500:]!r} {ended.err[-1_000:]}")
 
 
 def shown(arguments: Sequence[str]) -> str:
-    """A command as a user would type it, announced to the watcher."""
+    """Returns a command as a user would type it, after announcing it to the watcher (`campaign.doing`)."""
     what = shlex.join(["tfx-jax", *arguments]).encode("unicode_escape").decode()
     doing(what)
     return what
 
 
 def fresh(folder: pathlib.Path) -> pathlib.Path:
-    """Makes a folder empty, and the current one."""
+    """Empties or creates a folder, makes it the current directory, and returns it."""
     os.chdir(folder.parent)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -94,7 +95,7 @@ def fresh(folder: pathlib.Path) -> pathlib.Path:
 
 
 def made(folder: pathlib.Path, *commands: Sequence[str]) -> pathlib.Path:
-    """A folder that commands make, unless they have before.
+    """Returns `folder` after running the commands that make it, unless it exists already.
 
     Raises:
       RuntimeError: if one of them fails.

@@ -1,7 +1,7 @@
-"""Command lines of every verb, by a grammar: valid values, and what people and programs write instead.
+"""Random command lines of every verb, with valid values and with mistakes of people and programs.
 
-The flags are those that the parsers of the verbs have, the fields those of the experiments, so that a new flag is
-tried without a word here. A command that is valid runs: a training takes two steps.
+The flags are taken from the parsers of the verbs, and the fields from the experiments, so that new flags are tried
+without a change here. A valid command runs; a training takes two steps.
 """
 
 import argparse
@@ -38,13 +38,13 @@ TEXTS = (
     ),
     *("/dev/null", "/dev/null/below", "/proc/self/mem", "s3://bucket/x", "gs://bucket/x", "http://127.0.0.1:1/x", "~"),
 )
-"""What is no number; \\udcff is a byte that is not UTF-8, as Python reads it from a command line."""
+"""Values that are not numbers; \\udcff is a byte that is not UTF-8, as Python reads it from a command line."""
 
 NUMBERS = (
     *("0", "-0", "1", "-1", "2", "3", "7", "1.5", "0.5", "-0.5", "1e-45", "1e400", "nan", "inf", "-inf", "1_0", "0x10"),
     *("2147483647", "2147483648", "4294967296", "1000000000000", "9" * 30, "1e9", "+1", "１", "1 "),
 )
-"""What is or nearly is one."""
+"""Values that are numbers or look like numbers."""
 
 CONFIGS = ("transformer_demo:test", "gpt_wikitext2:test", "bert_banking77:test", "t5_wikitext2:test", "vit_digits:test")
 _LINES = b"how many glasses of milk did they drink ?\n\nthe dog\tbarks\n"
@@ -55,7 +55,10 @@ class _Seen(Exception):  # noqa: N818  carries the flags of a parser out of the 
 
 
 def flags_of(command: Sequence[str]) -> list[argparse.Action]:
-    """The flags and arguments of a verb, or of one of its targets, as its parser knows them."""
+    """Returns the flags and arguments of a verb or of one of its targets, from its parser.
+
+    Runs the verb, but leaves it with an exception as soon as its parser begins to parse.
+    """
 
     def see(parser: Parser, *_: Any) -> Any:
         raise _Seen(parser._actions)
@@ -69,9 +72,9 @@ def flags_of(command: Sequence[str]) -> list[argparse.Action]:
 
 
 def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
-    """Trains what the verbs read."""
-    places = {name: str(training(name, folder.parent)) for name in ("translation", "language", "labels")}
-    grammar = Grammar(places, str(model_folder("gpt", folder.parent)))
+    """Trains the models that the verbs read; returns the function that makes a trial."""
+    workdirs = {name: str(training(name, folder.parent)) for name in ("translation", "language", "labels")}
+    grammar = Grammar(workdirs, str(model_folder("gpt", folder.parent)))
     here = folder / "here"
 
     def attempt(random: np.random.Generator) -> Trial:
@@ -84,27 +87,33 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
 
 
 class Grammar:
-    """Draws commands."""
+    """Samples commands.
+
+    Args:
+      workdirs: workdirs of trainings by name.
+      model: Hugging Face folder.
+    """
 
     def __init__(self, workdirs: dict[str, str], model: str):
-        measured = [["bench", name] for name in ("train", "step", "decode", "attention", "data")]
-        launched = [["launch", name] for name in TARGETS]
+        benches = [["bench", name] for name in ("train", "step", "decode", "attention", "data")]
+        launches = [["launch", name] for name in TARGETS]
         verbs = [[verb] for verb in VERBS if verb not in ("bench", "launch")]
-        # Verbs of which more can be said are drawn more often.
-        self.commands = [*verbs, *measured, *launched, *([["train"]] * 6), ["evaluate"], ["generate"], ["plan"]]
+        # Verbs with more options are sampled more often.
+        self.commands = [*verbs, *benches, *launches, *([["train"]] * 6), ["evaluate"], ["generate"], ["plan"]]
         self._flags = {tuple(command): flags_of(command) for command in self.commands}
         self._workdirs, self._model = list(workdirs.values()), model
         self._fields = {name: flat(load_config_file(name)) for name in CONFIGS}
 
     def command(self, random: np.random.Generator) -> list[str]:
-        """A verb with flags, most of which are valid."""
+        """Returns the words of a random command: a verb with flags, most of which are valid."""
         command = list(self.commands[random.integers(len(self.commands))])
         if command[0] in ("bench", "launch") and random.random() < 0.05:
             return [command[0], *([_one_of(random, TEXTS)] if random.random() < 0.8 else [])]
         if random.random() < 0.01:
             command[0] = _one_of(random, TEXTS)
             return command
-        config, wrong = _one_of(random, CONFIGS), (0.0, 0.08, 0.08, 0.4)[int(random.integers(4))]
+        config = _one_of(random, CONFIGS)
+        wrong = (0.0, 0.08, 0.08, 0.4)[int(random.integers(4))]  # probability that a value is wrong
         words = [*command, *self._arguments(command, config, wrong, random)]
         if command in (["train"], ["plan"], ["evaluate"], ["bench", "step"], ["bench", "data"]):
             words += self._overrides(config, wrong, random)
@@ -117,6 +126,7 @@ class Grammar:
         return words
 
     def _arguments(self, command: list[str], config: str, wrong: float, random: np.random.Generator) -> list[str]:
+        """Returns random flags of a command with their values; `wrong` is the probability of a wrong value."""
         words: list[str] = []
         flags = [action for action in self._flags[tuple(command)] if action.dest not in ("dry_run", "search")]
         for action in flags:
@@ -129,19 +139,19 @@ class Grammar:
                 continue
             value = self._value(action, config, wrong, random)
             words.append(value if name is None else f"{name}={value}")
-        if command == ["generate"] and random.random() < 0.95:  # one of them alone
+        if command == ["generate"] and random.random() < 0.95:  # these two exclude each other
             drop = _one_of(random, ("--model=", "--workdir="))
             words = [word for word in words if not word.startswith(drop)]
         return words
 
     def _value(self, action: argparse.Action, config: str, wrong: float, random: np.random.Generator) -> str:
-        """A value of a flag, `wrong` being how often it is one that it may not take."""
+        """Returns a random value of a flag; `wrong` is the probability of one that is probably not allowed."""
         if random.random() < wrong:
             return _one_of(random, TEXTS if random.random() < 0.5 else NUMBERS)
         if action.choices is not None:
-            found = _one_of(random, tuple(map(str, action.choices)))
-            return "tiny" if action.dest == "model" else found  # bench has larger ones, which take minutes
-        known = {
+            choice = _one_of(random, tuple(map(str, action.choices)))
+            return "tiny" if action.dest == "model" else choice  # bench has larger ones, which take minutes
+        known_values = {
             "config": (config,),
             "workdir": tuple(self._workdirs),
             "model": (self._model,),
@@ -155,18 +165,20 @@ class Grammar:
             "name": ("transformer_demo", "no_such/x"),
         }
         if action.dest == "workdir" and not action.required and random.random() < 0.5:
-            return "new"  # of a training
-        return _one_of(random, known.get(action.dest, _taken(action, ("1", "2", "0.5", "1:00:00", "x", "a=b"))))
+            return "new"  # workdir of a new training
+        accepted = _accepted(action, ("1", "2", "0.5", "1:00:00", "x", "a=b"))
+        return _one_of(random, known_values.get(action.dest, accepted))
 
     def _overrides(self, config: str, wrong: float, random: np.random.Generator) -> list[str]:
-        """Fields of the experiment, set to what they may and to what they may not be."""
+        """Returns 0 to 3 overrides of fields of the experiment, with valid or wrong values."""
         fields = self._fields[config]
         words: list[str] = []
         for _ in range(int(random.integers(0, 4))):
             name = _one_of(random, tuple(fields))
-            value, kind = str(fields[name]), NUMBERS if isinstance(fields[name], int | float | type(None)) else TEXTS
+            value = str(fields[name])
+            same_kind = NUMBERS if isinstance(fields[name], int | float | type(None)) else TEXTS
             if random.random() < max(wrong, 0.2):
-                value = _one_of(random, kind if random.random() < 0.8 else (*NUMBERS, *TEXTS))
+                value = _one_of(random, same_kind if random.random() < 0.8 else (*NUMBERS, *TEXTS))
             words.append(f"--config.{name}={value}")
             if random.random() < wrong / 4:
                 words[-1] = _one_of(
@@ -175,15 +187,15 @@ class Grammar:
         return words
 
 
-def _taken(action: argparse.Action, values: Sequence[str]) -> Sequence[str]:
-    """Those of the values that a flag takes; all, if it takes none."""
-    taken: list[str] = []
+def _accepted(action: argparse.Action, values: Sequence[str]) -> Sequence[str]:
+    """Returns the values that a flag accepts; all values if it accepts none."""
+    accepted: list[str] = []
     for value in values:
         with contextlib.suppress(ValueError, TypeError, argparse.ArgumentTypeError):
             if callable(action.type):
                 action.type(value)
-            taken.append(value)
-    return taken or values
+            accepted.append(value)
+    return accepted or values
 
 
 def _one_of(random: np.random.Generator, values: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Edited configurations: fields of a workdir's config.json with hostile values, and verbs that read it.
 
-A verb refuses in one line, or answers as another value of the field allows. A value of another type, and a size that
-the parameters do not have, must be refused: to ignore them is silent.
+A verb must reject the value in one line, or answer if the field allows the value. A value of another type, and a size
+that differs from the parameters, must be rejected; ignoring it is the outcome "silent".
 """
 
 import json
@@ -46,11 +46,11 @@ VALUES: tuple[Any, ...] = (
     {"class": "tfx_jax.models.gpt.GPTConfig"},
 )
 SIZES = ("vocab_size", "num_layers", "d_model", "d_ff", "max_length")
-"""Fields of a model that are shapes of its parameters; "max_length" is one where positions are learned."""
+"""Fields of a model that determine shapes of its parameters; "max_length" does only if positions are learned."""
 
 
 def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
-    """Trains the models."""
+    """Trains the models; returns the function that makes a trial."""
     here, originals = folder / "here", {name: training(name, folder.parent) for name in VERBS}
 
     def attempt(random: np.random.Generator) -> Trial:
@@ -70,19 +70,23 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
 
 
 def edit(path: pathlib.Path, random: np.random.Generator) -> tuple[str, bool]:
-    """Changes, removes or adds a field; returns what was done, and whether every verb must refuse it."""
+    """Changes, removes or adds a field of a config.json.
+
+    Returns:
+      (description of the change, whether every verb must reject it).
+    """
     values = json.loads(path.read_text())
     del values["sha256"]
     parts = [(name, part) for name, part in leaves(values) if isinstance(part, dict)]
-    place, part = parts[int(random.integers(len(parts)))]
+    prefix, part = parts[int(random.integers(len(parts)))]  # dotted name of a part of the configuration, its fields
     kind = random.random()
     if kind < 0.08 and part:
         field = list(part)[int(random.integers(len(part)))]
         del part[field]
-        done, must_refuse = f"{place}{field} deleted", False
+        done, must_refuse = f"{prefix}{field} deleted", False
     elif kind < 0.16:
         part["no_such_field"] = 1
-        done, must_refuse = f"{place}no_such_field=1", True
+        done, must_refuse = f"{prefix}no_such_field=1", True
     else:
         field = list(part)[int(random.integers(len(part)))]
         before = part[field]
@@ -90,11 +94,11 @@ def edit(path: pathlib.Path, random: np.random.Generator) -> tuple[str, bool]:
         if type(before) is int and random.random() < 0.5:
             value = before + int(random.choice([-1, 1, before or 2]))
         part[field] = value
-        done, must_refuse = f"{place}{field}={str(json.dumps(value))[:60]}, before {before!r}", False
+        done, must_refuse = f"{prefix}{field}={str(json.dumps(value))[:60]}, before {before!r}", False
         if isinstance(before, bool | int | float | str) and value is not None:
             is_number = isinstance(before, float) and type(value) is int
             must_refuse = type(value) is not type(before) and not is_number
-        if place.endswith("model.") and field in SIZES[:-1] and value != before:
+        if prefix.endswith("model.") and field in SIZES[:-1] and value != before:
             if field == "vocab_size" and isinstance(value, int):  # a limit of the tokenizer, which may have fewer
                 must_refuse |= 0 < value < num_tokens(path.parent)
             else:
@@ -105,15 +109,15 @@ def edit(path: pathlib.Path, random: np.random.Generator) -> tuple[str, bool]:
 
 
 def num_tokens(workdir: pathlib.Path) -> float:
-    """How many tokens the tokenizer of a workdir has."""
+    """Returns the number of tokens of a workdir's tokenizer, infinity if it has none."""
     folder = workdir / "tokenizer"
     return load_folder_tokenizer(folder).vocab_size if folder.exists() else math.inf
 
 
 def leaves(values: Any, name: str = "") -> list[tuple[str, Any]]:
-    """The values of nested objects, these included, by the dotted names before them."""
-    found = [(name, values)]
+    """Returns (dotted name, object) of an object and of all objects inside it, such as ("model.attention.", {...})."""
+    result = [(name, values)]
     for field, value in values.items():
         if isinstance(value, dict):
-            found += leaves(value, f"{name}{field}.")
-    return found
+            result += leaves(value, f"{name}{field}.")
+    return result

@@ -1,6 +1,6 @@
-"""Environments: locales, variables of Python and JAX, limits and redirections, around verbs in processes of their own.
+"""Verbs in separate processes with other locales, variables of Python and JAX, limits and redirections.
 
-A verb answers as without, or refuses in one line.
+A verb must answer as in an ordinary environment, or reject the environment in one line.
 """
 
 import os
@@ -19,7 +19,7 @@ from benchmarks.faults.damage import LINES
 from benchmarks.faults.subjects import EXPERIMENTS, TINY, training
 
 SECONDS = 300.0
-"""That a verb may take."""
+"""Time limit of a verb."""
 
 VARIABLES: dict[str, tuple[str, ...]] = {
     "LC_ALL": ("C", "POSIX", "C.UTF-8", "ja_JP.eucJP", "de_DE.ISO-8859-1", "no_such"),
@@ -46,13 +46,14 @@ VARIABLES: dict[str, tuple[str, ...]] = {
     "TERM": ("dumb", "x", ""),
     "TZ": ("x", ":/dev/zero"),
 }
-SHELLS = (
+SHELLS = (  # redirections after the command
     *("2>/dev/full", "2>&-", "<&-", "<&- 2>&-", ">/dev/full", ">&-", ">&- 2>&-", "2>/dev/full >/dev/full"),
     *("2> >(exec 0<&-)", "2>&1 >/dev/null"),
 )
+# Shell commands before the verb.
 LIMITS = ("ulimit -n 32", "ulimit -n 64", "ulimit -n 300", "ulimit -Sn 20", "ulimit -c 0", "umask 777")
 ARGUMENTS = ("\udcff", "cat \udcc3", "größe", "日本", "\x1b[2J", "e\u0301")
-"""Of a flag that takes a text."""
+"""Values of `attend --source`, which takes a text."""
 
 VERBS: dict[str, tuple[list[str], ...]] = {
     "translation": (["translate"], ["attend", "--html=map.html", "--source=the dog barks ."]),
@@ -62,7 +63,10 @@ VERBS: dict[str, tuple[list[str], ...]] = {
 
 
 def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
-    """Trains the models, and asks every verb once in an ordinary environment."""
+    """Trains the models; returns the function that makes a trial.
+
+    A trial compares the output of a verb with its output in an ordinary environment.
+    """
     here = folder / "here"
     originals = {name: training(name, folder.parent) for name in VERBS}
     commands = [
@@ -71,17 +75,18 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
         ["train", f"--config={EXPERIMENTS['translation']}", *TINY, "--workdir=workdir"],
     ]
     ordinary = {"JAX_COMPILATION_CACHE_DIR": str(folder.parent / "xla"), "JAX_PLATFORMS": "cpu"}
-    known: dict[int, bytes] = {}
+    ordinary_outputs: dict[int, bytes] = {}  # by index of the command
 
     def attempt(random: np.random.Generator) -> Trial:
         number = int(random.integers(len(commands)))
-        if number not in known:
+        if number not in ordinary_outputs:
             fresh(here)
             ended = run(commands[number], ordinary)
             if ended.status != 0:
                 raise RuntimeError(f"{commands[number]}: {ended}")
-            known[number] = ended.out
-        command, variables, shell, limit = list(commands[number]), dict[str, str](), "", ":"
+            ordinary_outputs[number] = ended.out
+        command, variables = list(commands[number]), dict[str, str]()
+        shell, limit = "", ":"  # ":" is the shell command that does nothing
         for name in random.choice(list(VARIABLES), int(random.choice([0, 1, 2])), replace=False):
             variables[str(name)] = VARIABLES[name][int(random.integers(len(VARIABLES[name])))]
         if random.random() < 0.3:
@@ -91,13 +96,15 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
         if command[0] == "attend" and random.random() < 0.5:
             command[2] = f"--source={ARGUMENTS[int(random.integers(len(ARGUMENTS)))]}"
         fresh(here)
-        told = shlex.join(f"{name}={value}" for name, value in variables.items())
-        what = f"{limit}; {told} tfx-jax {shlex.join(command)} {shell}".encode("unicode_escape").decode()
+        assignments = shlex.join(f"{name}={value}" for name, value in variables.items())
+        what = f"{limit}; {assignments} tfx-jax {shlex.join(command)} {shell}".encode("unicode_escape").decode()
         doing(what)
         ended = run(command, ordinary | variables, shell, limit)
-        is_other = "<&-" in shell or ">" in shell.replace("2>", "")  # nothing is read, or is caught
-        trial = judge(ended, what, lambda: is_other or command[0] == "attend" or ended.out == known[number])
-        # Where no one can read what it says, its status is all there is.
+        # Standard input is closed or standard output is redirected, so the output cannot be compared.
+        is_incomparable = "<&-" in shell or ">" in shell.replace("2>", "")
+        is_incomparable |= command[0] == "attend"
+        trial = judge(ended, what, lambda: is_incomparable or ended.out == ordinary_outputs[number])
+        # If standard error is redirected, the message is lost and only the status can be checked.
         is_mute = "2>" in shell and trial.outcome == "raw" and ended.status == 2 and not ended.err
         return Trial(what, "line", "not to be seen") if is_mute else trial
 
@@ -105,7 +112,14 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
 
 
 def run(command: list[str], variables: dict[str, str], shell: str = "", limit: str = ":") -> Ended:
-    """Runs a verb in a process of its own, which a shell starts."""
+    """Runs a verb in a separate process, started by a shell.
+
+    Args:
+      command: words after `tfx-jax`.
+      variables: variables added to the environment.
+      shell: redirections.
+      limit: shell command before the verb.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHON", "JAX_"))}
     script = f'{limit}; exec "$@" {shell}'
     arguments = [shutil.which("bash") or "bash", "-c", script, "bash", sys.executable, "-m", "tfx_jax", *command]
@@ -122,6 +136,6 @@ def run(command: list[str], variables: dict[str, str], shell: str = "", limit: s
     except subprocess.TimeoutExpired:
         return Ended(None, b"", "", f"no end after {SECONDS:.0f} s")
     lines = ended.stderr.decode(errors="replace").splitlines()
-    # The shell's own, of a locale that is not there.
+    # Leave out the shell's own warning about a locale that is not installed.
     err = "".join(f"{line}\n" for line in lines if not line.startswith("bash: warning: setlocale"))
     return Ended(ended.returncode, ended.stdout, err)

@@ -1,7 +1,7 @@
-"""Hugging Face folders with fields, tensors, headers and tokenizers that others might have made, or no one should.
+"""Hugging Face folders with changed fields, tensors, headers and tokenizers.
 
-A folder whose tensors are hurt gives the same parameters or is refused; one whose config.json says something else may
-be another model, which then has to be one that computes.
+A folder with damaged tensors must give the same parameters or be rejected. A folder with another config.json or
+tokenizer may be another model, which must then work.
 """
 
 import copy
@@ -34,10 +34,10 @@ _DTYPES = ("F16", "BF16", "F64", "F8_E4M3", "I8", "I64", "BOOL", "U8", "F99", ""
 
 
 def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
-    """Makes a folder of each model with its tokenizer, and reads it."""
+    """Makes a folder of each model with its tokenizer, and reads it; returns the function that makes a trial."""
     here = folder / "here"
     originals = {name: model_folder(name, folder.parent) for name in MODELS}
-    wanted = {name: _read(path) for name, path in originals.items()}
+    expected = {name: _read(path) for name, path in originals.items()}
 
     def attempt(random: np.random.Generator) -> Trial:
         name = list(originals)[int(random.integers(len(originals)))]
@@ -47,21 +47,21 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
         what = f"{name}: {harm(target, random)}"
         doing(what)
         try:
-            found = _read(target)
+            result = _read(target)
         except UserError as error:
-            told = str(error)
-            return Trial(what, "line" if len(told) > 20 and told.isprintable() else "raw", told[:1_000])
+            message = str(error)
+            return Trial(what, "line" if len(message) > 20 and message.isprintable() else "raw", message[:1_000])
         except Exception:
             return Trial(what, "traceback", traceback.format_exc()[-3_000:])
-        is_same = _equal(found, wanted[name])
-        may_differ = harm in (_fields, _tokenizer)  # they say what the model and its words are
+        is_same = _equal(result, expected[name])
+        may_differ = harm in (_fields, _tokenizer)  # these determine the model and its words
         return Trial(what, "same" if is_same or may_differ else "silent", "" if is_same else "another model")
 
     return attempt
 
 
 def _read(folder: pathlib.Path) -> tuple[Any, Any]:
-    """The parameters of a folder, and the ids of a text."""
+    """Returns (parameters of a folder's model, ids of a text by its tokenizer)."""
     model = hf.load(folder)
     hf.end_ids(folder)
     params = [np.asarray(leaf) for leaf in jax.tree.leaves(nnx.state(model))]
@@ -72,15 +72,18 @@ def _read(folder: pathlib.Path) -> tuple[Any, Any]:
 
 
 def _equal(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-    return one[1] == other[1] and len(one[0]) == len(other[0]) and all(map(np.array_equal, one[0], other[0]))
+    """Compares two results of `_read`."""
+    (params, ids), (other_params, other_ids) = one, other
+    return ids == other_ids and len(params) == len(other_params) and all(map(np.array_equal, params, other_params))
 
 
 def _value(random: np.random.Generator) -> Any:
+    """Returns a random hostile value."""
     return copy.deepcopy(_VALUES[int(random.integers(len(_VALUES)))])
 
 
 def _change(tree: Any, random: np.random.Generator, depth: int = 0) -> str:
-    """Changes, adds or removes one value in nested lists and dictionaries; returns which."""
+    """Changes or removes one random value in nested lists and dictionaries, in place; returns a description."""
     keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
     if not keys:
         return "nothing"
@@ -90,37 +93,40 @@ def _change(tree: Any, random: np.random.Generator, depth: int = 0) -> str:
     if random.random() < 0.15:
         del tree[key]
         return f"{key} left out"
-    number = isinstance(tree[key], int) and not isinstance(tree[key], bool)
-    near = [tree[key] + 1, tree[key] - 1, tree[key] * 2] if number else []
+    is_integer = isinstance(tree[key], int) and not isinstance(tree[key], bool)
+    near = [tree[key] + 1, tree[key] - 1, tree[key] * 2] if is_integer else []
     tree[key] = near[int(random.integers(3))] if near and random.random() < 0.4 else _value(random)
     return f"{key}={repr(tree[key])[:60]}"
 
 
-def _changed_json(path: pathlib.Path, random: np.random.Generator, times: int) -> str:
+def _change_json(path: pathlib.Path, random: np.random.Generator, times: int) -> str:
+    """Changes some values of a JSON file; returns a description."""
     values = json.loads(path.read_text())
-    done = [_change(values, random) for _ in range(times)]
+    changes = [_change(values, random) for _ in range(times)]
     path.write_text(json.dumps(values))
-    return f"{path.name}: {', '.join(done)}"
+    return f"{path.name}: {', '.join(changes)}"
 
 
 def _fields(folder: pathlib.Path, random: np.random.Generator) -> str:
-    """Values of config.json."""
-    return _changed_json(folder / "config.json", random, int(random.integers(1, 3)))
+    """Changes values of config.json; returns a description."""
+    return _change_json(folder / "config.json", random, int(random.integers(1, 3)))
 
 
 def _tensors(folder: pathlib.Path, random: np.random.Generator) -> str:
-    """Names and shapes of whole tensors."""
+    """Changes the name, shape or values of a tensor; returns a description."""
     path = folder / "model.safetensors"
     tensors = safetensors.numpy.load_file(path)
     name = sorted(tensors)[int(random.integers(len(tensors)))]
-    tensor, kind = tensors.pop(name), int(random.integers(7))
-    rows = np.concatenate([tensor, tensor[:1]])
+    tensor = tensors.pop(name)
+    kind = int(random.integers(7))
+    longer = np.concatenate([tensor, tensor[:1]])
     changed = {
         0: {},
         1: {f"{name}x": tensor},
-        2: {name: rows},
+        2: {name: longer},
         3: {name: tensor[None]},
-        4: {name: tensor.T.copy() if len(set(tensor.shape)) > 1 else rows},  # no file can tell which way a square lies
+        # A transposed square matrix has the right shape, so it could not be detected.
+        4: {name: tensor.T.copy() if len(set(tensor.shape)) > 1 else longer},
         5: {name: tensor, f"copy.{name}": tensor + 1},
         6: {name: np.full_like(tensor, np.nan)},
     }[kind]
@@ -130,47 +136,50 @@ def _tensors(folder: pathlib.Path, random: np.random.Generator) -> str:
 
 
 def _header(folder: pathlib.Path, random: np.random.Generator) -> str:
-    """What the header says of tensors."""
+    """Changes the description of a tensor in the header of the safetensors file; returns a description."""
     path = folder / "model.safetensors"
     data = path.read_bytes()
-    (size,) = struct.unpack("<Q", data[:8])
+    (size,) = struct.unpack("<Q", data[:8])  # the file begins with the length of the header
     header = json.loads(data[8 : 8 + size])
     name = sorted(header.keys() - {"__metadata__"})[int(random.integers(len(header.keys() - {"__metadata__"})))]
     if random.random() < 0.4:
         header[name]["dtype"] = _DTYPES[int(random.integers(len(_DTYPES)))]
-        done = f"dtype {header[name]['dtype']!r}"
+        change = f"dtype {header[name]['dtype']!r}"
     else:
-        done = _change(header[name], random)
+        change = _change(header[name], random)
     text = json.dumps(header).encode()
     length = len(text) if random.random() < 0.8 else int(random.integers(2**63))
     path.write_bytes(struct.pack("<Q", length) + text + data[8 + size :])
-    return f"header of {name}: {done}, length {length}"
+    return f"header of {name}: {change}, length {length}"
 
 
 def _bytes(folder: pathlib.Path, random: np.random.Generator) -> str:
-    """A bit of a JSON file or of the header; values of tensors have no checksum that could tell."""
+    """Cuts a file or flips a bit of a JSON file or of the header; returns a description.
+
+    Bits of tensors are not flipped: the values have no checksum.
+    """
     path = _any_file(folder, random)
     data = bytearray(path.read_bytes())
     end = 8 + struct.unpack("<Q", data[:8])[0] if path.suffix == ".safetensors" else len(data)
     if random.random() < 0.5 or not data:
-        place = int(random.integers(len(data) + 1))
-        path.write_bytes(data[:place])
-        return f"{path.name} cut to {place} bytes"
-    place, bit = int(random.integers(end)), int(random.integers(8))
-    data[place] ^= 1 << bit
+        length = int(random.integers(len(data) + 1))
+        path.write_bytes(data[:length])
+        return f"{path.name} cut to {length} bytes"
+    position, bit = int(random.integers(end)), int(random.integers(8))
+    data[position] ^= 1 << bit
     path.write_bytes(data)
-    return f"{path.name}: bit {bit} of byte {place} flipped"
+    return f"{path.name}: bit {bit} of byte {position} flipped"
 
 
 def _tokenizer(folder: pathlib.Path, random: np.random.Generator) -> str:
-    """Values of the tokenizer's files."""
+    """Changes values of a file of the tokenizer; returns a description."""
     names = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "special_tokens_map.json")
-    found = [folder / name for name in names if (folder / name).exists()]
-    return _changed_json(found[int(random.integers(len(found)))], random, int(random.integers(1, 4)))
+    files = [folder / name for name in names if (folder / name).exists()]
+    return _change_json(files[int(random.integers(len(files)))], random, int(random.integers(1, 4)))
 
 
 def _files(folder: pathlib.Path, random: np.random.Generator) -> str:
-    """A file that is gone, a folder, a link to nothing, or another one."""
+    """Removes a file or replaces it by something else; returns a description."""
     path = _any_file(folder, random)
     kind = ("gone", "a folder", "a link to itself", "another file", "nested without end")[int(random.integers(5))]
     other = _any_file(folder, random).read_bytes()

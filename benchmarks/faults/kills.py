@@ -1,8 +1,8 @@
-"""SIGKILL at any moment of a training, also inside saves; the same command goes on, bit for bit.
+"""SIGKILL at any moment of a training, also inside saves; the same command must resume it, bit for bit.
 
-A trial is one kill. The training that it is made to goes on in the next trial, and the end of a training compares all
-its checkpoints with those of one that no one disturbed. What is killed is a fork of a process that has imported JAX
-and never had a backend, and takes its programs from the compilation cache: that is what makes a thousand affordable.
+A trial is one kill. The next trial resumes the training. When a training ends, all its checkpoints are compared with
+those of an undisturbed run. To afford a thousand trials, the killed process is a fork of a process that has imported
+JAX but never initialized a backend, and its programs come from the compilation cache.
 """
 
 import os
@@ -26,17 +26,18 @@ _OVERRIDES: dict[str, object] = {
     "num_steps": 30,
     "checkpoint_every": _EVERY,
     "model.num_layers": 1,
-    "hang_seconds": 0,  # the watcher sees to that
-    **{"task.data.tokenizer": "words", "task.data.is_tokenized": True},  # made in no time, where a kill came before
+    "hang_seconds": 0,  # the watcher of the campaign detects hangs
+    # A tokenizer that is trained quickly, because it is trained again if a kill came before it was saved.
+    **{"task.data.tokenizer": "words", "task.data.is_tokenized": True},
 }
 
 
 class Hung(Exception):  # noqa: N818  a verdict
-    """A training that came neither to the moment nor to an end."""
+    """A training that neither reached the moment of the kill nor ended."""
 
 
 def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
-    """Trains once without a fault."""
+    """Trains once without a fault; returns the function that makes a trial."""
     bench = trainings.Bench(folder, _OVERRIDES)
     reference, workdir, log = folder / "reference", folder / "workdir", folder / "log"
     if not (reference / "complete").exists():
@@ -63,15 +64,23 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
             return Trial(what, "same")
         if status != 0 or "Traceback" in text:
             return Trial(what, "traceback", f"status {status}: {text[-2_000:]}")
-        return _compared(bench, workdir, reference, log, what)
+        return _compare(bench, workdir, reference, log, what)
 
     return attempt
 
 
-def _compared(
+def _compare(
     bench: trainings.Bench, workdir: pathlib.Path, reference: pathlib.Path, log: pathlib.Path, what: str
 ) -> Trial:
-    """The verdict over a training that has come to its end; the next trial begins another."""
+    """Returns the trial of a training that has ended, and deletes its workdir, so that the next trial begins another.
+
+    Args:
+      bench: the campaign's folder.
+      workdir: workdir of the training.
+      reference: workdir of the undisturbed run.
+      log: file for the output of the process that compares.
+      what: description of the fault.
+    """
 
     def compare() -> int:
         bench.compare(workdir, reference, set())
@@ -88,30 +97,42 @@ def _compared(
 def _moment(
     random: np.random.Generator, workdir: pathlib.Path, log: pathlib.Path, step: int
 ) -> tuple[str, Callable[[], bool]]:
-    """When to kill: at a step, in a save, or some time after the start, when it may be anywhere."""
+    """Samples the moment of the kill: in a save, after a step, or some time after the start.
+
+    Args:
+      random: random number generator.
+      workdir: workdir of the training.
+      log: file with its output.
+      step: step of the last checkpoint.
+
+    Returns:
+      (description of the moment, function that returns whether it has come).
+    """
     kind = random.random()
     if kind < 0.4:
         save = (step // _EVERY + int(random.integers(1, 4))) * _EVERY
         return f"in the save of step {save}", lambda: any((workdir / "checkpoints").glob(f"{save}.*tmp*"))
     if kind < 0.8:
-        wanted = step + int(random.integers(1, 3 * _EVERY))
-        return f"after step {wanted}", lambda: f"step {wanted}/" in log.read_text(errors="replace")
-    end = time.monotonic() + (seconds := random.uniform(0, 3))
-    return f"after {seconds:.2f} s", lambda: time.monotonic() > end
+        target_step = step + int(random.integers(1, 3 * _EVERY))
+        return f"after step {target_step}", lambda: f"step {target_step}/" in log.read_text(errors="replace")
+    seconds = random.uniform(0, 3)
+    kill_time = time.monotonic() + seconds
+    return f"after {seconds:.2f} s", lambda: time.monotonic() > kill_time
 
 
 def _command(bench: trainings.Bench, workdir: pathlib.Path) -> list[str]:
-    """The command line."""
+    """Returns the arguments of `tfx-jax` that train in a workdir."""
     return bench.command(workdir)
 
 
 def _fork(run: Callable[[], int], log: pathlib.Path) -> int:
+    """Calls `run` in a forked process, with its output in `log`, and exits with its result; returns the process id."""
     log.write_bytes(b"")
     child = os.fork()
     if child == 0:
         try:
             output = os.open(log, os.O_WRONLY | os.O_APPEND)
-            for stream in (1, 2):
+            for stream in (1, 2):  # standard output and standard error
                 os.dup2(output, stream)
             status = run()
             sys.stdout.flush()
@@ -124,12 +145,22 @@ def _fork(run: Callable[[], int], log: pathlib.Path) -> int:
 
 
 def _wait(child: int, happened: Callable[[], bool], pause: float = 0.0, seconds: float = SECONDS) -> int:
-    """The status of a process, killed once something has happened; negative: the signal that ended it.
+    """Waits for a process, and kills it once `happened` returns True.
+
+    Args:
+      child: process id.
+      happened: returns whether the moment of the kill has come.
+      pause: seconds between the moment and the kill.
+      seconds: limit of the CPU time.
+
+    Returns:
+      The exit status; negative if a signal ended the process.
 
     Raises:
-      Hung: if neither comes within so many seconds of a core.
+      Hung: if the process exceeds the limit.
     """
-    end, is_killed = time.monotonic() + WAITING * 5, False
+    deadline = time.monotonic() + WAITING * 5
+    is_killed = False
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -138,7 +169,7 @@ def _wait(child: int, happened: Callable[[], bool], pause: float = 0.0, seconds:
             time.sleep(pause)
             os.kill(child, signal.SIGKILL)
             is_killed = True
-        if time.monotonic() > end or cpu_seconds(child) > seconds:
+        if time.monotonic() > deadline or cpu_seconds(child) > seconds:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             raise Hung

@@ -1,6 +1,6 @@
-"""Lines that are no sentences, through the verbs that read lines: as many come out as went in.
+"""Lines of arbitrary characters as input of the verbs that read lines, which must write one line for each.
 
-A trial is a batch of LINES.
+A trial is one command with `LINES` lines.
 """
 
 import pathlib
@@ -13,7 +13,7 @@ from benchmarks.faults.command import call, fresh, judge, shown
 from benchmarks.faults.subjects import training
 
 LINES = 1_000
-VERBS = (
+VERBS = (  # verb, name of the training (see `subjects`), flags
     ("translate", "translation", []),
     ("predict", "translation", ["--json"]),
     ("predict", "labels", []),
@@ -42,7 +42,7 @@ _ODD += [
 
 
 def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
-    """Trains the models."""
+    """Trains the models; returns the function that makes a trial."""
     here, workdirs = folder / "here", {name: training(name, folder.parent) for _, name, _ in VERBS}
 
     def attempt(random: np.random.Generator) -> Trial:
@@ -54,14 +54,14 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
         fresh(here)
         (here / "lines").write_text(text, newline="")
         ended = call(command, text.encode())
-        wanted = text.count("\n") + (bool(text) and not text.endswith("\n"))
-        return judge(ended, f"{LINES} lines to {shown(command)}", lambda: ended.out.count(b"\n") == wanted)
+        num_lines = text.count("\n") + (bool(text) and not text.endswith("\n"))  # the last one may have no line end
+        return judge(ended, f"{LINES} lines to {shown(command)}", lambda: ended.out.count(b"\n") == num_lines)
 
     return attempt
 
 
 def line(random: np.random.Generator) -> str:
-    """Words, odd characters and any others of Unicode, in any order; sometimes none, sometimes many."""
+    """Returns a random line of 0 to 60 words, odd characters and arbitrary characters of Unicode."""
     parts: list[str] = []
     for _ in range(int(random.choice([0, 1, 3, 8, 20, 60], p=[0.05, 0.2, 0.3, 0.3, 0.1, 0.05]))):
         kind = random.random()
@@ -71,5 +71,5 @@ def line(random: np.random.Generator) -> str:
             parts.append(_ODD[int(random.integers(len(_ODD)))])
         else:
             code = int(random.integers(0x110000))
-            parts.append("?" if 0xD800 <= code < 0xE000 or code == 10 else chr(code))
+            parts.append("?" if 0xD800 <= code < 0xE000 or code == 10 else chr(code))  # no surrogates, no line end
     return ("", " ")[int(random.integers(2))].join(parts)

@@ -1,4 +1,4 @@
-"""What the faults happen to: tiny trainings and tiny Hugging Face folders."""
+"""Tiny trainings and tiny Hugging Face folders, to which the faults happen."""
 
 import pathlib
 from collections.abc import Callable
@@ -24,7 +24,12 @@ TINY = ("--config.num_steps=4", "--config.checkpoint_every=2", "--config.log_eve
 
 
 def training(name: str, folder: pathlib.Path) -> pathlib.Path:
-    """The workdir of a finished training of one of EXPERIMENTS, with an average of its checkpoints."""
+    """Returns the workdir of a finished training of an experiment, with an average of its checkpoints.
+
+    Args:
+      name: key of `EXPERIMENTS`.
+      folder: folder of all subjects; the training is made only if it is not there.
+    """
     workdir = folder / "subjects" / name
     train = ["train", f"--config={EXPERIMENTS[name]}", f"--workdir={workdir}", *TINY]
     return made(workdir, train, ["average", f"--workdir={workdir}"])
@@ -35,7 +40,7 @@ _GPT = GPTConfig(**_SIZES, max_length=16)
 _BERT = BertConfig(**_SIZES, max_length=16)
 _LABELS = BertConfig(**_SIZES, max_length=16, labels=("a", "b", "c"))
 
-# Of each: the family and the kind of its tokenizer, and what makes the model.
+# By name: (family of the tokenizer, kind of the tokenizer, function that makes the model).
 MODELS: dict[str, tuple[str, str, Callable[[nnx.Rngs], Any]]] = {
     "gpt": ("gpt", "bpe", lambda rngs: GPT(_GPT, rngs=rngs)),
     "bert": ("bert", "wordpiece", lambda rngs: BertPretraining(_BERT, rngs=rngs)),
@@ -47,14 +52,19 @@ MODELS: dict[str, tuple[str, str, Callable[[nnx.Rngs], Any]]] = {
 
 
 def model_folder(name: str, folder: pathlib.Path) -> pathlib.Path:
-    """A Hugging Face folder with one of MODELS, drawn at random, and a tokenizer."""
+    """Returns a Hugging Face folder with a model with random parameters and a tokenizer.
+
+    Args:
+      name: key of `MODELS`.
+      folder: folder of all subjects; the model is made only if it is not there.
+    """
     output = folder / "subjects" / f"{name}-hf"
     if not output.exists():
         family, kind, make = MODELS[name]
         graphdef, params = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
         random = np.random.default_rng(0)
-        drawn = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), params)
-        hf.save(hf.completed(nnx.merge(graphdef, drawn)), output)
+        random_params = jax.tree.map(lambda leaf: random.normal(size=leaf.shape).astype(np.float32), params)
+        hf.save(hf.completed(nnx.merge(graphdef, random_params)), output)
         pairs = GrammarPairs("train")
         texts = [pairs[number]["source"] for number in range(300)]
         train_or_load_folder(

@@ -1,7 +1,7 @@
-"""Forms of a text: byte order marks, line ends, normalization, half pairs, control characters, invalid UTF-8.
+"""Forms of a text: byte order marks, line ends, normalization, lone surrogates, control characters, invalid UTF-8.
 
-They go through standard input of the verbs and through files of data. As many answers come out as lines went in; a
-form that says the same text gives the same; what is no text is refused in one line.
+They are given to standard input of the verbs and to readers of data files. There must be one answer for each line. A
+form of the same text must give the same answers, and invalid UTF-8 must be rejected in one line.
 """
 
 import functools
@@ -19,7 +19,7 @@ from benchmarks.faults.subjects import training
 from tfx_jax.data.sources import read_columns, read_pairs, read_questions, read_tagged, read_trees
 from tfx_jax.errors import UserError
 
-VERBS = (
+VERBS = (  # verb, name of the training (see `subjects`), flags
     ("translate", "translation", []),
     ("predict", "labels", ["--json"]),
     ("generate", "language", ["--max-new-tokens=2", "--temperature=0"]),
@@ -33,7 +33,7 @@ SAME: dict[str, Callable[[bytes], bytes]] = {
     "a byte order mark and CRLF": lambda data: b"\xef\xbb\xbf" + data.replace(b"\n", b"\r\n"),
     "no last line end": lambda data: data.removesuffix(b"\n"),
 }
-"""Of bytes: forms that say the same."""
+"""Changes of the bytes of a file that keep its text, by name."""
 
 OTHER: dict[str, Callable[[str], str]] = {
     "NFD": lambda text: unicodedata.normalize("NFD", text),
@@ -66,7 +66,7 @@ OTHER: dict[str, Callable[[str], str]] = {
     "a very long line": lambda text: text.replace(" ", " dog " * 3_000, 1),
     "nothing visible": lambda _: "\u200b\u00ad\u2060",
 }
-"""Of a line: forms that may say something else, but still are a line of text."""
+"""Changes of a line that may change its meaning, but keep it one line of text, by name."""
 
 BROKEN: dict[str, bytes] = {
     "Latin-1": "a café".encode("latin-1"),
@@ -76,25 +76,27 @@ BROKEN: dict[str, bytes] = {
     "an overlong form": b"a \xc0\x80",
     "above U+10FFFF": b"a \xf5\x80\x80\x80",
 }
-"""Bytes in a line that are no UTF-8."""
+"""Bytes that are not UTF-8, by name."""
 
 
 def _pairs(path: str) -> list[Any]:
+    """Reads the lines of a file as pairs of each line with itself."""
     pairs = read_pairs(path, path)
     return [pairs[number] for number in range(len(pairs))]
 
 
 def _questions(lines: list[str]) -> bytes:
-    asked = [
+    """Returns a file in SQuAD's format whose questions are the lines."""
+    questions = [
         {"id": str(i), "question": line, "answers": [{"text": "dog", "answer_start": 4}]}
         for i, line in enumerate(lines)
     ]
     return json.dumps(
-        {"data": [{"paragraphs": [{"context": "the dog barks", "qas": asked}]}]}, ensure_ascii=False
+        {"data": [{"paragraphs": [{"context": "the dog barks", "qas": questions}]}]}, ensure_ascii=False
     ).encode()
 
 
-# Of each kind of file: its bytes from lines without TABs and quotes, and what is read of it.
+# By name of a file: (function from lines without TABs and quotes to the file's bytes, reader of the file).
 FILES: dict[str, tuple[Callable[[list[str]], bytes], Callable[[str], Any]]] = {
     "a.tsv": (
         lambda lines: "".join(["text\tlabel\n", *(f"{line}\tx\n" for line in lines)]).encode(),
@@ -124,11 +126,12 @@ FILES: dict[str, tuple[Callable[[list[str]], bytes], Callable[[str], Any]]] = {
 
 
 def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
-    """Trains the models."""
+    """Trains the models; returns the function that makes a trial."""
     here, workdirs = folder / "here", {name: training(name, folder.parent) for _, name, _ in VERBS}
 
     @functools.cache
     def answer(command: tuple[str, ...], plain: bytes) -> bytes:
+        """Returns the output of a command for the unchanged text."""
         return call(command, plain).out
 
     def attempt(random: np.random.Generator) -> Trial:
@@ -137,8 +140,8 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
             return _file(random)
         verb, name, flags = VERBS[int(random.integers(len(VERBS)))]
         command = [verb, f"--workdir={workdirs[name]}", *flags]
-        plain, data, told, is_same = form(random, lambda lines: "".join(f"{line}\n" for line in lines).encode())
-        what = f"{told} to {shown(command)}"
+        plain, data, form_name, is_same = form(random, lambda lines: "".join(f"{line}\n" for line in lines).encode())
+        what = f"{form_name} to {shown(command)}"
         ended = call(command, data)
         count = data.count(b"\n") + (not data.endswith(b"\n"))
         if is_same is None and ended.status == 0:
@@ -153,44 +156,55 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
 
 
 def form(random: np.random.Generator, write: Callable[[list[str]], bytes]) -> tuple[bytes, bytes, str, bool | None]:
-    """Draws a form: the plain bytes, those in the form, its name, whether both say the same (None: it is no text)."""
+    """Samples a form of `LINES`.
+
+    Args:
+      random: random number generator.
+      write: returns the bytes of a file with these lines.
+
+    Returns:
+      (bytes of the unchanged text, bytes of the form, name of the form, whether both have the same text or None if the
+      form is not text).
+    """
     lines: list[str] = list(LINES)
-    place, kind = int(random.integers(len(lines))), random.random()
+    index, kind = int(random.integers(len(lines))), random.random()
     plain = write(lines)
     if kind < 0.35:
         name = list(SAME)[int(random.integers(len(SAME)))]
         return plain, SAME[name](plain), name, True
     if kind < 0.75:
         name = list(OTHER)[int(random.integers(len(OTHER)))]
-        lines[place] = OTHER[name](lines[place])
-        return plain, write(lines), f"line {place + 1} with {name}", False
+        lines[index] = OTHER[name](lines[index])
+        return plain, write(lines), f"line {index + 1} with {name}", False
     name = list(BROKEN)[int(random.integers(len(BROKEN)))]
-    lines[place] = "XX"
-    return plain, write(lines).replace(b"XX", BROKEN[name]), f"line {place + 1} in {name}", None
+    lines[index] = "XX"
+    return plain, write(lines).replace(b"XX", BROKEN[name]), f"line {index + 1} in {name}", None
 
 
 def _file(random: np.random.Generator) -> Trial:
-    """A form in a file of data, as its reader sees it."""
+    """Makes a trial with a file of data and its reader."""
     name = list(FILES)[int(random.integers(len(FILES)))]
     write, read = FILES[name]
     if name.endswith(("jsonl", "json")) and random.random() < 0.2:
-        half = ("\\ud83d", "\\ude00\\ud83d")[int(random.integers(2))].encode()
-        plain, data, told, is_same = b"", write(["the XX", "the dog"]).replace(b"XX", half), "half a pair", None
+        lone_surrogate = ("\\ud83d", "\\ude00\\ud83d")[int(random.integers(2))].encode()
+        data = write(["the XX", "the dog"]).replace(b"XX", lone_surrogate)
+        plain, form_name, is_same = b"", "half a pair", None
     else:
-        plain, data, told, is_same = form(random, write)
+        plain, data, form_name, is_same = form(random, write)
     pathlib.Path(name).write_bytes(data)
-    what = f"{told} in {name}"
+    what = f"{form_name} in {name}"
     try:
-        found = read(name)
-        repr(found)
+        result = read(name)
+        repr(result)
     except UserError as error:
         ended = Ended(2, b"", f"tfx-jax read: {error}\n")
         return judge(ended, what) if not is_same else Trial(what, "silent", f"refused: {error}")
     if is_same is None:
-        return Trial(what, "silent", f"what is no text was read as {str(found)[:200]!r}")
-    json.dumps(str(found), ensure_ascii=False).encode()  # a half pair raises here
+        return Trial(what, "silent", f"what is no text was read as {str(result)[:200]!r}")
+    json.dumps(str(result), ensure_ascii=False).encode()  # a lone surrogate raises here
     pathlib.Path(name).write_bytes(plain)
     expected = read(name)
-    count = len(expected) - ("nothing visible" in told and len(found) < len(expected))  # such a line may be left out
-    is_same = str(found) == str(expected) if is_same else len(found) == count
-    return Trial(what, "same" if is_same else "silent", str(found)[:300])
+    # A line without visible text may be left out.
+    count = len(expected) - ("nothing visible" in form_name and len(result) < len(expected))
+    is_same = str(result) == str(expected) if is_same else len(result) == count
+    return Trial(what, "same" if is_same else "silent", str(result)[:300])

@@ -1,10 +1,10 @@
-"""Trainings in processes of their own that are killed, ended, starved of disk or data, or met by another.
+"""Trainings in separate processes that are killed, terminated, lack disk space or data, or share a workdir.
 
-Then the same command runs again, after what the message says to do if there was one. It must end without a traceback,
-every checkpoint that was complete before must still be there, and all must equal those of a run to which nothing
-happened, bit for bit. A process that JAX itself aborts because its peer is gone is no failure. The full disk is a small
-tmpfs where the user may mount one, otherwise a limit on the size of files (the detail says which). A minute of a core
-each: `kills` has the cheap version of what is commonest.
+Then the same command runs again, after following the message if there was one. It must end without a traceback, every
+checkpoint that was complete before must still be there, and all must equal those of an undisturbed run, bit for bit.
+It is no failure if JAX itself aborts a process because its peer is gone. The full disk is a small tmpfs if the user may
+mount one, otherwise a limit on the size of files (the detail says which). A trial takes a minute of a core; `kills` has
+the cheap version of the most common faults.
 """
 
 import functools
@@ -27,7 +27,9 @@ from tfx_jax.synthetic.grammar import GrammarPairs
 from tfx_jax.training.checkpoint import load_params, saved_checksums
 
 ROOT = pathlib.Path(__file__).parents[2]
-STEPS, EVERY, RESUMED = 40, 5, 20  # steps, steps between checkpoints, last checkpoint of a training that was stopped
+STEPS = 40
+EVERY = 5  # steps between checkpoints
+RESUMED = 20  # last checkpoint of a stopped training
 OVERRIDES = {
     "task.data.dataset": "files",
     "task.data.train_source": "train.tsv",
@@ -52,54 +54,64 @@ class Failed(Exception):  # noqa: N818
 
 
 class Training:
-    """One start of the command, as one process or several."""
+    """One run of the command, as one process or several."""
 
     def __init__(self, bench: "Bench", workdir: pathlib.Path, *, processes: int = 1, file_limit: int | None = None):
+        """Starts the processes.
+
+        Args:
+          bench: the campaign's folder.
+          workdir: workdir of the training.
+          processes: number of processes.
+          file_limit: maximum size of files that the processes may write, in bytes; None for no limit.
+        """
         command = [sys.executable, "-m", "tfx_jax", *bench.command(workdir)]
-        port, self.logs, self.processes = _free_port(), [], []
+        port = _free_port()
+        self.logs, self.processes = [], []
         bench.started.append(self)
-        both = file_limit or 0, file_limit or 0
-        limits = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, both) if file_limit else None
+        soft_and_hard = file_limit or 0, file_limit or 0
+        limits = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, soft_and_hard) if file_limit else None
         for index in range(processes):
-            own = [f"--coordinator=127.0.0.1:{port}", f"--num-processes={processes}", f"--process-id={index}"]
-            arguments = command + (own if processes > 1 else [])
+            cluster = [f"--coordinator=127.0.0.1:{port}", f"--num-processes={processes}", f"--process-id={index}"]
+            arguments = command + (cluster if processes > 1 else [])
             self.logs.append(bench.output / "logs" / f"{workdir.name}.{time.monotonic_ns()}.{index}")
             with self.logs[-1].open("w") as log:
                 process = subprocess.Popen(arguments, stdout=log, stderr=log, env=bench.environment, preexec_fn=limits)
             self.processes.append(process)
 
     def text(self, index: int = 0) -> str:
-        """What a process has printed."""
+        """Returns the output of a process so far."""
         return self.logs[index].read_text(errors="replace")
 
     def wait_until(self, happened: Callable[[], bool]) -> None:
-        """Looks often; raises Missed if the training ends before."""
+        """Waits until `happened` returns True; raises Missed if the training ends before."""
         while not happened():
             if any(process.poll() is not None for process in self.processes):
                 raise Missed
             time.sleep(0.002)
 
     def wait_until_step(self, step: int) -> None:
-        """Until the line of this step."""
+        """Waits until the line of this step is printed; raises Missed if the training ends before."""
         self.wait_until(lambda: f"step {step}/" in self.text())
 
     def statuses(self, seconds: float = 240) -> list[int]:
-        """Waits for all processes; ends those that are still there afterwards, as a scheduler does."""
-        end = time.monotonic() + seconds
-        while any(process.poll() is None for process in self.processes) and time.monotonic() < end:
+        """Waits for all processes and returns their exit statuses; kills those that run after the time, in seconds."""
+        deadline = time.monotonic() + seconds
+        while any(process.poll() is None for process in self.processes) and time.monotonic() < deadline:
             time.sleep(0.01)
         for process in self.processes:
-            process.kill()  # does nothing to one that has ended
+            process.kill()  # does nothing to a process that has ended
         return [process.wait() for process in self.processes]
 
 
 class Bench:
-    """The folder of a campaign, with the runs to compare with."""
+    """The folder of a campaign, with the undisturbed runs for comparison."""
 
     def __init__(self, output: pathlib.Path, overrides: dict[str, object] | None = None):
         self.output = output.resolve()
         (self.output / "logs").mkdir(parents=True, exist_ok=True)
-        self.text, pairs = self.output / "train.tsv", GrammarPairs("train")
+        self.text = self.output / "train.tsv"
+        pairs = GrammarPairs("train")
         lines = [f"{pair['source']}\t{pair['target']}\n" for pair in (pairs[index] for index in range(4_000))]
         self.text.write_text("".join(lines))
         self.overrides = {"task.data.data_dir": str(self.output)} | (overrides or {})
@@ -111,12 +123,12 @@ class Bench:
         self._references: dict[int, pathlib.Path] = {}
 
     def command(self, workdir: pathlib.Path) -> list[str]:
-        """What trains in a folder."""
+        """Returns the arguments of `tfx-jax` that train in a workdir."""
         overrides = [f"--config.{name}={value}" for name, value in (OVERRIDES | self.overrides).items()]
         return ["train", "--config=transformer_demo:test", f"--workdir={workdir}", *overrides]
 
     def reference(self, processes: int = 1) -> pathlib.Path:
-        """A run of as many processes to which nothing happened."""
+        """Returns the workdir of an undisturbed run of this number of processes; made at the first call."""
         if processes not in self._references:
             workdir = self.output / f"reference{processes}"
             shutil.rmtree(workdir, ignore_errors=True)
@@ -127,7 +139,7 @@ class Bench:
         return self._references[processes]
 
     def stopped(self, workdir: pathlib.Path) -> pathlib.Path:
-        """Makes `workdir` that of a run which was stopped at step RESUMED."""
+        """Makes `workdir` the workdir of a run that was stopped at step `RESUMED`, and returns it."""
         shutil.copytree(self.reference(), workdir, dirs_exist_ok=True)
         for step in steps_of(workdir):
             if step > RESUMED:
@@ -135,15 +147,24 @@ class Bench:
         return workdir
 
     def check(self, workdir: pathlib.Path, before: set[int], processes: int) -> None:
-        """Raises Failed if a checkpoint is gone, or differs from that of the run to which nothing happened."""
+        """Raises Failed if a checkpoint of `before` is gone, or one differs from that of the undisturbed run."""
         self.compare(workdir, self.reference(processes), before)
 
     def compare(self, workdir: pathlib.Path, reference: pathlib.Path, before: set[int]) -> None:
-        """The same, with the run to compare with."""
-        wanted, found = steps_of(reference), steps_of(workdir)
-        if lost := (before | wanted) - found:
+        """Compares all checkpoints with those of the run in `reference`.
+
+        Args:
+          workdir: workdir of the disturbed run.
+          reference: workdir of the undisturbed run.
+          before: steps of checkpoints that the disturbed run had earlier.
+
+        Raises:
+          Failed: if a checkpoint is gone or differs.
+        """
+        expected_steps = steps_of(reference)
+        if lost := (before | expected_steps) - steps_of(workdir):
             raise Failed(f"checkpoints {sorted(lost)} are gone")
-        for step in sorted(wanted):
+        for step in sorted(expected_steps):
             if saved_checksums(workdir, step) != saved_checksums(reference, step):
                 raise Failed(f"step {step} differs from that of the uninterrupted run")
             try:
@@ -153,6 +174,7 @@ class Bench:
 
 
 Fault = Callable[[Bench, pathlib.Path, np.random.Generator], str]
+"""Makes a fault to a new training in a workdir; returns details. Its docstring is the fault's name in reports."""
 
 
 def kill_in_step(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
@@ -210,21 +232,23 @@ def flip_bit(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -
     """Flipped bit in a checkpoint file."""
     path = _file_of_newest(bench.stopped(workdir), random)
     data = bytearray(path.read_bytes())
-    place = int(random.integers(len(data)))
-    data[place] ^= 1 << int(random.integers(8))
+    position = int(random.integers(len(data)))
+    data[position] ^= 1 << int(random.integers(8))
     path.write_bytes(data)
-    return f"{path.relative_to(workdir)}, byte {place}"
+    return f"{path.relative_to(workdir)}, byte {position}"
 
 
 def full_disk(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
     """Full disk."""
     pages = sum(-(-path.stat().st_size // 4096) for path in bench.reference().rglob("*") if path.is_file())
-    room = int(random.uniform(0.05, 0.9) * pages) * 4096
+    size = int(random.uniform(0.05, 0.9) * pages) * 4096  # too small for all checkpoints
     workdir.mkdir(parents=True)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}", "none", workdir], capture_output=True).returncode:
-        training, how = Training(bench, workdir, file_limit=int(random.integers(200, 20_000))), "RLIMIT_FSIZE"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", workdir], capture_output=True).returncode:
+        training = Training(bench, workdir, file_limit=int(random.integers(200, 20_000)))
+        how = "RLIMIT_FSIZE"
     else:
-        training, how = Training(bench, workdir), f"tmpfs of {room} bytes"
+        training = Training(bench, workdir)
+        how = f"tmpfs of {size} bytes"
     line = _one_line(training)
     if how != "RLIMIT_FSIZE":
         subprocess.run(["mount", "-o", "remount,size=1g", workdir], check=True)
@@ -246,7 +270,7 @@ def two_trainers(bench: Bench, workdir: pathlib.Path, random: np.random.Generato
     """Two trainers in one workdir."""
     first = Training(bench, workdir)
     first.wait_until_step(int(random.integers(1, STEPS - 5)))
-    first.processes[0].send_signal(signal.SIGSTOP)  # or it would be through before the second has started
+    first.processes[0].send_signal(signal.SIGSTOP)  # otherwise it would end before the second one has started
     try:
         line = _one_line(Training(bench, workdir))
     finally:
@@ -258,7 +282,8 @@ def two_trainers(bench: Bench, workdir: pathlib.Path, random: np.random.Generato
 
 def one_of_two_dies(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
     """One process of two dies."""
-    victim, training = int(random.integers(2)), Training(bench, workdir, processes=2)
+    victim = int(random.integers(2))
+    training = Training(bench, workdir, processes=2)
     training.wait_until_step(int(random.integers(1, STEPS - 10)))
     time.sleep(random.uniform(0, 0.03))
     training.processes[victim].send_signal(signal.SIGKILL)
@@ -267,8 +292,9 @@ def one_of_two_dies(bench: Bench, workdir: pathlib.Path, random: np.random.Gener
 
 def one_of_two_is_terminated(bench: Bench, workdir: pathlib.Path, random: np.random.Generator) -> str:
     """SIGTERM to one process of two."""
-    victim, training = int(random.integers(2)), Training(bench, workdir, processes=2)
-    # JAX takes a second to tell the other process, which is more than all steps take: so it begins early.
+    victim = int(random.integers(2))
+    training = Training(bench, workdir, processes=2)
+    # JAX needs a second to inform the other process, longer than all steps take, so the signal is sent early.
     training.wait_until(lambda: (workdir / "config.json").exists())
     time.sleep(random.uniform(0, 4))
     training.processes[victim].send_signal(signal.SIGTERM)
@@ -286,13 +312,13 @@ FAULTS: tuple[Fault, ...] = (
 
 
 def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
-    """A fault of each kind in turn, as the generator has it; what was missed is tried at another moment."""
+    """Returns the function that makes a trial with a random fault; a missed moment is tried again up to ten times."""
     bench = Bench(folder)
 
     def attempt(random: np.random.Generator) -> Trial:
         fault, seed = FAULTS[int(random.integers(len(FAULTS)))], int(random.integers(2**31))
-        for again in range(10):
-            trial = suffer(bench, fault, (seed, again))
+        for attempt_number in range(10):
+            trial = suffer(bench, fault, (seed, attempt_number))
             if trial is not None:
                 return trial
         return Trial(fault.__name__, "hang", "the moment for the fault never came")
@@ -302,7 +328,8 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
 
 def suffer(bench: Bench, fault: Fault, seed: Sequence[int]) -> Trial | None:
     """Makes one fault to a new training, runs the same command again and compares; None if the moment was missed."""
-    processes, detail = 2 if fault in TWO_PROCESSES else 1, ""
+    processes = 2 if fault in TWO_PROCESSES else 1
+    detail = ""
     bench.reference(processes)
     workdir = bench.output / f"{fault.__name__}-{'-'.join(map(str, seed))}"
     shutil.rmtree(workdir, ignore_errors=True)
@@ -321,7 +348,7 @@ def suffer(bench: Bench, fault: Fault, seed: Sequence[int]) -> Trial | None:
         return Trial(what, "traceback" if is_crash else "loss", f"{detail}; {failure}")
     finally:
         for training in bench.started:
-            training.statuses(seconds=0)  # none is left behind
+            training.statuses(seconds=0)  # kills processes that still run
         bench.started.clear()
     if fault is full_disk:
         subprocess.run(["umount", workdir], capture_output=True)
@@ -330,7 +357,7 @@ def suffer(bench: Bench, fault: Fault, seed: Sequence[int]) -> Trial | None:
 
 
 def _one_line(training: Training) -> str:
-    """The line with which a training stopped for a reason that the user can do something about."""
+    """Returns the message with which a training ended; raises Failed unless it is one line with exit status 2."""
     statuses, lines = training.statuses(), training.text().splitlines()
     if statuses != [2] or not lines or not lines[-1].startswith("tfx-jax train: ") or "Traceback" in training.text():
         raise Failed(f"statuses {statuses}: {training.text()[-1000:]}")
@@ -338,13 +365,14 @@ def _one_line(training: Training) -> str:
 
 
 def _file_of_newest(workdir: pathlib.Path, random: np.random.Generator) -> pathlib.Path:
+    """Returns a random file of the newest checkpoint."""
     folder = workdir / "checkpoints" / str(max(steps_of(workdir)))
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     return files[int(random.integers(len(files)))]
 
 
 def steps_of(workdir: pathlib.Path) -> set[int]:
-    """Of the complete checkpoints."""
+    """Returns the steps of the complete checkpoints."""
     folder = workdir / "checkpoints"
     return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
 

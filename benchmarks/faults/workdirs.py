@@ -1,6 +1,6 @@
-"""Hostile workdirs: pipes, devices, sockets, links, folders, endless files in place of any file; lists with "..".
+"""Hostile workdirs: pipes, devices, sockets, links, folders or huge files in place of files; lists with "..".
 
-A verb answers as before, refuses in one line, or says what it skipped. Nothing outside of the workdir changes.
+A verb must answer as before, reject the workdir in one line, or say what it skipped. Nothing outside may change.
 """
 
 import functools
@@ -30,18 +30,18 @@ MORE = ("train.lock", "tensorboard", "profile", "checkpoints", "average", "token
 
 
 def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
-    """Trains the models."""
+    """Trains the models; returns the function that makes a trial."""
     here, originals = folder / "here", {name: training(name, folder.parent) for name in VERBS}
 
     def copy(name: str, command: list[str]) -> None:
-        """Recreates a workdir; that of a training has two steps to go."""
+        """Recreates a workdir; for `train`, without its last checkpoint, so that two steps remain."""
         fresh(here)
         shutil.copytree(originals[name], here / "workdir")
         if command[0] == "train":
             shutil.rmtree(here / "workdir/checkpoints/4")
 
     @functools.cache
-    def known(name: str, command: tuple[str, ...]) -> bytes:
+    def cached_answer(name: str, command: tuple[str, ...]) -> bytes:
         copy(name, [*command])
         ended = call(command, LINES)
         if ended.status != 0:
@@ -49,8 +49,8 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
         return ended.out
 
     def answer(name: str, command: list[str]) -> bytes:
-        """What a verb says of the workdir as it was."""
-        return known(name, tuple(command))
+        """Returns the output of a verb for the unchanged workdir."""
+        return cached_answer(name, tuple(command))
 
     def attempt(random: np.random.Generator) -> Trial:
         name = list(VERBS)[int(random.integers(len(VERBS)))]
@@ -59,7 +59,7 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
         answer(name, command)
         copy(name, command)
         outside = here / "outside"
-        (outside / "7").mkdir(parents=True)  # which has the name of a checkpoint
+        (outside / "7").mkdir(parents=True)  # a folder with the name of a checkpoint
         (outside / "secret").write_text("of somebody")
         before = contents(outside)
         what = f"{name}: {harm(here / 'workdir', outside, random)}; {shown(command)}"
@@ -73,7 +73,7 @@ def prepare(folder: pathlib.Path) -> Callable[[np.random.Generator], Trial]:
 
 
 def contents(folder: pathlib.Path) -> dict[str, str]:
-    """All files and folders below a folder."""
+    """Returns the text of all files below a folder by relative path; "" for folders."""
     return {
         str(path.relative_to(folder)): path.read_text(errors="replace") if path.is_file() else ""
         for path in sorted(folder.rglob("*"))
@@ -81,7 +81,10 @@ def contents(folder: pathlib.Path) -> dict[str, str]:
 
 
 def harm(workdir: pathlib.Path, outside: pathlib.Path, random: np.random.Generator) -> str:
-    """Replaces a file or a folder by something else; returns what."""
+    """Replaces a random file or folder of a workdir by something else; returns a description.
+
+    Links may lead to `outside`, a folder beside the workdir.
+    """
     if random.random() < 0.1:
         return _list(workdir, random)
     paths = sorted(path.relative_to(workdir) for path in workdir.rglob("*"))
@@ -120,7 +123,7 @@ def harm(workdir: pathlib.Path, outside: pathlib.Path, random: np.random.Generat
 
 
 def _list(workdir: pathlib.Path, random: np.random.Generator) -> str:
-    """Adds the path of another file to artifacts.json."""
+    """Adds a hostile path to the list of files in artifacts.json; returns a description."""
     path = workdir / "artifacts.json"
     names = ("../outside/secret", "/dev/zero", "tokenizer/../../outside/secret", "tokenizer/../config.json", "..", "")
     name = names[int(random.integers(len(names)))]

@@ -20,7 +20,7 @@ from tfx_jax.planning.measure import compile_apart, timed
 
 
 class FeedForward(nn.Module):
-    """Two dense layers."""
+    """Two dense layers with ReLU and dropout between them."""
 
     sizes: Sizes
 
@@ -33,7 +33,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Of the encoder or, with a memory, of the decoder."""
+    """A layer of the encoder or, with a memory, of the decoder."""
 
     sizes: Sizes
 
@@ -65,13 +65,13 @@ class Layer(nn.Module):
 
 
 class Translator(nn.Module):
-    """The whole model."""
+    """The encoder-decoder with its embedding."""
 
     sizes: Sizes
 
     @nn.compact
     def __call__(self, source: jax.Array, target: jax.Array) -> jax.Array:
-        """Logits of every target token."""
+        """Returns the logits of every target token, [B, T, V]."""
         c = self.sizes
         embedding = nn.Embed(c.vocab_size, c.d_model, embedding_init=nn.initializers.normal(1.0))
         dropout = functools.partial(nn.Dropout(c.dropout_rate), deterministic=False)
@@ -96,7 +96,7 @@ class Translator(nn.Module):
 
 
 def compiling(*, model: str, rows: int, length: int) -> dict[str, float]:
-    """Seconds from the step's function to the end of the first step."""
+    """Returns the seconds of the phases from the step's function to the end of the first step."""
     sizes = SIZES[model]
     net = Translator(sizes)
     optimizer = optax.adamw(1e-4, **ADAM)

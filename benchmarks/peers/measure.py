@@ -1,11 +1,10 @@
 """Alternates the sides of a row, each in its own process, and takes the ratio of every round.
 
-Two programs that run one after the other on a shared machine meet different neighbors; ratios of neighboring turns
-hold still where seconds do not. So the sides take turns in every round, in the order of the round before reversed, and
-a row's figure is the median of the ratios of its rounds, with the least and the greatest of them. Ratios do not forgive
-everything: threads that wait for each other lose more to neighbors than others do. So the share of the machine that
-went to other processes is told besides (on Linux), and the ratio of the fastest units; where that share is more than a
-few percent, do not believe the median.
+On a shared machine the load changes, so seconds are not comparable but ratios of neighboring turns are. The sides take
+turns in every round, in the reversed order of the previous round. A row's figure is the median of the ratios of its
+rounds, with the least and the greatest ratio. Load still affects ratios, because threads that wait for each other lose
+more than others. So the share of the machine that other processes used is reported too (on Linux), and the ratio of the
+fastest units. If that share is more than a few percent, the median is not reliable.
 """
 
 import dataclasses
@@ -21,9 +20,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 _ROOT = pathlib.Path(__file__).parents[2]
-# The threads of a parallel region spin a while after its end (Intel's OpenMP: 200 ms): not in the next side's turn.
+# Seconds between turns: the threads of a parallel region spin for a while after its end (Intel's OpenMP: 200 ms), which
+# must not disturb the next side.
 _PAUSE = 0.3
-# What `tfx-jax` asks for by itself, and would help anyone: every side has it, or a ratio would be one of environments.
+# A setting of `tfx-jax` that helps every program; all sides get it, so that ratios do not measure the environment.
 _LARGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
@@ -36,9 +36,9 @@ class Side:
     """"module:function" of this package; see `worker`."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     needs: tuple[str, ...] = ()
-    """Packages it imports that this library does not depend on."""
+    """Packages that the side imports and this library does not depend on."""
     target: float | None = None
-    """The least ratio of the first side's speed to this one's that we want."""
+    """Target for the ratio of the first side's speed to this side's speed; None for no target."""
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -49,42 +49,42 @@ class Row:
     name: str
     title: str
     unit: str
-    """What a unit of work is counted in, as in "target tokens"."""
+    """Unit of `Workload.work`, such as "target tokens"."""
     sides: tuple[Side, ...]
     is_fresh: bool = False
     """Whether each round needs new processes, which report phases."""
     preparation: Side | None = None
-    """What has to run once before, in a process of its own; then a first round is not counted either."""
+    """Side that has to run once before, in a separate process; then the first round is not counted."""
     obstacle: str = ""
-    """Why it cannot run here; empty if it can."""
+    """Why the row cannot run here; empty if it can."""
 
 
 class Result(NamedTuple):
-    """What was measured of a row."""
+    """Measurements of a row."""
 
     row: Row
     samples: dict[str, list[list[float]]]
-    """Seconds by side's label, round and unit."""
+    """Seconds of each unit in each round, by the side's label."""
     work: dict[str, float]
-    """Of a unit, by side's label."""
+    """Size of a unit of work, by the side's label."""
     about: dict[str, Any]
-    """What the sides report besides: of fresh rows the phases of every round."""
+    """Further results of a side, by its label; in rows with `is_fresh`, the phases of every round."""
     skipped: dict[str, str]
-    """Sides that could not run, and why."""
+    """Reason why a side could not run, by its label."""
     neighbors: dict[str, list[float]]
-    """By side's label, the share of all cores that other processes took in each of its turns; none if unknown."""
+    """Share of all cores that other processes used in each turn of a side, by its label; missing if unknown."""
 
     def speeds(self, label: str) -> list[float]:
-        """Work a second of each round."""
+        """Returns the work per second of a side in each round."""
         return [self.work[label] / statistics.median(seconds) for seconds in self.samples[label]]
 
     def ratios(self, label: str) -> list[float]:
-        """Our speed over that of another side, round by round."""
-        ours = self.speeds(self.row.sides[0].label)
-        return [our / their for our, their in zip(ours, self.speeds(label), strict=True)]
+        """Returns our speed divided by that of another side in each round."""
+        our_speeds = self.speeds(self.row.sides[0].label)
+        return [ours / theirs for ours, theirs in zip(our_speeds, self.speeds(label), strict=True)]
 
     def fastest_ratio(self, label: str) -> float:
-        """The same of the fastest unit of either side."""
+        """Returns our speed in our fastest unit divided by another side's speed in its fastest unit."""
         ours = self.row.sides[0].label
         our_best, their_best = (
             self.work[name] / min(min(seconds) for seconds in self.samples[name]) for name in (ours, label)
@@ -93,7 +93,7 @@ class Result(NamedTuple):
 
 
 def busy_seconds() -> float | None:
-    """CPU seconds that all processes, and other guests of the same host, have taken so far; None where not on Linux."""
+    """Returns the CPU seconds of all processes and of other guests of the host so far; None if not on Linux."""
     stat = pathlib.Path("/proc/stat")
     if not stat.exists():
         return None
@@ -102,14 +102,14 @@ def busy_seconds() -> float | None:
 
 
 class WorkerError(Exception):
-    """A side that did not do what it was told, with the last line that it wrote."""
+    """A worker ended early; the message is the last line of its log."""
 
 
 class Worker:
     """The process of one side."""
 
     def __init__(self, side: Side, log: pathlib.Path):
-        """Starts it; `log` gets what it writes to standard error."""
+        """Starts the process; its standard error goes to the file `log`."""
         options = dict(side.options)
         if "spawned_at" in options:
             options["spawned_at"] = time.monotonic()
@@ -127,10 +127,10 @@ class Worker:
             )
 
     def read(self) -> dict[str, Any]:
-        """Its next answer.
+        """Returns the next answer of the process.
 
         Raises:
-          WorkerError: if it ended instead.
+          WorkerError: if the process has ended.
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -141,20 +141,24 @@ class Worker:
         return json.loads(line)
 
     def turn(self, units: int) -> tuple[list[float], float | None]:
-        """Lets it run so many units; returns their seconds and the share of all cores that others took meanwhile."""
+        """Runs a number of units in the process.
+
+        Returns:
+          (seconds of each unit, share of all cores that other processes used meanwhile or None if unknown).
+        """
         assert self._process.stdin is not None
-        busy = busy_seconds()
+        before = busy_seconds()
         self._process.stdin.write(json.dumps({"units": units}) + "\n")
         self._process.stdin.flush()
-        done = self.read()
+        answer = self.read()
         after = busy_seconds()
-        if busy is None or after is None:
-            return done["seconds"], None
-        others = after - busy - done["cpu_seconds"]
-        return done["seconds"], max(0.0, others) / (sum(done["seconds"]) * (os.cpu_count() or 1))
+        if before is None or after is None:
+            return answer["seconds"], None
+        others = after - before - answer["cpu_seconds"]
+        return answer["seconds"], max(0.0, others) / (sum(answer["seconds"]) * (os.cpu_count() or 1))
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -167,11 +171,11 @@ class Worker:
 
 
 def measure(row: Row, logs: pathlib.Path, *, rounds: int, turn_seconds: float) -> Result:
-    """Runs a row; a side that cannot run is skipped with the reason, all of them if it is the first.
+    """Measures a row; a side that cannot run is skipped with the reason, and without the first side all are.
 
     Args:
       row: what to compare.
-      logs: folder for what the sides write to standard error.
+      logs: folder for the standard error of the sides.
       rounds: turns of each side.
       turn_seconds: how long a turn should last; it has 1 to 50 units.
     """
@@ -184,6 +188,7 @@ def measure(row: Row, logs: pathlib.Path, *, rounds: int, turn_seconds: float) -
 
 
 def _misses(side: Side, result: Result) -> bool:
+    """Returns whether a side lacks a package, and records it in `result.skipped`."""
     missing = [package for package in side.needs if importlib.util.find_spec(package) is None]
     if missing:
         result.skipped[side.label] = f"{', '.join(missing)} not installed"
@@ -197,10 +202,11 @@ def _log(logs: pathlib.Path, row: Row, side: Side) -> pathlib.Path:
 def _measure_turns(
     result: Result, sides: Sequence[Side], logs: pathlib.Path, rounds: int, turn_seconds: float
 ) -> Result:
+    """Measures a row whose sides each run in one process, and adds the measurements to `result`."""
     workers: dict[str, Worker] = {}
     units: dict[str, int] = {}
     try:
-        for side in sides:  # one after the other: compiling takes all cores
+        for side in sides:  # one after the other, because compiling takes all cores
             worker = Worker(side, _log(logs, result.row, side))
             try:
                 ready = worker.read()
@@ -231,11 +237,13 @@ def _measure_turns(
 def _measure_fresh(
     result: Result, sides: Sequence[Side], logs: pathlib.Path, rounds: int, turn_seconds: float
 ) -> Result:
+    """Measures a row whose sides start a new process in every round, and adds the measurements to `result`."""
     del turn_seconds  # a turn is one process
-    order, preparation = list(sides), result.row.preparation
+    order = list(sides)
+    preparation = result.row.preparation
     if preparation is not None:
         _phases(preparation, result.row, logs)
-    for number in range(-1 if preparation else 0, rounds):
+    for number in range(-1 if preparation else 0, rounds):  # round -1 is not counted
         for side in list(order):
             try:
                 phases = _phases(side, result.row, logs)
@@ -252,7 +260,7 @@ def _measure_fresh(
 
 
 def _phases(side: Side, row: Row, logs: pathlib.Path) -> dict[str, float]:
-    """What a process reports that does its work once."""
+    """Runs a side in a new process and returns the seconds of its phases."""
     worker = Worker(side, _log(logs, row, side))
     try:
         return worker.read()["phases"]

@@ -20,19 +20,19 @@ from tfx_jax.training.train_setup import make_train_setup
 
 
 def config_of(model: str, dtype: str, **overrides: Any) -> TransformerConfig:
-    """Our configuration of a size."""
+    """Returns our configuration of a model, a key of `SIZES`."""
     return TransformerConfig(**SIZES[model]._asdict() | overrides, dtype=dtype)
 
 
 def training(*, model: str, rows: int, length: int, dtype: str, count: str = "tokens") -> Workload:
-    """A step of `tfx-jax train`, counted in target tokens or in model FLOPs."""
+    """Returns a step of `tfx-jax train`, counted in target tokens (`count` "tokens") or model FLOPs ("flops")."""
     ours = workloads.training(config_of(model, dtype), batch=rows, length=length)
     assert ours.flops is not None
     return Workload(ours.run, ours.target_tokens if count == "tokens" else ours.flops)
 
 
 def recurrent_training(*, model: str, rows: int, length: int, is_attending: bool, dtype: str) -> Workload:
-    """The same of a `Seq2Seq` of LSTMs, with Luong's attention, its scores as PyTorch's side has them, or without."""
+    """Returns a training step of a `Seq2Seq` of LSTMs, if `is_attending` with Luong's attention, unscaled as theirs."""
     variant = "luong" if is_attending else "fixed"
     config = Seq2SeqConfig(**RECURRENT_SIZES[model]._asdict(), variant=variant, scaled=False, dtype=dtype)
     task = TranslationConfig(PairData(max_length=length, tokens_per_batch=rows * length))
@@ -42,7 +42,7 @@ def recurrent_training(*, model: str, rows: int, length: int, is_attending: bool
 
 
 def compiling(*, model: str, rows: int, length: int) -> dict[str, float]:
-    """Seconds from the step's function to the end of the first step."""
+    """Returns the seconds of the phases from the step's function to the end of the first step."""
     ours = workloads.training(config_of(model, "float32"), batch=rows, length=length)
     return {"trace": ours.trace_seconds, "compile": ours.compile_seconds, "first step": ours.first_seconds}
 
@@ -50,7 +50,7 @@ def compiling(*, model: str, rows: int, length: int) -> dict[str, float]:
 def decoding(
     *, model: str, rows: int, beam: int, source_length: int, length: int, dtype: str, int8: bool = False
 ) -> Workload:
-    """Beam search of `tfx-jax translate` to a forced length."""
+    """Returns the beam search of `tfx-jax translate` to a forced length."""
     sizes = {"batch": rows, "beam_size": beam, "source_length": source_length, "length": length}
     ours = workloads.decoding(config_of(model, dtype), int8=int8, **sizes)
     # The last token is the end of sentence, which not every side generates.
@@ -61,7 +61,7 @@ def decoding(
 def attention(
     *, function: str, rows: int, length: int, heads: int, head_size: int, is_causal: bool, dtype: str
 ) -> Workload:
-    """Forward and backward pass of one of our functions."""
+    """Returns forward and backward pass of one of our attention functions."""
     sizes: dict[str, Any] = {"batch": rows, "length": length, "num_heads": heads, "head_size": head_size}
     return Workload(workloads.attention(function, is_causal=is_causal, dtype=dtype, **sizes).run, 1)
 
@@ -69,7 +69,7 @@ def attention(
 def jax_nn_attention(
     *, rows: int, length: int, heads: int, head_size: int, is_causal: bool, dtype: str, implementation: str
 ) -> Workload:
-    """The same of `jax.nn.dot_product_attention`."""
+    """Returns forward and backward pass of `jax.nn.dot_product_attention`."""
     options: dict[str, Any] = {"implementation": implementation}
     attend = functools.partial(jax.nn.dot_product_attention, **options)
     program = workloads.attention_program(attend, is_causal, with_gradient=True)
@@ -78,7 +78,7 @@ def jax_nn_attention(
 
 
 def step_and_state(config: TransformerConfig) -> tuple[Callable[..., Any], TrainState]:
-    """The trainer's step for a model, for any batches, and the first state."""
+    """Returns (the trainer's step function for a model, the first state)."""
 
     def make_model() -> Transformer:
         return Transformer(config, rngs=nnx.Rngs(params=0))
@@ -90,5 +90,5 @@ def step_and_state(config: TransformerConfig) -> tuple[Callable[..., Any], Train
 
 
 def parameters(model: str) -> Any:
-    """What `decoding` draws: for a side that takes our weights."""
+    """Returns the random parameters that `decoding` uses, for sides that get our weights."""
     return nnx.to_pure_dict(nnx.state(Transformer(config_of(model, "float32"), rngs=nnx.Rngs(params=0))))

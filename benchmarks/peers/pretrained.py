@@ -1,7 +1,7 @@
-"""A GPT-2 of 124 million parameters from a Hugging Face folder: loading it and generating with it, here and there.
+"""A GPT-2 of 124 million parameters from a Hugging Face folder: loading and generating by us and by transformers.
 
-The weights are random, drawn once by us and saved with `tfx_jax.models.hf`; both sides read the same folder. Their
-speed does not depend on what they are.
+The weights are random, saved once with `tfx_jax.models.hf`; both sides read the same folder. Speed does not depend on
+their values.
 """
 
 # pyright: reportMissingImports=false
@@ -42,21 +42,21 @@ def load(*, folder: str, measure: str) -> dict[str, float]:
 
 
 def load_by_transformers(*, folder: str, measure: str) -> dict[str, float]:
-    """Reads it into theirs."""
+    """Reads the folder into the model of transformers; `measure` is "seconds" or "memory"."""
     start = time.perf_counter()
     import torch
     import transformers
 
-    make = transformers.GPT2LMHeadModel.from_pretrained  # which is what imports most of it
+    make = transformers.GPT2LMHeadModel.from_pretrained  # accessing it imports most of transformers
     imports = time.perf_counter() - start
     torch.set_num_threads(cores())
     return _measured(lambda: sum(float(parameter.sum()) for parameter in make(folder).parameters()), imports, measure)
 
 
 def _measured(run: Any, imports: float, measure: str) -> dict[str, float]:
-    """The seconds of imports and of `run`; or the most memory that the process ever had, GiB.
+    """Returns the seconds of imports and of `run`, or the peak memory of the process in GiB (`measure` "memory").
 
-    Both sides add all parameters up: transformers leaves them in the file until they are used.
+    `run` adds up all parameters, because transformers leaves them in the file until they are used.
     """
     start = time.perf_counter()
     run()
@@ -67,7 +67,7 @@ def _measured(run: Any, imports: float, measure: str) -> dict[str, float]:
 
 
 def generate(*, folder: str, rows: int, prompt_length: int, length: int, dtype: str) -> Workload:
-    """The most probable continuation to a forced length, by our `Generator`."""
+    """Returns greedy generation to a forced length by our `Generator`."""
     from tfx_jax.generation import Generator, Sampling
     from tfx_jax.models import hf
 
@@ -87,7 +87,7 @@ def generate(*, folder: str, rows: int, prompt_length: int, length: int, dtype: 
 def generate_by_transformers(
     *, folder: str, rows: int, prompt_length: int, length: int, dtype: str, device: str
 ) -> Workload:
-    """The same by `generate`, with its cache."""
+    """Returns greedy generation to a forced length by `generate` of transformers, with its cache."""
     import torch
     import transformers
 
@@ -115,4 +115,5 @@ def generate_by_transformers(
 
 
 def _prompts(rows: int, length: int) -> np.ndarray:
+    """Returns random token ids, [rows, length]."""
     return np.random.default_rng(0).integers(0, 50_257, (rows, length))

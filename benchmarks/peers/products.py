@@ -8,20 +8,20 @@ from benchmarks.peers.worker import Workload, cores
 
 
 def by_numpy(*, size: int) -> Workload:
-    """By NumPy's BLAS, float32."""
+    """Returns the product by NumPy's BLAS, float32."""
     a, b = np.random.default_rng(0).normal(size=(2, size, size)).astype(np.float32)
     return Workload(lambda: a @ b, 2 * size**3)
 
 
 def by_xla(*, size: int, dtype: str) -> Workload:
-    """By JAX."""
+    """Returns the product by JAX."""
     from tfx_jax.planning.measure import product
 
     return Workload(product(size, dtype), 2 * size**3)
 
 
 def by_torch(*, size: int, dtype: str, device: str) -> Workload:
-    """By PyTorch."""
+    """Returns the product by PyTorch."""
     import torch
 
     torch.set_num_threads(cores())

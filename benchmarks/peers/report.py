@@ -1,4 +1,4 @@
-"""What the measurements say: a Markdown table, all samples as JSON, a figure."""
+"""Reports of the measurements: a Markdown table, all samples as JSON, a figure."""
 
 import pathlib
 import statistics
@@ -14,7 +14,7 @@ _HEADER = """| row | what | against | ours, 1/s | peer, 1/s | ratio | range | fa
 
 
 def table(results: Sequence[Result]) -> str:
-    """A line for each peer of each row; the phases of what a process does once; what was left out."""
+    """Returns a Markdown table with a line for each peer of each row, and lists of phases and skipped sides."""
     lines = [_HEADER]
     for result in results:
         ours = result.row.sides[0].label
@@ -35,7 +35,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _neighbors(result: Result, *labels: str) -> str:
-    """What other processes took of the machine, mean over the turns of two sides."""
+    """Returns the share of the machine that other processes used, as the mean over the turns of the sides."""
     shares = [share for label in labels for share in result.neighbors.get(label, ())]
     return f"{statistics.mean(shares):.0%}" if shares else ""
 
@@ -45,7 +45,7 @@ def _number(value: float) -> str:
 
 
 def _phases(results: Sequence[Result]) -> list[str]:
-    """Median seconds of every phase, and their total."""
+    """Returns lines with the median seconds of the phases of each side, and their total."""
     lines: list[str] = []
     for result in results:
         for label, rounds in result.about.items() if result.row.is_fresh else ():
@@ -59,7 +59,7 @@ def _phases(results: Sequence[Result]) -> list[str]:
 
 
 def _outputs(results: Sequence[Result]) -> list[str]:
-    """Whether a side that has our weights and tells its beams found our best hypotheses."""
+    """Returns lines that say how many of our best hypotheses are in the beams of sides with the same weights."""
     lines = []
     for result in results:
         if not result.row.is_fresh:
@@ -77,7 +77,7 @@ def _skipped(results: Sequence[Result]) -> list[str]:
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Everything, the seconds of every unit among it."""
+    """Returns all measurements, including the seconds of every unit."""
     return [
         {
             "row": result.row.name,
@@ -106,7 +106,7 @@ def _is_compared(result: Result, label: str) -> bool:
 
 
 def draw(results: Sequence[Result], path: pathlib.Path) -> None:
-    """A bar for each ratio with its range, and a tick at its target."""
+    """Draws a bar for each ratio with its range, and a tick at its target."""
     bars = [
         (f"{result.row.name} / {side.label}", result.ratios(side.label), side.target)
         for result in results
@@ -115,13 +115,13 @@ def draw(results: Sequence[Result], path: pathlib.Path) -> None:
     ]
     figure = Figure(figsize=(9, 1.2 + 0.32 * len(bars)), layout="constrained")
     axes = figure.subplots()
-    for place, (_, ratios, target) in enumerate(bars):
+    for position, (_, ratios, target) in enumerate(bars):
         median = statistics.median(ratios)
         spread = [[median - min(ratios)], [max(ratios) - median]]
-        axes.barh(place, median, color="tab:blue" if target is None or median >= target else "tab:orange")
-        axes.errorbar(median, place, xerr=spread, color="black", capsize=3)
+        axes.barh(position, median, color="tab:blue" if target is None or median >= target else "tab:orange")
+        axes.errorbar(median, position, xerr=spread, color="black", capsize=3)
         if target is not None:
-            axes.plot([target] * 2, [place - 0.45, place + 0.45], color="tab:red", linewidth=2)
+            axes.plot([target] * 2, [position - 0.45, position + 0.45], color="tab:red", linewidth=2)
     axes.axvline(1, color="gray", linewidth=0.8)
     axes.set_yticks(range(len(bars)), [label for label, *_ in bars])
     axes.invert_yaxis()

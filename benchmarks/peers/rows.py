@@ -1,4 +1,4 @@
-"""The comparisons: which programs, at which sizes, and the ratio that we want."""
+"""The comparisons: programs, sizes and target ratios."""
 
 import functools
 import pathlib
@@ -6,14 +6,20 @@ from typing import Any
 
 from benchmarks.peers.measure import Row, Side
 
-# A process that has JAX beside another library must leave the accelerator to that library; where several processes
-# share one, none may reserve it.
+# A process that uses JAX besides another library must leave the accelerator to that library. If several processes share
+# an accelerator, none may reserve its memory.
 _NO_ACCELERATOR = {"JAX_PLATFORMS": "cpu"}
 _SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def all_rows(device: str, data_dir: str, output: pathlib.Path) -> list[Row]:
-    """Every row for "cpu" (float32, base) or "gpu" (bfloat16, big), in the order of the table."""
+    """Returns all rows in the order of the table.
+
+    Args:
+      device: "cpu" (float32, base model) or "gpu" (bfloat16, big model).
+      data_dir: folder of Multi30k.
+      output: folder for models and workdirs that rows share.
+    """
     is_gpu = device == "gpu"
     model, dtype = ("big", "bfloat16") if is_gpu else ("base", "float32")
     rows, length = (256, 64) if is_gpu else (16, 32)
@@ -65,7 +71,7 @@ def _training(name: str, model: str, rows: int, length: int, dtype: str, target:
 
 
 def _recurrent(model: str, rows: int, length: int, is_attending: bool, dtype: str) -> Row:
-    """With a fixed context PyTorch has the whole sequence in one call, with input feeding no one has."""
+    """Training of LSTMs. With a fixed context PyTorch runs a sequence in one call; input feeding needs a loop."""
     shape = {"model": model, "rows": rows, "length": length, "is_attending": is_attending}
     label, name = ("nn.LSTMCell in a loop", "luong") if is_attending else ("nn.LSTM", "fixed")
     sides = (
@@ -158,7 +164,7 @@ def _attention(length: int, is_causal: bool, dtype: str) -> Row:
 
 
 def _utilization(model: str, rows: int, length: int, dtype: str, size: int, target: float) -> Row:
-    """Its ratios are model FLOP/s over those of a product alone: the utilization, against each library's product."""
+    """Utilization: the ratios are the model's FLOP/s divided by those of a matrix product of each library."""
     shape = {"model": model, "rows": rows, "length": length}
     xla = _ours("products:by_xla", dtype, "product by XLA", size=size)
     sides = [
@@ -194,7 +200,7 @@ def _startup(verb: str, model: str, output: pathlib.Path) -> Row:
 
 
 def _loading(measure: str, unit: str, title: str, target: float, output: pathlib.Path) -> Row:
-    """Of seconds and of memory alike, the ratio is theirs over ours."""
+    """Loading of GPT-2, measured in seconds or memory; the ratio is theirs divided by ours."""
     shape = {"folder": str(output / "gpt2")}
     sides = (
         Side("ours", "pretrained:load", shape | {"measure": measure}, env=_SHARED),

@@ -1,4 +1,4 @@
-"""What every side is given alike: the sizes of the models and the tokens; without JAX, which not every side has."""
+"""Sizes of the models and tokens, the same for all sides; without JAX, which some sides do not import."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Sizes(NamedTuple):
-    """Of a post-norm encoder-decoder Transformer with one embedding for both ends and sinusoids."""
+    """Sizes of a post-norm encoder-decoder Transformer with one embedding for both sides and sinusoidal positions."""
 
     vocab_size: int
     num_layers: int
@@ -25,10 +25,10 @@ SIZES = {
 
 
 class RecurrentSizes(NamedTuple):
-    """Of an encoder-decoder of LSTMs with one embedding for both ends."""
+    """Sizes of an encoder-decoder of LSTMs with one embedding for both sides."""
 
     vocab_size: int
-    num_layers: int  # of either side; the encoder's have two directions
+    num_layers: int  # of encoder and decoder each; the encoder's layers are bidirectional
     d_model: int
     dropout_rate: float
 
@@ -45,7 +45,7 @@ PAD_ID, BOS_ID, EOS_ID = 0, 1, 2  # those of the tokenizers of translation
 
 
 def pairs(vocab_size: int, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Source and target tokens without padding, [rows, length] int32: those that `tfx_jax.planning` draws."""
+    """Returns (source, target) tokens without padding, [rows, length] int32, the same as `tfx_jax.planning` samples."""
     source, target = (
         np.random.default_rng(seed).integers(EOS_ID + 1, vocab_size, (rows, length), np.int32) for seed in (0, 1)
     )

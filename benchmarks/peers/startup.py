@@ -1,4 +1,4 @@
-"""How long the two commands take that people wait for: `translate` to its first line, `train` to its first step."""
+"""Start-up times of two commands: `translate` until its first line, `train` until its first step."""
 
 import io
 import os
@@ -21,13 +21,13 @@ _COMPILED = ("/jax/core/compile/backend_compile_duration",)
 
 
 class _FirstStepDone(BaseException):
-    """Ends a training; nothing catches it."""
+    """Ends a training; a BaseException, so that the library does not catch it."""
 
 
 class _Clock:
-    """Seconds since the process was asked for, and which of them went where.
+    """Seconds since another process started this one, divided into phases.
 
-    Who asked for it is another process: what `time.monotonic` counts is the same for all.
+    `spawned_at` is the other process's `time.monotonic`, which all processes share.
     """
 
     def __init__(self, spawned_at: float):
@@ -39,7 +39,7 @@ class _Clock:
         return time.monotonic() - self._spawned_at
 
     def listen(self) -> None:
-        """Takes note of what JAX traces and compiles."""
+        """Records when JAX traces and compiles."""
         import jax
 
         def note(event: str, duration_secs: float, **_: Any) -> None:
@@ -51,16 +51,17 @@ class _Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts a stretch as a phase, but for what was traced and compiled in it."""
+        """Adds the time inside the context to a phase, without the time of tracing and compiling."""
         start, before = self.now(), self._in_jax()
         yield
         self.phases[name] = self.phases.get(name, 0) + self.now() - start - (self._in_jax() - before)
 
     def _in_jax(self) -> float:
+        """Returns the seconds of tracing and compiling so far."""
         return _union([span for spans in self._spans.values() for span in spans])
 
     def finish(self) -> dict[str, float]:
-        """All phases; "rest" is what the others leave of the time until now."""
+        """Returns the seconds of all phases; "rest" is the remaining time until now."""
         total = self.now()
         compiling = _union(self._spans["compile"])
         self.phases |= {"trace": self._in_jax() - compiling, "compile": compiling}
@@ -68,7 +69,7 @@ class _Clock:
 
 
 def _union(spans: Sequence[tuple[float, float]]) -> float:
-    """The length of what intervals cover together: the tracing of a function holds that of those it calls."""
+    """Returns the length of the union of intervals; the tracing of a function contains that of functions it calls."""
     total, end = 0.0, 0.0
     for start, stop in sorted(spans):
         total += max(0.0, stop - max(start, end))
@@ -77,7 +78,7 @@ def _union(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def prepare(*, model: str, workdir: str) -> dict[str, float]:
-    """Makes the working directory that the other two start from: a tokenizer and a checkpoint of random parameters."""
+    """Makes the working directory for `translate` and `train`: a tokenizer and a checkpoint of random parameters."""
     if not (pathlib.Path(workdir) / "checkpoints").exists():
         from tfx_jax.cli.train import load_config_file
         from tfx_jax.training import make_run
@@ -97,7 +98,7 @@ def prepare(*, model: str, workdir: str) -> dict[str, float]:
 
 
 def translate(*, model: str, workdir: str, is_cached: bool, spawned_at: float) -> dict[str, float]:
-    """`tfx-jax translate` of one line, until it is written."""
+    """Returns the seconds of the phases of `tfx-jax translate` until it has written the translation of one line."""
     clock = _Clock(spawned_at)
     with _cache(workdir if is_cached else None):
         from tfx_jax.cli import translate as verb
@@ -112,7 +113,7 @@ def translate(*, model: str, workdir: str, is_cached: bool, spawned_at: float) -
 
 
 def train(*, model: str, workdir: str, is_cached: bool, spawned_at: float) -> dict[str, float]:
-    """`tfx-jax train` in a new working directory that has a tokenizer, until the first step is done."""
+    """Returns the seconds of the phases of `tfx-jax train` until the first step, in a new workdir with a tokenizer."""
     clock = _Clock(spawned_at)
     with _cache(workdir if is_cached else None), tempfile.TemporaryDirectory() as new:
         import jax
@@ -150,13 +151,15 @@ def train(*, model: str, workdir: str, is_cached: bool, spawned_at: float) -> di
 
 @contextmanager
 def _cache(workdir: str | None) -> Iterator[None]:
-    """Sets the folder of the compilation cache, before JAX is imported: one that stays, or an empty one."""
+    """Sets the folder of the compilation cache, before JAX is imported: in `workdir`, or temporary if None."""
     with tempfile.TemporaryDirectory() as empty:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = empty if workdir is None else f"{workdir}/xla"
         yield
 
 
 def _in_phase(clock: _Clock, name: str, function: Callable[..., Any]) -> Any:
+    """Returns the function, wrapped so that its calls count as a phase."""
+
     def timed(*arguments: Any, **options: Any) -> Any:
         with clock.phase(name):
             return function(*arguments, **options)
@@ -165,7 +168,7 @@ def _in_phase(clock: _Clock, name: str, function: Callable[..., Any]) -> Any:
 
 
 def _config_options(model: str) -> tuple[str, list[str]]:
-    """The experiment file and the overrides that make its model one of our sizes."""
+    """Returns (experiment file, overrides that give its model one of our sizes)."""
     sizes = SIZES[model]._asdict()
-    sizes.pop("vocab_size")  # that of the grammar
+    sizes.pop("vocab_size")  # the tokenizer of the grammar determines it
     return str(_EXPERIMENT), [f"--config.model.{name}={value}" for name, value in sizes.items()]

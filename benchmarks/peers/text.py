@@ -1,4 +1,4 @@
-"""Real text for one and the same model: in our batches, or padded as PyTorch's tutorials do."""
+"""Training of the same model on real text: in our batches, or padded as in PyTorch's tutorials."""
 
 import pathlib
 import tempfile
@@ -24,17 +24,18 @@ def training(
     """Steps on the first batches of an epoch, counted in target tokens that are not padding.
 
     Args:
-      model: the size.
-      data_dir: the folder of FILES, BPE applied.
-      is_padded: sentences in random order, as many in each batch, each side padded to its longest; else our batches.
+      model: key of `SIZES`.
+      data_dir: folder of `FILES`, with BPE applied.
+      is_padded: whether batches have a fixed number of random sentences, padded to the longest; otherwise our batches.
       tokens_per_batch: positions of one of our batches; the padded ones have the same tokens on average.
       num_batches: steps of a unit of work.
-      dtype: of the computation.
+      dtype: dtype of the computation.
     """
     pairs = read_pairs(*(pathlib.Path(data_dir) / name for name in FILES))
     with tempfile.TemporaryDirectory() as folder:
-        made = {"kind": "words", "family": "marian", "vocab_size": 20_000}
-        tokenizer = train_or_load_folder(folder, lambda: lines_of(pairs), **made)
+        tokenizer = train_or_load_folder(
+            folder, lambda: lines_of(pairs), kind="words", family="marian", vocab_size=20_000
+        )
     options = LoaderOptions(seed=0)
     ours = iter(pair_batches(pairs, tokenizer, options, tokens_per_batch=tokens_per_batch, max_length=128, prefetch=0))
     batch_list = list(islice(ours, num_batches))
@@ -60,7 +61,7 @@ def training(
 
 
 def padded(pairs: PairSource, tokenizer: HFTokenizer, rows: int) -> Iterator[dict[str, np.ndarray]]:
-    """An epoch in random order, so many sentences a batch, each side as long as its longest."""
+    """Yields the batches of an epoch in random order: `rows` pairs, each side padded to its longest sentence."""
     order = np.random.default_rng(0).permutation(len(pairs))
     for start in range(0, len(order) - rows + 1, rows):
         chosen = [pairs[int(index)] for index in order[start : start + rows]]
@@ -78,4 +79,5 @@ def _pad(sentences: list[list[int]]) -> np.ndarray:
 
 
 def _shapes(batch_list: list[dict[str, np.ndarray]]) -> list[list[int]]:
+    """Returns [rows, source length, target length] of each batch."""
     return [[*batch["source"].shape, batch["target"].shape[1]] for batch in batch_list]

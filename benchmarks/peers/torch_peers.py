@@ -25,9 +25,9 @@ from benchmarks.peers.worker import Workload, cores, timed
 
 
 class Translator(nn.Module):
-    """`nn.Transformer` as our model is: post-norm, nothing after the last layer, one embedding, sinusoids.
+    """`nn.Transformer` with our architecture: post-norm, no final normalization, one embedding, sinusoidal positions.
 
-    It keeps the offsets of its attention's projections, which ours do not have: 0.1 % of the parameters, no products.
+    Unlike ours, its attention's projections have biases: 0.1 % of the parameters, and no products.
     """
 
     positions: torch.Tensor
@@ -48,7 +48,7 @@ class Translator(nn.Module):
         )
         layers.encoder.norm = layers.decoder.norm = None
         for layer in (*layers.encoder.layers, *layers.decoder.layers):
-            layer.dropout = nn.Identity()  # that of the hidden units: the paper has none
+            layer.dropout = nn.Identity()  # no dropout of the hidden units, as in the paper
             for attention in (layer.self_attn, getattr(layer, "multihead_attn", None)):
                 if attention is not None:
                     attention.dropout = 0.0
@@ -61,7 +61,7 @@ class Translator(nn.Module):
         self.register_buffer("future", nn.Transformer.generate_square_subsequent_mask(length))
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Logits of every target token."""
+        """Returns the logits of every target token, [B, T, V]."""
         padding = source == PAD_ID
         inputs = torch.cat([torch.full_like(target[:, :1], BOS_ID), target[:, :-1]], dim=1)
         x, y = (self.dropout(self.embedding(ids) * self.scale + self.positions) for ids in (source, inputs))
@@ -77,7 +77,7 @@ class Translator(nn.Module):
 
 
 def sinusoids(length: int, d_model: int) -> torch.Tensor:
-    """Section 3.5 of Vaswani et al. (2017), [length, d_model]."""
+    """Returns the positional encoding of Vaswani et al. (2017), section 3.5, [length, d_model]."""
     rates = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10_000) / d_model))
     angles = torch.arange(length)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
@@ -86,7 +86,7 @@ def sinusoids(length: int, d_model: int) -> torch.Tensor:
 def training(
     *, model: str, rows: int, length: int, is_compiled: bool, device: str = "cpu", dtype: str = "float32"
 ) -> Workload:
-    """A training step of `Translator`."""
+    """Returns a training step of `Translator`."""
     sizes = SIZES[model]
     sides = pairs(sizes.vocab_size, rows, length)
     return training_of(lambda: Translator(sizes, length), sides, is_compiled=is_compiled, device=device, dtype=dtype)
@@ -95,7 +95,7 @@ def training(
 def training_of(
     make: Callable[[], nn.Module], sides: tuple[np.ndarray, np.ndarray], *, is_compiled: bool, device: str, dtype: str
 ) -> Workload:
-    """A training step on source and target, with whichever of PyTorch's implementations of Adam is faster."""
+    """Returns a training step of a module on `sides`, (source, target), with the faster of PyTorch's Adams."""
     torch.set_num_threads(cores())
     torch.manual_seed(0)
     net = make().to(device)
@@ -145,9 +145,9 @@ def attention(
     device: str = "cpu",
     backend: str = "",
 ) -> Workload:
-    """Forward and backward pass of `scaled_dot_product_attention`, by PyTorch's own choice or one `backend`."""
+    """Returns forward and backward pass of `scaled_dot_product_attention`; `backend` "" lets PyTorch choose."""
     torch.set_num_threads(cores())
-    shape = (rows, heads, length, head_size)  # the layout that it wants
+    shape = (rows, heads, length, head_size)  # PyTorch's layout
     *leaves, gradient = (torch.randn(shape, dtype=getattr(torch, dtype), device=device) for _ in range(4))
     for tensor in leaves:
         tensor.requires_grad_()

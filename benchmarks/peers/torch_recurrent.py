@@ -13,9 +13,9 @@ from benchmarks.peers.worker import Workload
 
 
 class RecurrentTranslator(nn.Module):
-    """What `tfx_jax.models.Seq2Seq` is with LSTMs: a fixed context, or Luong's general score and input feeding.
+    """`tfx_jax.models.Seq2Seq` with LSTMs: a fixed context, or Luong's general score with input feeding.
 
-    Both libraries' cells have the same products; PyTorch's have a second offset besides.
+    The cells of both libraries have the same products; PyTorch's have a second bias.
     """
 
     def __init__(self, sizes: RecurrentSizes, *, is_attending: bool):
@@ -39,7 +39,7 @@ class RecurrentTranslator(nn.Module):
         self.scale, self.num_layers = math.sqrt(d), n
 
     def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Logits of every target token; without padding, as the tokens of a benchmark are."""
+        """Returns the logits of every target token, [B, T, V]; there is no padding in the benchmark."""
         inputs = torch.cat([torch.full_like(target[:, :1], BOS_ID), target[:, :-1]], dim=1)
         memory, (last, _) = self.encoder(self.dropout(self.embedding(source) * self.scale))
         context = torch.cat([last[-2], last[-1]], dim=-1)
@@ -51,16 +51,21 @@ class RecurrentTranslator(nn.Module):
     def _fixed(
         self, words: torch.Tensor, memory: torch.Tensor, context: torch.Tensor, states: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
+        """Returns the readout of a decoder with a fixed context, [B, T, D]."""
         del memory
         contexts = context[:, None].expand_as(words)
         first = torch.stack(states[::2]), torch.stack(states[1::2])
         output, _ = self.decoder(torch.cat([words, contexts], dim=-1), first)
-        return self.readout(torch.cat([output, words, contexts], dim=-1)).unflatten(-1, (-1, 2)).amax(dim=-1)
+        readout = self.readout(torch.cat([output, words, contexts], dim=-1))
+        return readout.unflatten(-1, (-1, 2)).amax(dim=-1)  # maxout over pairs of units
 
     def _attending(
         self, words: torch.Tensor, memory: torch.Tensor, context: torch.Tensor, states: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """A loop in Python: what is attended to enters the next step."""
+        """Returns the readout of a decoder with attention, [B, T, D].
+
+        A Python loop, because the attended context is an input of the next step.
+        """
         layers = list(zip(states[::2], states[1::2], strict=True))
         fed, outputs = torch.zeros_like(context), []
         for word in words.unbind(1):
@@ -78,7 +83,7 @@ class RecurrentTranslator(nn.Module):
 def training(
     *, model: str, rows: int, length: int, is_attending: bool, device: str = "cpu", dtype: str = "float32"
 ) -> Workload:
-    """A training step, as `torch_peers.training` takes it."""
+    """Returns a training step of `RecurrentTranslator`."""
     sizes = RECURRENT_SIZES[model]
 
     def make() -> nn.Module:

@@ -16,12 +16,12 @@ _MAX_POSITIONS = 512
 def ctranslate2(
     *, model: str, rows: int, beam: int, source_length: int, length: int, compute_type: str, device: str = "cpu"
 ) -> Workload:
-    """Beam search to a forced length with the weights that our side draws."""
+    """Returns beam search to a forced length by CTranslate2, with the random weights of our side."""
     import ctranslate2
 
     names = vocabulary(SIZES[model].vocab_size)
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX draws the weights and nothing else
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX only makes the weights
         save_for_ctranslate2(model, folder)
         translator = ctranslate2.Translator(
             folder, device=device, compute_type=compute_type, inter_threads=1, intra_threads=cores()
@@ -30,8 +30,8 @@ def ctranslate2(
 
     def run(length: int = length, num_hypotheses: int = 1) -> list[list[list[str]]]:
         options: dict[str, Any] = {"min_decoding_length": length, "max_decoding_length": length, "beam_size": beam}
-        found = translator.translate_batch(source, num_hypotheses=num_hypotheses, **options)
-        return [row.hypotheses for row in found]
+        translations = translator.translate_batch(source, num_hypotheses=num_hypotheses, **options)
+        return [row.hypotheses for row in translations]
 
     assert all(len(tokens) == length for row in run() for tokens in row)
     ids = {name: index for index, name in enumerate(names)}
@@ -42,13 +42,13 @@ def ctranslate2(
 
 
 def vocabulary(size: int) -> list[str]:
-    """A name for every id; the special ones as CTranslate2 expects them."""
+    """Returns a name for every id; special tokens have the names that CTranslate2 expects."""
     special = {PAD_ID: "<blank>", BOS_ID: "<s>", EOS_ID: "</s>", 3: "<unk>"}
     return [special.get(index, f"t{index}") for index in range(size)]
 
 
 def save_for_ctranslate2(model: str, folder: str) -> None:
-    """Writes the model that our side draws for this size in CTranslate2's format."""
+    """Writes our random model of this size in CTranslate2's format."""
     import jax
     import jax.numpy as jnp
     from ctranslate2 import specs
@@ -75,6 +75,7 @@ def save_for_ctranslate2(model: str, folder: str) -> None:
 
 
 def _fill_layer(spec: Any, ours: dict[str, Any]) -> None:
+    """Copies the parameters of one of our layers into CTranslate2's."""
     query, key, value, out = _projections(ours["self_attention"])
     spec.self_attention.linear[0].weight = np.concatenate([query, key, value])
     spec.self_attention.linear[1].weight = out
@@ -94,7 +95,7 @@ def _fill_layer(spec: Any, ours: dict[str, Any]) -> None:
 
 
 def _projections(ours: dict[str, Any]) -> list[np.ndarray]:
-    """Query, key, value and output matrices, [outputs, inputs]."""
+    """Returns the matrices [query, key, value, output] of an attention layer, each [outputs, inputs]."""
     inputs, out = (ours[name]["kernel"] for name in ("query", "key", "value")), ours["out"]["kernel"]
     return [*(_rows(kernel.reshape(len(kernel), -1)) for kernel in inputs), _rows(out.reshape(-1, out.shape[-1]))]
 
@@ -117,7 +118,7 @@ def hugging_face(
     dtype: str = "float32",
     device: str = "cpu",
 ) -> Workload:
-    """`generate` of a MarianMTModel of the same sizes, with a cache; its weights are its own."""
+    """Returns `generate` of a MarianMTModel of the same sizes, with a cache and other random weights."""
     import torch
     import transformers
 

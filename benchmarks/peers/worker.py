@@ -16,30 +16,36 @@ from typing import Any, NamedTuple, TextIO
 
 
 class Workload(NamedTuple):
-    """What one side repeats."""
+    """A unit of work that one side repeats."""
 
     run: Callable[[], Any]
-    """One unit of work, done when it returns."""
+    """Does one unit; returns when it is complete."""
     work: float
-    """How much a unit is, in what the row counts: target tokens, FLOP."""
+    """Size of a unit, in the row's unit, such as target tokens or FLOP."""
     about: dict[str, Any] | None = None
-    """What else to report, JSON."""
+    """Further results to report, as JSON."""
 
 
 def cores() -> int:
-    """The threads that every side may use: all cores of this process."""
+    """Returns the number of threads that every side may use: all cores of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def timed(run: Callable[[], Any]) -> float:
-    """Seconds of one call."""
+    """Returns the seconds of one call."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
 def serve(built: Workload | dict[str, float], orders: TextIO, answers: TextIO) -> None:
-    """Reports what was built and, if it is a workload, runs it until there are no more orders."""
+    """Answers with the phases if `built` is a dictionary of seconds; otherwise runs the workload for each order.
+
+    Args:
+      built: result of the build function.
+      orders: lines of JSON, {"units": number of units to run}.
+      answers: gets a line of JSON when the workload is ready, and one for each order.
+    """
 
     def answer(message: dict[str, Any]) -> None:
         answers.write(json.dumps(message) + "\n")
@@ -47,7 +53,7 @@ def serve(built: Workload | dict[str, float], orders: TextIO, answers: TextIO) -
 
     if isinstance(built, dict):
         return answer({"phases": built})
-    warm_up = [timed(built.run) for _ in range(2)]  # what is compiled or allocated at first use, is now
+    warm_up = [timed(built.run) for _ in range(2)]  # compiles and allocates everything that the first use needs
     answer({"work": built.work, "warm_up": warm_up, "about": built.about or {}})
     for order in orders:
         before = time.process_time()

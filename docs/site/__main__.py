@@ -1,4 +1,4 @@
-"""Writes the sources of the site, and checks what Sphinx makes of them.
+"""Writes the Markdown sources of the site, and checks the HTML that Sphinx makes of them.
 
 python -m docs.site write docs/_build/source
 python -m docs.site check docs/_build/html
@@ -12,8 +12,12 @@ from docs.site import api, check, hand_written
 
 
 def write(folder: pathlib.Path) -> list[str]:
-    """Writes all pages as Markdown; returns what is missing."""
-    from docs.site import catalogue, settings  # these import the library, which a check does without
+    """Writes all pages as Markdown into a folder and deletes other pages there.
+
+    Returns:
+      One line for each public name without documentation.
+    """
+    from docs.site import catalogue, settings  # late imports: these import the library, which `check` does not need
 
     pages = hand_written.pages() | api.pages() | settings.pages()
     pages |= catalogue.pages(folder / "images" / "attention")
@@ -23,7 +27,7 @@ def write(folder: pathlib.Path) -> list[str]:
         path = folder / f"{name}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
         text = text.strip() + "\n"
-        if not path.exists() or path.read_text(encoding="utf-8") != text:  # Sphinx builds what is newer
+        if not path.exists() or path.read_text(encoding="utf-8") != text:  # Sphinx rebuilds files with a newer date
             path.write_text(text, encoding="utf-8")
     for path in folder.rglob("*.md"):
         if path.relative_to(folder).with_suffix("").as_posix() not in pages:
@@ -32,14 +36,21 @@ def write(folder: pathlib.Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one of the two steps; the exit status is 1 if it found problems."""
+    """Runs a step.
+
+    Args:
+      arguments: ["write" or "check", folder].
+
+    Returns:
+      The exit status: 1 if the step found problems, otherwise 0.
+    """
     step, folder = arguments[0], pathlib.Path(arguments[1])
     begin = time.monotonic()
-    found = write(folder) if step == "write" else check.problems(folder)
-    for line in found:
-        print(line, file=sys.stderr)
-    print(f"{step}: {len(found)} problems, {time.monotonic() - begin:.0f} s")
-    return int(bool(found))
+    problems = write(folder) if step == "write" else check.problems(folder)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    print(f"{step}: {len(problems)} problems, {time.monotonic() - begin:.0f} s")
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

@@ -8,24 +8,25 @@ from docs.site.markdown import cell, inline, items, prose, sections, table
 from docs.site.symbols import PACKAGES, Definition, Symbol, bases, docstring, path_of, public, symbols, tree
 
 Pages = dict[str, str]
-"""Markdown by the path of a page, without a suffix."""
+"""Markdown of each page, by its path without a suffix."""
 
 
 def pages() -> Pages:
-    """Returns the whole reference."""
+    """Returns all pages of the reference: symbols, packages, the index and the papers."""
     result = {symbol.page: _page(symbol) for package in PACKAGES.values() for symbol in symbols(package)}
     result |= {f"api/{name}/index": _package(name) for name in PACKAGES}
     return result | {"api/index": _index(), "papers": papers()}
 
 
 def missing() -> list[str]:
-    """Returns the public symbols that say nothing of themselves."""
-    found = [symbol for package in PACKAGES.values() for symbol in symbols(package)]
-    return [f"{symbol.module}: {symbol.name} has no docstring" for symbol in found if not symbol.doc]
+    """Returns one line for each public symbol without documentation."""
+    all_symbols = [symbol for package in PACKAGES.values() for symbol in symbols(package)]
+    return [f"{symbol.module}: {symbol.name} has no docstring" for symbol in all_symbols if not symbol.doc]
 
 
 def _index() -> str:
-    top = ["train", "load", "generate"]
+    """Returns the page of the whole reference."""
+    top = ["train", "load", "generate"]  # functions of `tfx_jax` itself
     lines = [
         "# API reference",
         "",
@@ -49,6 +50,7 @@ def _index() -> str:
 
 
 def _package(name: str) -> str:
+    """Returns the page of a package, a key of `PACKAGES`: its docstring and its names by defining module."""
     module = PACKAGES[name]
     groups: dict[str, list[Symbol]] = {}
     for symbol in symbols(module):
@@ -65,15 +67,17 @@ def _package(name: str) -> str:
 
 
 def _toctree(entries: list[str]) -> str:
+    """Returns Sphinx's hidden table of contents, which puts pages into the navigation."""
     return "\n".join(["```{toctree}", ":hidden:", "", *entries, "```"])
 
 
 def _summary(symbol: Symbol, link: str) -> str:
-    """Returns the first paragraph of the documentation, for a table."""
+    """Returns the first paragraph of a symbol's documentation, for a table; `link` is the path to the site's root."""
     return cell(prose(symbol.doc.split("\n\n")[0], link=link, skip=symbol.name))
 
 
 def _page(symbol: Symbol) -> str:
+    """Returns the page of a class, function or constant."""
     module = symbol.package
     lines = [
         f"# {inline(symbol.name)}",
@@ -85,21 +89,27 @@ def _page(symbol: Symbol) -> str:
         return "\n".join([*lines, *_class(symbol, symbol.node)])
     if isinstance(symbol.node, ast.FunctionDef):
         return "\n".join([*lines, *_function(symbol.node, symbol.name)])
-    shown = ast.unparse(symbol.node)
-    if len(shown) > 400:
-        shown = shown[: shown.index("=")] + "= ..."
-    return "\n".join([*lines, f"```python\n{shown}\n```", "", prose(symbol.doc, link="../../")])
+    definition = ast.unparse(symbol.node)  # of a constant
+    if len(definition) > 400:
+        definition = definition[: definition.index("=")] + "= ..."
+    return "\n".join([*lines, f"```python\n{definition}\n```", "", prose(symbol.doc, link="../../")])
 
 
 def signature(node: ast.FunctionDef, name: str, *, bound: bool = False) -> str:
-    """Writes the signature of a function as its source has it, an argument on each line where it is long."""
+    """Returns the signature of a function as in its source; a long one has one argument on each line.
+
+    Args:
+      node: the function.
+      name: name to call it by.
+      bound: whether to leave out the first argument, `self`.
+    """
     arguments, parts = node.args, list[str]()
     positional = arguments.posonlyargs + arguments.args
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
-    for place, (argument, default) in enumerate(zip(positional, defaults, strict=True)):
-        if not (bound and place == 0):
+    for index, (argument, default) in enumerate(zip(positional, defaults, strict=True)):
+        if not (bound and index == 0):
             parts.append(_argument(argument, default))
-        if arguments.posonlyargs and place == len(arguments.posonlyargs) - 1:
+        if arguments.posonlyargs and index == len(arguments.posonlyargs) - 1:
             parts.append("/")
     if arguments.vararg:
         parts.append(f"*{_argument(arguments.vararg, None)}")
@@ -116,12 +126,16 @@ def signature(node: ast.FunctionDef, name: str, *, bound: bool = False) -> str:
 
 
 def _argument(argument: ast.arg, default: ast.expr | None) -> str:
+    """Returns an argument as `name: type = default`."""
     text = argument.arg + (f": {_type(argument.annotation)}" if argument.annotation else "")
     return text + (f" = {ast.unparse(default)}" if default is not None else "")
 
 
 def _type(node: ast.expr | None) -> str:
-    """Writes a type as its source has it: strings that name classes lose their quotation marks, axes keep theirs."""
+    """Returns a type as in its source, "" for none.
+
+    Strings that name classes lose their quotation marks; those that name axes, as in `Float[Array, "B T"]`, keep them.
+    """
     if node is None:
         return ""
     text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ast.unparse(node)
@@ -129,12 +143,14 @@ def _type(node: ast.expr | None) -> str:
 
 
 def _function(node: ast.FunctionDef, name: str, *, bound: bool = False) -> Iterator[str]:
+    """Yields the lines about a function: its signature and its documentation."""
     yield f"```python\n{signature(node, name, bound=bound)}\n```"
     yield ""
     yield from _documentation(docstring(node), node.name)
 
 
 def _documentation(doc: str, name: str) -> Iterator[str]:
+    """Yields the lines of a docstring as Markdown: prose, sections, and examples at the end; `name` is not linked."""
     parts = sections(doc)
     blocks = re.split(r"\n\s*\n", parts.pop(""))
     examples = [block for block in blocks if block.lstrip().startswith(">>>")]
@@ -144,9 +160,9 @@ def _documentation(doc: str, name: str) -> Iterator[str]:
         if title in ("Returns", "Yields"):
             yield prose(text, link="../../", skip=name)
             continue
-        for item, said in items(text):
-            first, *others = [line.strip() for line in said.splitlines() if line.strip()] or [""]
-            text = " ".join(inline(line, link="../../", skip=name) for line in (first, *others))
+        for item, meaning in items(text):
+            item_lines = [line.strip() for line in meaning.splitlines() if line.strip()] or [""]
+            text = " ".join(inline(line, link="../../", skip=name) for line in item_lines)
             yield f"- `{item}`: {text}" if item else f"- {text}"
     if examples:
         yield "\n**Example**\n"
@@ -155,6 +171,7 @@ def _documentation(doc: str, name: str) -> Iterator[str]:
 
 
 def _class(symbol: Symbol, node: ast.ClassDef) -> Iterator[str]:
+    """Yields the lines about a class: signature, documentation, fields and methods, inherited ones included."""
     parents = ", ".join(ast.unparse(base) for base in node.bases)
     functions = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
     init = functions.get("__init__")
@@ -166,21 +183,21 @@ def _class(symbol: Symbol, node: ast.ClassDef) -> Iterator[str]:
     yield from _documentation(symbol.doc, symbol.name)
     if init is not None and docstring(init):
         yield from _documentation(docstring(init), symbol.name)
-    family = [symbol, *bases(symbol)]
-    fields = [(owner, field) for owner in family for field in _fields(owner)]
+    classes = [symbol, *bases(symbol)]
+    fields = [(owner, field) for owner in classes for field in _fields(owner)]
     if fields:
         yield "## Fields\n"
         seen: set[str] = set()
         rows: list[list[str]] = []
-        for owner, (name, kind, default, said) in fields:
+        for owner, (name, kind, default, meaning) in fields:
             if name not in seen:
                 origin = "" if owner is symbol else f" (of `{owner.name}`)"
-                shown = f"`{default}`" if default else ""
-                rows.append([f"`{name}`", f"`{kind}`", shown, inline(said, link="../../") + origin])
+                default_cell = f"`{default}`" if default else ""
+                rows.append([f"`{name}`", f"`{kind}`", default_cell, inline(meaning, link="../../") + origin])
             seen.add(name)
         yield table(["field", "type", "default", ""], rows)
         yield ""
-    methods = [(owner, item) for owner in family for item in _methods(owner.node)]
+    methods = [(owner, item) for owner in classes for item in _methods(owner.node)]
     seen = set()
     for owner, item in methods:
         if item.name in seen:
@@ -188,7 +205,8 @@ def _class(symbol: Symbol, node: ast.ClassDef) -> Iterator[str]:
         if not seen:
             yield "## Methods\n"
         seen.add(item.name)
-        is_property = any(isinstance(mark, ast.Name) and mark.id == "property" for mark in item.decorator_list)
+        decorators = {mark.id for mark in item.decorator_list if isinstance(mark, ast.Name)}
+        is_property = "property" in decorators
         yield f"### {inline(item.name)}\n"
         if owner is not symbol:
             yield f"Inherited from `{owner.name}`.\n"
@@ -196,58 +214,67 @@ def _class(symbol: Symbol, node: ast.ClassDef) -> Iterator[str]:
             yield f"```python\n{item.name}: {_type(item.returns)}\n```\n"
             yield from _documentation(docstring(item), item.name)
         else:
-            is_static = any(isinstance(mark, ast.Name) and mark.id == "staticmethod" for mark in item.decorator_list)
-            yield from _function(item, item.name, bound=not is_static)
+            yield from _function(item, item.name, bound="staticmethod" not in decorators)
 
 
 def _methods(node: Definition) -> list[ast.FunctionDef]:
+    """Returns the public methods of a class, and `__call__`; none if the node is not a class."""
     body = node.body if isinstance(node, ast.ClassDef) else []
     functions = [item for item in body if isinstance(item, ast.FunctionDef)]
     return [item for item in functions if not item.name.startswith("_") or item.name == "__call__"]
 
 
-_DECLARATIONS = ("at_least", "fraction", "one_of", "within")
+_DECLARATIONS = (
+    "at_least",
+    "fraction",
+    "one_of",
+    "within",
+)  # functions of `tfx_jax.fields` whose last argument is the default
 
 
 def _fields(symbol: Symbol) -> Iterator[tuple[str, str, str, str]]:
-    """Yields name, type, default and meaning of each annotated field of a class."""
+    """Yields (name, type, default, meaning) of each public annotated field of a class.
+
+    The meaning is the string below the field, the comment behind it, or the comment lines above it.
+    """
     node = symbol.node
     body = node.body if isinstance(node, ast.ClassDef) else []
     source = path_of(symbol.module).read_text(encoding="utf-8").splitlines()
-    for place, item in enumerate(body):
+    for index, item in enumerate(body):
         if not (isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)) or item.target.id.startswith(
             "_"
         ):
             continue
-        below = body[place + 1] if place + 1 < len(body) else None
-        said = ""
+        below = body[index + 1] if index + 1 < len(body) else None
+        meaning = ""
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            said = str(below.value.value)
+            meaning = str(below.value.value)
         lines = source[item.lineno - 1 : item.end_lineno]
         behind = [line.split("  # ")[1] for line in lines if "  # " in line]
         above: list[str] = []
-        number = item.lineno - 2
-        while source[number].lstrip().startswith("# "):
-            above.insert(0, source[number].lstrip("# "))
-            number -= 1
-        yield item.target.id, _type(item.annotation), _default(item.value), said or " ".join(behind or above)
+        line_index = item.lineno - 2  # of the line before the field, because `lineno` counts from 1
+        while source[line_index].lstrip().startswith("# "):
+            above.insert(0, source[line_index].lstrip("# "))
+            line_index -= 1
+        yield item.target.id, _type(item.annotation), _default(item.value), meaning or " ".join(behind or above)
 
 
 def _default(value: ast.expr | None) -> str:
-    """Writes the default of a field, which its declaration has as the last argument."""
+    """Returns the default of a field from the expression on the right of its "="; "" for none."""
     if isinstance(value, ast.Call):
         name = ast.unparse(value.func)
         if name in _DECLARATIONS:
             return ast.unparse(value.args[-1])
         if name.endswith("field"):
-            made = {item.arg: item.value for item in value.keywords}
-            if "default" in made:
-                return ast.unparse(made["default"])
-            factory = ast.unparse(made["default_factory"]) if "default_factory" in made else ""
+            keywords = {item.arg: item.value for item in value.keywords}
+            if "default" in keywords:
+                return ast.unparse(keywords["default"])
+            factory = ast.unparse(keywords["default_factory"]) if "default_factory" in keywords else ""
             return f"{factory}()" if re.fullmatch(r"\w+", factory) else factory
     return "" if value is None else ast.unparse(value)
 
 
+# A citation such as 'section 3.2 of "Title" (Vaswani et al., 2017, https://...)'; place and title are optional.
 _PAPER = re.compile(
     r"(?:(?P<place>(?:[Ss]ection|[Ee]quation|[Aa]lgorithm|[Aa]ppendi|[Ff]igure|[Tt]able)[^.\"]{1,60}?) of )?"
     r'(?:"(?P<title>[^"]{8,200})"\s+\()?'
@@ -258,16 +285,16 @@ _PAPER = re.compile(
 
 def papers() -> str:
     """Returns the index from papers to the public names that implement them."""
-    said: dict[str, tuple[str, str, str]] = {}
-    names: dict[str, dict[str, str]] = {}
+    papers_by_url: dict[str, tuple[str, str, str]] = {}  # (title, authors, year)
+    names: dict[str, dict[str, str]] = {}  # for each address, the place in the paper by the symbol's name
     for package in PACKAGES.values():
         for symbol in symbols(package):
             for title, who, year, url, place in cited(symbol):
-                known = said.get(url, ("", "", ""))
-                said[url] = title or known[0], who, year
+                earlier_title, _, _ = papers_by_url.get(url, ("", "", ""))
+                papers_by_url[url] = title or earlier_title, who, year
                 names.setdefault(url, {}).setdefault(symbol.name, place)
-    rows: list[tuple[str, str, str]] = []
-    for url, (title, who, year) in said.items():
+    rows: list[tuple[str, str, str]] = []  # (year, authors, line of the table), to be sorted
+    for url, (title, who, year) in papers_by_url.items():
         links = [
             f"[`{name}`]({public()[name].page}.md){f' ({inline(place)})' if place else ''}"
             for name, place in sorted(names[url].items())
@@ -289,7 +316,10 @@ def papers() -> str:
 
 
 def cited(symbol: Symbol) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yields title (or nothing), authors, year, address and place of each paper that a symbol's documentation cites."""
+    """Yields (title, authors, year, address, place) of each paper that a symbol's documentation cites.
+
+    Title and place, such as "section 3.2", are "" if the citation has none.
+    """
     texts = [symbol.doc]
     if isinstance(symbol.node, ast.ClassDef):
         texts += [docstring(item) for item in symbol.node.body if isinstance(item, ast.FunctionDef)]

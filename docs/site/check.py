@@ -5,6 +5,7 @@ import pathlib
 import re
 import urllib.parse
 
+# Attributes whose address a browser requests when it shows a page, by tag.
 _REQUESTING = {
     "script": "src",
     "img": "src",
@@ -15,7 +16,8 @@ _REQUESTING = {
     "embed": "src",
     "object": "data",
 }
-_ELSEWHERE = re.compile(r"\s*(https?:)?//")
+_ELSEWHERE = re.compile(r"\s*(https?:)?//")  # addresses of other hosts
+# Addresses of other hosts in CSS, in url(...) or @import.
 _STYLE = re.compile(r"url\(\s*['\"]?((?:https?:)?//[^)'\"]+)|@import\s+['\"]((?:https?:)?//[^'\"]+)")
 
 
@@ -28,6 +30,7 @@ class _Page(html.parser.HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Called by `feed` for each tag."""
         values = {name: value or "" for name, value in attrs}
         self.ids |= {values[name] for name in ("id", "name") if name in values}
         if tag == "a" and "href" in values:
@@ -36,7 +39,7 @@ class _Page(html.parser.HTMLParser):
         if tag == "link" and values.get("rel") != "canonical":
             requested.append(values.get("href", ""))
         self.requests += [address for address in requested if _ELSEWHERE.match(address)]
-        self.requests += [found[0] or found[1] for found in _STYLE.findall(values.get("style", ""))]
+        self.requests += [url or imported for url, imported in _STYLE.findall(values.get("style", ""))]
 
 
 def problems(folder: pathlib.Path) -> list[str]:
@@ -56,6 +59,6 @@ def problems(folder: pathlib.Path) -> list[str]:
             elif parts.fragment and target in pages and urllib.parse.unquote(parts.fragment) not in pages[target].ids:
                 result.append(f"{name}: {link} has no such anchor")
     for path in folder.rglob("*.css"):
-        for found in _STYLE.findall(path.read_text(encoding="utf-8")):
-            result.append(f"{path.relative_to(folder)}: requests {found[0] or found[1]}")
+        for url, imported in _STYLE.findall(path.read_text(encoding="utf-8")):
+            result.append(f"{path.relative_to(folder)}: requests {url or imported}")
     return result

@@ -1,4 +1,4 @@
-"""Sphinx configuration of the documentation; its sources are what `python -m docs.site` writes."""
+"""Sphinx configuration of the documentation, whose sources `python -m docs.site` writes."""
 
 smartquotes = False  # "--flag" stays as it is
 project = "tfx_jax"

@@ -23,12 +23,12 @@ FILES = {
     "CONTRIBUTING.md": "contributing",
     "CHANGELOG.md": "changelog",
 }
-"""Files in the repository, and the pages that they become."""
+"""Paths of the pages, without a suffix, by file in the repository."""
 _FENCE = re.compile(r"^(`{3,}|:{3,}).*?^\1$", re.MULTILINE | re.DOTALL)
 
 
 def pages() -> Pages:
-    """Returns all of them."""
+    """Returns all pages written by hand."""
     return {page: convert((ROOT / file).read_text(encoding="utf-8"), file) for file, page in FILES.items()}
 
 
@@ -37,14 +37,15 @@ def convert(text: str, file: str) -> str:
     parts: list[str] = []
     end = 0
     for match in re.finditer(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL):
-        # A name of a file beside the language of a block, which the tests read, is shown above it.
-        shown = re.sub(r"^```(text|json) (\\S+)\\n", r"```{code-block} \1\n:caption: \2\n\n", match[0])
-        parts += [_prose(text[end : match.start()], file), shown]
+        # The tests read the name of a file after the language of a block; the site shows it as a caption.
+        block = re.sub(r"^```(text|json) (\\S+)\\n", r"```{code-block} \1\n:caption: \2\n\n", match[0])
+        parts += [_prose(text[end : match.start()], file), block]
         end = match.end()
     return "".join([*parts, _prose(text[end:], file)])
 
 
 def _prose(text: str, file: str) -> str:
+    """Converts text without blocks of code; `file` is the file of the page, from which relative links start."""
     text = re.sub(
         r"(\]\()([^)\s#:]+)(#[^)\s]*)?\)", lambda match: f"{match[1]}{_target(match[2], match[3] or '', file)})", text
     )
@@ -53,17 +54,23 @@ def _prose(text: str, file: str) -> str:
 
 
 def _target(path: str, anchor: str, file: str) -> str:
-    """Returns where a relative link of a file leads on the site."""
-    place = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
-    if place in FILES:
-        return f"{FILES[place]}.md{anchor}"
-    experiment = re.fullmatch(r"experiments/(\w+)\.py", place)
+    """Returns the target on the site of a relative link.
+
+    Args:
+      path: target in the repository, relative to the folder of `file`.
+      anchor: "#section" in the target, or "".
+      file: file that contains the link.
+    """
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
+    if target in FILES:
+        return f"{FILES[target]}.md{anchor}"
+    experiment = re.fullmatch(r"experiments/(\w+)\.py", target)
     if experiment:
         return f"experiments.md#{experiment[1]}"
-    package = re.fullmatch(r"tfx_jax/(.+)/__init__\.py", place)
+    package = re.fullmatch(r"tfx_jax/(.+)/__init__\.py", target)
     if package and package[1].replace("/", ".") in PACKAGES:
         return f"api/{package[1].replace('/', '.')}/index.md{anchor}"
-    if not (ROOT / place).exists():  # a page that the generator writes
+    if not (ROOT / target).exists():  # a page that the generator writes
         return path + anchor
-    kind = "tree" if (ROOT / place).is_dir() else "blob"
-    return f"{REPOSITORY}/{kind}/main/{place}{anchor}"
+    kind = "tree" if (ROOT / target).is_dir() else "blob"
+    return f"{REPOSITORY}/{kind}/main/{target}{anchor}"

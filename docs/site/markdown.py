@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: prose, shapes, doctests, tables and the sections that Google's style has."""
+"""Docstrings as Markdown: prose, shapes, doctests, tables and the sections of Google's style."""
 
 import re
 import textwrap
@@ -12,7 +12,7 @@ _CODE = re.compile(r"(`+)(.+?)\1")
 
 
 def sections(doc: str) -> dict[str, str]:
-    """Splits a docstring into its prose, under "", and its sections, by their titles."""
+    """Splits a docstring into its sections: text by title such as "Args"; the prose has the title ""."""
     result, title = {"": ""}, ""
     for line in doc.splitlines():
         if line.rstrip(":") in SECTIONS and line.endswith(":"):
@@ -27,7 +27,7 @@ def sections(doc: str) -> dict[str, str]:
 
 
 def items(section: str) -> list[tuple[str, str]]:
-    """Splits the text of a section into names and what is said of each."""
+    """Splits the text of a section into (name, description) pairs; the name is "" for text before the first name."""
     result: list[tuple[str, str]] = []
     for line in section.splitlines():
         match = re.match(r"(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*): ?(.*)", line)
@@ -45,14 +45,16 @@ def prose(text: str, *, link: str = "", skip: str = "") -> str:
     """Converts paragraphs: escapes what Markdown would interpret, fences doctests and indented blocks.
 
     Args:
-      text: of a docstring, without indentation.
-      link: path from the page to the root of the site, such as "../../"; public symbols in backticks become links.
-      skip: a name that is not linked, since it is the page's own.
+      text: text of a docstring, without indentation.
+      link: path from the page to the root of the site, such as "../../"; public symbols in backticks become links. ""
+        makes no links.
+      skip: name that is not linked, because the page is about it.
     """
     return "\n\n".join(_blocks(text, link, skip))
 
 
 def _blocks(text: str, link: str, skip: str) -> Iterator[str]:
+    """Yields each paragraph as Markdown; the arguments are those of `prose`."""
     for block in re.split(r"\n\s*\n", text.strip("\n")):
         lines = block.splitlines()
         if not block.strip():
@@ -85,7 +87,10 @@ def _not_a_list(line: str) -> str:
 
 
 def inline(text: str, *, link: str = "", skip: str = "") -> str:
-    """Escapes one line of prose, keeps `code`, and makes links of addresses and of public symbols in `code`."""
+    """Escapes one line of prose, keeps `code`, and makes links of addresses and of public symbols in `code`.
+
+    `link` and `skip` are those of `prose`.
+    """
     parts: list[str] = []
     end = 0
     for match in _CODE.finditer(text):
@@ -96,7 +101,7 @@ def inline(text: str, *, link: str = "", skip: str = "") -> str:
 
 
 def code_link(code: str, link: str, skip: str = "") -> str:
-    """Returns `code`, as a link to the page of the public symbol that it names, if there is such a page."""
+    """Returns code in backticks; if it names a public symbol, as a link to its page (`link`, `skip`: see `prose`)."""
     match = re.fullmatch(r"(?:tfx_jax\.|tfx\.)?(?:\w+\.)*(\w+)(\([^)]*\))?", code)
     symbol = public().get(match[1]) if match else None
     package = code.rpartition(".")[0].removeprefix("tfx_jax.")
@@ -106,6 +111,7 @@ def code_link(code: str, link: str, skip: str = "") -> str:
 
 
 def _escaped(text: str) -> str:
+    """Escapes prose without code, and makes links of addresses."""
     parts: list[str] = []
     end = 0
     for match in _ADDRESS.finditer(text):
@@ -115,6 +121,7 @@ def _escaped(text: str) -> str:
 
 
 def _escaped_words(text: str) -> str:
+    """Escapes prose without code and addresses, and keeps **bold** words."""
     bold = r"(\*\*[^*\s](?:[^*]*[^*\s])?\*\*)"
     return "".join(
         part if re.fullmatch(bold, part) else re.sub(r"([\\<\[\]_*~`$])", r"\\\1", part)
@@ -123,18 +130,18 @@ def _escaped_words(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Makes text fit into a cell of a table."""
+    """Returns text for a cell of a table: on one line, with "|" escaped."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """Returns a Markdown table."""
+    """Returns a Markdown table from its header and its rows."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
 
 
 def _table(lines: list[str]) -> str:
-    """Converts a simple table of reStructuredText."""
+    """Converts a simple table of reStructuredText, whose first line shows the columns as runs of "="."""
     spans = [match.span() for match in re.finditer(r"=+", lines[0])]
     ends = [start for start, _ in spans[1:]] + [None]
     rows = [

@@ -27,11 +27,11 @@ def pages() -> Pages:
 
 
 def _configs() -> Iterator[tuple[str, list[type]]]:
-    """Yields titles and the dataclasses of configurations under them."""
+    """Yields (title of a section, dataclasses of configurations in it)."""
     yield "Experiment", [training.ExperimentConfig, training.OptimizerConfig, training.MeshConfig]
     for title, package in (("Models", models), ("Layers", nn), ("Tasks and data", tasks)):
-        found = [getattr(package, name) for name in package.__all__]
-        yield title, [kind for kind in found if isinstance(kind, type) and _is_config(kind)]
+        exports = [getattr(package, name) for name in package.__all__]
+        yield title, [kind for kind in exports if isinstance(kind, type) and _is_config(kind)]
 
 
 def _is_config(kind: type) -> bool:
@@ -61,13 +61,14 @@ def _configuration() -> str:
                 "",
             ]
             lines += ["| field | type | default | |", "| --- | --- | --- | --- |"]
-            hints, told = typing.get_type_hints(kind), meanings(kind)
+            hints = typing.get_type_hints(kind)
+            field_meanings = meanings(kind)
             for field in dataclasses.fields(kind):
                 row = [
                     f"`{field.name}`",
                     f"`{cell(_type_name(hints[field.name]))}`",
                     f"{cell(_default(field))}",
-                    cell(inline(told[field.name])),
+                    cell(inline(field_meanings[field.name])),
                 ]
                 lines.append(f"| {' | '.join(row)} |")
             lines.append("")
@@ -75,6 +76,7 @@ def _configuration() -> str:
 
 
 def _type_name(hint: Any) -> str:
+    """Returns a type without the modules of its names, such as "Sequence[int]"."""
     return (
         hint.__name__
         if isinstance(hint, type) and not typing.get_args(hint)
@@ -83,9 +85,10 @@ def _type_name(hint: Any) -> str:
 
 
 def _default(field: Any) -> str:
+    """Returns the default of a dataclass field in backticks; "" for none."""
     if field.default_factory is not dataclasses.MISSING:
-        made = field.default_factory()
-        return f"`{type(made).__name__}()`" if dataclasses.is_dataclass(made) else f"`{made!r}`"
+        value = field.default_factory()
+        return f"`{type(value).__name__}()`" if dataclasses.is_dataclass(value) else f"`{value!r}`"
     return "" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
 
 
@@ -98,7 +101,10 @@ class _FoundError(Exception):
 
 
 def parser_of(verb: str, *arguments: str) -> argparse.ArgumentParser:
-    """Returns the parser that a verb makes, before it parses anything."""
+    """Returns the parser that a verb makes for its arguments.
+
+    Runs the verb, but leaves it with an exception as soon as its parser begins to parse.
+    """
 
     def stop(parser: Parser, *_: Any, **__: Any) -> NoReturn:
         raise _FoundError(parser)
@@ -121,21 +127,22 @@ def _commands() -> str:
         "",
         "| verb | |",
         "| --- | --- |",
-        *(f"| [{verb}](#tfx-jax-{verb}) | {inline(said)} |" for verb, said in cli.VERBS.items()),
+        *(f"| [{verb}](#tfx-jax-{verb}) | {inline(meaning)} |" for verb, meaning in cli.VERBS.items()),
         "",
     ]
     for verb in cli.VERBS:
         parsers = [parser_of(verb, "--help")]
         parsers += [parser_of(verb, name) for name in _PARTS.get(verb, ())]
         lines += [f"## tfx-jax {verb}", ""]
-        for place, parser in enumerate(parsers):
-            if place:
+        for index, parser in enumerate(parsers):
+            if index:  # the first parser is that of the verb itself, which has a heading already
                 lines += [f"### {parser.prog}", ""]
             lines += list(_parser(parser))
     return "\n".join(lines)
 
 
 def _parser(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yields the lines about a parser: description, usage, table of options, epilog."""
     yield inline(parser.description or "")
     yield ""
     usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")
@@ -146,14 +153,15 @@ def _parser(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in actions:
         value = "" if action.nargs == 0 else f"={action.metavar or action.dest.upper()}"
         name = f"{', '.join(action.option_strings)}{value}" if action.option_strings else action.metavar or action.dest
-        said = inline((action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%"))
-        more = [f"One of {', '.join(f'`{choice}`' for choice in action.choices)}."] if action.choices else []
-        if action.option_strings and action.default not in (None, False, argparse.SUPPRESS) and "default" not in said:
-            more.append(f"Default: `{action.default}`.")
+        meaning = inline((action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%"))
+        notes = [f"One of {', '.join(f'`{choice}`' for choice in action.choices)}."] if action.choices else []
+        has_default = action.option_strings and action.default not in (None, False, argparse.SUPPRESS)
+        if has_default and "default" not in meaning:
+            notes.append(f"Default: `{action.default}`.")
         if action.required and action.option_strings:
-            more.append("Required.")
-        stop = "." if more and said and not said.endswith(".") else ""
-        yield f"| `{cell(str(name))}` | {cell(' '.join([said + stop, *more]))} |"
+            notes.append("Required.")
+        stop = "." if notes and meaning and not meaning.endswith(".") else ""
+        yield f"| `{cell(str(name))}` | {cell(' '.join([meaning + stop, *notes]))} |"
     yield ""
     if parser.epilog:
         yield inline(parser.epilog)

@@ -1,4 +1,4 @@
-"""Public symbols of tfx_jax and their sources, found by reading the files: nothing is imported."""
+"""Public symbols of tfx_jax and their sources, found by parsing the files, without importing them."""
 
 import ast
 import dataclasses
@@ -25,6 +25,7 @@ PACKAGES = {
 """The packages whose `__all__` is the public interface, by the names of their folders in the reference."""
 
 Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+"""Syntax tree that defines a name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +84,10 @@ def exported(package: str) -> list[str]:
         if not any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
             continue
         names |= {item.value for item in ast.walk(node.value) if isinstance(item, ast.Constant)}
-        star = any(isinstance(item, ast.Attribute) and item.attr == "__all__" for item in ast.walk(node.value))
-        if star:  # `__all__ += attention.__all__`
+        has_subpackage = any(
+            isinstance(item, ast.Attribute) and item.attr == "__all__" for item in ast.walk(node.value)
+        )
+        if has_subpackage:  # `__all__ += attention.__all__`
             names |= set(exported(f"{package}.attention"))
     return sorted(names, key=str.lower)
 
@@ -93,19 +96,19 @@ def find(module: str, name: str) -> tuple[str, Definition, str]:
     """Follows imports to the definition of a name.
 
     Returns:
-      The defining module, the definition and its documentation.
+      (defining module, definition, documentation).
 
     Raises:
       LookupError: if a module neither defines nor imports the name.
     """
     body = tree(module).body
-    for place, node in enumerate(body):
+    for index, node in enumerate(body):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return module, node, docstring(node)
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-                below = body[place + 1] if place + 1 < len(body) else None
+                below = body[index + 1] if index + 1 < len(body) else None
                 is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
                 return module, node, inspect.cleandoc(str(below.value.value)) if is_text else ""
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tfx_jax"):
@@ -125,7 +128,7 @@ def symbols(package: str) -> list[Symbol]:
 
 @functools.cache
 def public() -> dict[str, Symbol]:
-    """Returns all public symbols by name; of two with one name, the one of the package that comes first."""
+    """Returns all public symbols by name; if two packages export a name, the symbol of the first one in `PACKAGES`."""
     result: dict[str, Symbol] = {}
     for package in PACKAGES.values():
         for symbol in symbols(package):
@@ -139,8 +142,8 @@ def bases(symbol: Symbol) -> list[Symbol]:
     for base in getattr(symbol.node, "bases", []):
         if isinstance(base, ast.Name):
             try:
-                found = Symbol(symbol.package, base.id, *find(symbol.module, base.id))
-            except LookupError:  # of another library
+                base_symbol = Symbol(symbol.package, base.id, *find(symbol.module, base.id))
+            except LookupError:  # a class of another library
                 continue
-            result += [found, *bases(found)]
+            result += [base_symbol, *bases(base_symbol)]
     return result

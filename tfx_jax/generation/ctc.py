@@ -23,13 +23,16 @@ def prefix_beam_search(log_probs: Float[np.ndarray, "S V"], beam_size: int) -> l
     """Searches the labels with the highest probability, summed over alignments (Graves et al., 2006, section 3.2).
 
     These need not be the labels of the most probable path. Paths that collapse to the same labels are one hypothesis.
-    It keeps two probabilities, of paths that end in a blank and of paths that end in the last label, because a repeated
-    label needs a blank in between (Hannun et al., 2014, https://arxiv.org/abs/1408.2873, algorithm 1, without a
-    language model).
+    A hypothesis has two probabilities, of its paths that end in a blank and of those that end in the last label,
+    because a repeated label needs a blank in between (Hannun et al., 2014, https://arxiv.org/abs/1408.2873, algorithm
+    1, without a language model).
 
     Args:
-      log_probs: log-probabilities of the labels, `BLANK` included, at each step.
+      log_probs: log-probabilities of the V labels, `BLANK` included, at each of the S steps.
       beam_size: number of hypotheses kept after each step; the search is exact if none is dropped.
+
+    Returns:
+      The labels of the best hypothesis, without blanks.
 
     >>> prefix_beam_search(np.log([[0.6, 0.4], [0.6, 0.4]]), 1), prefix_beam_search(np.log([[0.6, 0.4], [0.6, 0.4]]), 2)
     ([], [1])
@@ -41,14 +44,14 @@ def prefix_beam_search(log_probs: Float[np.ndarray, "S V"], beam_size: int) -> l
         extended: dict[tuple[int, ...], tuple[float, float]] = {}
         for labels, (blank, nonblank) in beams.items():
             either = float(np.logaddexp(blank, nonblank))
-            # The same labels: a blank follows, or the last label is repeated.
+            # The labels stay the same: a blank follows, or the last label is repeated.
             old_blank, old_nonblank = extended.get(labels, (impossible, impossible))
             repeated = nonblank + scores[labels[-1]] if labels else impossible
             extended[labels] = (
                 float(np.logaddexp(old_blank, either + scores[BLANK])),
                 float(np.logaddexp(old_nonblank, repeated)),
             )
-            # One more label; one that equals the last needs a blank before it.
+            # One more label follows. If it equals the last label, a blank must precede it.
             for label, score in enumerate(scores):
                 if label != BLANK:
                     before = blank if labels and labels[-1] == label else either

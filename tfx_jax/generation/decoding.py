@@ -114,7 +114,8 @@ def decode(
       token_mask: True for tokens, False for padding; rows without tokens give arbitrary outputs. None means no padding.
       length_limits: maximum number of new tokens of each row, EOS included; None means `max_length`.
       rng: key for sampling.
-      row_ids: numbers that make the samples of each row independent of the batch, see `tfx_jax.functional.sample`.
+      row_ids: number of each row, from which its samples are derived, so that they do not depend on the rest of the
+        batch; see `tfx_jax.functional.sample`.
       search: search method and its options.
       eos_ids: tokens that end a text; exactly one for greedy and beam search.
       max_length: L, the maximum number of new tokens.
@@ -130,6 +131,7 @@ def decode(
     if isinstance(search, Sampling):
         step_fn, vocab_size = decoder.step, decoder.vocab_size
         if search.repetition_penalty != 1:
+            # Mark the tokens of each prompt as seen, [B, V]; `max` ignores tokens that are padding.
             rows = jnp.arange(inputs.shape[0])[:, None]
             exists = True if token_mask is None else token_mask
             seen = jnp.zeros((inputs.shape[0], vocab_size), bool).at[rows, inputs].max(exists)
@@ -148,13 +150,18 @@ def decode(
 
 
 def _sample(step_fn: StepFn, cache: Cache, start: Array, search: Sampling, end: int, **options: Any) -> Array:
-    """Samples tokens up to `end`, the extra token of `_with_end`; the result has -1 from there on."""
+    """Samples tokens up to `end`, the extra token of `_with_end`.
+
+    Returns:
+      [B, L] int32, with -1 from `end` on.
+    """
     tokens, _ = sample(
         step_fn,
         cache,
         start,
         eos_id=end,
         pad_id=_NO_TOKEN,
+        # Temperature 0 takes the most probable token: top_k=1, at any temperature.
         temperature=search.temperature or 1.0,
         top_k=search.top_k if search.temperature else 1,
         top_p=search.top_p if search.temperature else None,
@@ -194,8 +201,8 @@ class DecodeDriver:
                 f"a {kind} search needs exactly one token that ends a text, got {len(eos_ids)}, and no observer"
             )
         self._graphdef, self._int8 = graphdef, int8
-        show = None if observer is None else functools.partial(_shown_as_numpy, observer)
-        options: dict[str, Any] = {"search": search, "eos_ids": tuple(eos_ids), "observer": show}
+        numpy_observer = None if observer is None else functools.partial(_observe_as_numpy, observer)
+        options: dict[str, Any] = {"search": search, "eos_ids": tuple(eos_ids), "observer": numpy_observer}
         self._run = jax.jit(functools.partial(decode, **options), static_argnames="max_length")
 
     def decoder(self, params: Any) -> Decoder:
@@ -220,7 +227,7 @@ class DecodeDriver:
           decoder: the result of `decoder`.
           inputs: token ids, at least one each.
           max_new_tokens: function from the length of an input to the maximum number of new tokens, EOS included.
-          max_input_length: upper bound of the inputs' lengths, beyond which none is padded.
+          max_input_length: upper bound of the padded length of inputs; None means only the model's own limit.
           tokens_per_batch: number of input tokens per batch, padding included; None makes one batch of all inputs.
           seed: sampling seed. The samples of an input depend on the seed and on the input's number only.
           first: number of the first input, for callers that process inputs in parts.
@@ -251,9 +258,11 @@ class DecodeDriver:
             rows = [inputs[index] for index in row_ids]
             limits = [max_new_tokens(len(inputs[member])) for member in members] + [1] * (num_rows - len(members))
             length = padded(max(map(len, rows)))
+            padded_tokens, token_mask = _padded_batch(rows, length)
             tokens = self._run(
                 decoder,
-                *_padded_batch(rows, length),
+                padded_tokens,
+                token_mask,
                 np.array(limits, np.int32),
                 jax.random.key(seed),
                 first + row_ids,
@@ -282,17 +291,25 @@ def _check_prompt(decoder: Decoder, number: int, ids: Sequence[int], max_new_tok
 
 
 def _padded_batch(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens of a batch, padded at the end to `length`, and its token mask."""
-    tokens, token_mask = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
+    """Returns (tokens padded at the end, int32; token mask, bool), both [len(rows), length]."""
+    tokens = np.zeros((len(rows), length), np.int32)
+    token_mask = np.zeros((len(rows), length), bool)
     for row, ids in enumerate(rows):
-        tokens[row, : len(ids)], token_mask[row, : len(ids)] = ids, True
+        tokens[row, : len(ids)] = ids
+        token_mask[row, : len(ids)] = True
     return tokens, token_mask
 
 
 def _batches(
     lengths: Sequence[int], padded: Callable[[int], int], tokens_per_batch: int | None
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yields (number of rows, indices of the inputs) of each batch, short inputs first."""
+    """Yields (number of rows, indices of the inputs) of each batch, short inputs first.
+
+    Args:
+      lengths: length of each input.
+      padded: returns the padded length of an input from its length; inputs of a batch have the same padded length.
+      tokens_per_batch: number of tokens of a batch, padding included; None makes one batch of all inputs.
+    """
     count = len(lengths)
     if tokens_per_batch is None:
         if count:
@@ -302,12 +319,14 @@ def _batches(
     batch_tokens = min(tokens_per_batch, _MIN_LENGTH << max(1, count - 1).bit_length())
     order = sorted(range(count), key=lambda index: lengths[index])
     for length, group in itertools.groupby(order, key=lambda index: padded(lengths[index])):
-        members, num_rows = list(group), max(1, batch_tokens // length)
+        members = list(group)
+        num_rows = max(1, batch_tokens // length)
         for start in range(0, len(members), num_rows):
             yield num_rows, members[start : start + num_rows]
 
 
-def _shown_as_numpy(observer: Observer, tokens: Any) -> np.ndarray:
+def _observe_as_numpy(observer: Observer, tokens: Any) -> np.ndarray:
+    """Calls the observer with the tokens as a NumPy array, because `io_callback` may pass a JAX array."""
     return observer(np.asarray(tokens))
 
 
@@ -321,19 +340,24 @@ class _EndCache(NamedTuple):
 def _with_end(
     step_fn: StepFn, cache: Cache, vocab_size: int, eos_ids: Sequence[int], observer: Observer | None
 ) -> tuple[StepFn, Cache]:
-    """Adds a token V to the vocabulary, which always follows one of `eos_ids` or a stop by the observer.
+    """Adds a token with id `vocab_size` that always follows one of `eos_ids` or a stop by the observer.
 
-    A search that ends at V thus supports several EOS tokens or none, prompts that begin with EOS, and rows that stop
-    at different steps.
+    A search that ends at this token thus supports several EOS tokens or none, prompts that begin with EOS, and rows
+    that stop at different steps.
+
+    Returns:
+      (step function with logits [B, vocab_size + 1], its initial cache).
     """
 
     def step(tokens: Array, cache: _EndCache) -> tuple[Array, _EndCache]:
         is_over = jnp.isin(tokens, jnp.asarray(eos_ids, jnp.int32)) if eos_ids else jnp.zeros(tokens.shape, bool)
         if observer is not None:
-            shown = jnp.where(cache.is_first | (tokens >= vocab_size), _NO_TOKEN, tokens)
-            is_over |= io_callback(observer, jax.ShapeDtypeStruct(tokens.shape, bool), shown, ordered=True)
-        is_over = (is_over & ~cache.is_first)[:, None]
+            # The input of the first step is not a generated token.
+            new_tokens = jnp.where(cache.is_first | (tokens >= vocab_size), _NO_TOKEN, tokens)
+            is_over |= io_callback(observer, jax.ShapeDtypeStruct(tokens.shape, bool), new_tokens, ordered=True)
+        is_over = (is_over & ~cache.is_first)[:, None]  # [B, 1]
         logits, model = step_fn(jnp.clip(tokens, 0, vocab_size - 1), cache.model)
+        # Rows that are over get the extra token with probability 1, all others with probability 0.
         logits = jnp.concatenate(
             [jnp.where(is_over, -jnp.inf, logits), jnp.where(is_over, 0.0, -jnp.inf).astype(logits.dtype)], axis=1
         )

@@ -42,7 +42,8 @@ class Generator:
           observer: observer of the new tokens, see `DecodeDriver`.
 
         Raises:
-          UserError: if `max_new_tokens` exceeds the model's positions, or as for `DecodeDriver`.
+          UserError: if `max_new_tokens` exceeds the model's positions, or greedy or beam search has an observer or not
+            exactly one token in `eos_ids`.
         """
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
@@ -112,8 +113,8 @@ class TextGenerator:
           model: any model that generates; it is not changed.
           tokenizer: its tokenizer.
           eos_ids: tokens that end a text.
-          max_new_tokens: limit for each prompt, the end-of-sequence token included.
-          search: greedy search, sampling or beam search.
+          max_new_tokens: maximum number of new tokens for each prompt, EOS included.
+          search: search method and its options.
           stop: strings that end a text; they are not part of it.
           on_text: called with each new part of the text of the first prompt as soon as it is final.
           int8: decode with int8 weights, see `DecodeDriver`.
@@ -149,14 +150,17 @@ class TextGenerator:
         Args:
           prompts: texts.
           seed: sampling seed. The samples of a prompt depend on it and on the prompt's number only.
-          first: number of the first prompt, for callers that process prompts in parts.
+          first: number of the first prompt, from 0, for callers that process prompts in parts.
+
+        Returns:
+          The text and the number of tokens generated for each prompt.
 
         Raises:
-          UserError: for a prompt that is longer than the model can read, named by its number from 1.
+          UserError: if a prompt has no tokens or is longer than the model can read.
         """
         # A blank source has no answer: its text is empty, whatever the model generates.
         unanswerable = [not self.continues_prompts and is_blank(prompt) for prompt in prompts]
-        self._observer.restart(is_silent=any(unanswerable[:1]))
+        self._observer.restart(is_silent=any(unanswerable[:1]))  # only the first text is streamed
         outputs = self._generator(
             [self._encode(prompt, number) for number, prompt in enumerate(prompts, first + 1)], seed=seed, first=first
         )
@@ -218,9 +222,9 @@ def generate(
         tfx_jax.generate(model, "Once upon", top_p=0.95, stop=["THE END"], on_text=functools.partial(print, end=""))
 
     Args:
-      model: what `tfx_jax.load` returns.
+      model: the result of `tfx_jax.load`.
       prompts: one text, or several.
-      max_new_tokens: limit for each prompt.
+      max_new_tokens: maximum number of new tokens for each prompt, EOS included.
       temperature: divides the logits; 0 means greedy search.
       top_k: sample from that many of the most probable tokens.
       top_p: sample from the fewest tokens that together have this probability.
@@ -228,7 +232,7 @@ def generate(
       beam_size: above 1, beam search instead of sampling.
       length_penalty: exponent of the length penalty of beam search.
       stop: strings that end a text; they are not part of it.
-      on_text: called with each new part of the first text as soon as it is final: streaming.
+      on_text: for streaming, called with each new part of the first text as soon as it is final.
       seed: sampling seed.
       int8: decode with int8 weights: faster, not exact.
 
@@ -274,9 +278,10 @@ class _StopObserver:
         self._is_silent = is_silent
         self._streams: dict[int, TextStream] = {}
         self._texts: dict[int, str] = {}
-        self._num_shown = 0
+        self._num_shown = 0  # number of streamed characters of the first text
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
+        """Adds the newest token of each row, [B] int32, -1 if none; returns True for rows with a stop string, [B]."""
         is_finished = np.zeros(tokens.shape, bool)
         for row, token in enumerate(tokens.tolist()):
             if token < 0:
@@ -296,7 +301,7 @@ class _StopObserver:
     def _show(self, text: str, num_withheld: int) -> None:
         """Streams the part of the first text that is new and final: all but its last `num_withheld` characters."""
         text = _until(text, self._stops)
-        final = max(self._num_shown, len(text) - num_withheld)
-        if self._on_text is not None and not self._is_silent and final > self._num_shown:
-            self._on_text(text[self._num_shown : final])
-            self._num_shown = final
+        num_final = max(self._num_shown, len(text) - num_withheld)
+        if self._on_text is not None and not self._is_silent and num_final > self._num_shown:
+            self._on_text(text[self._num_shown : num_final])
+            self._num_shown = num_final

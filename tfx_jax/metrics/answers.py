@@ -20,7 +20,7 @@ class AnswerScores(NamedTuple):
     """Means over all questions, in percent.
 
     Attributes:
-      exact_match: share of the answers that equal a reference.
+      exact_match: share of the questions whose answer equals a reference.
       f1: mean F1 of an answer with its best reference.
     """
 

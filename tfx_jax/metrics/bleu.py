@@ -36,7 +36,7 @@ class BleuScores(NamedTuple):
     """Scores of one set of translations.
 
     Attributes:
-      sacrebleu: sacreBLEU, 0 to 100.
+      sacrebleu: corpus BLEU as sacreBLEU computes it, 0 to 100.
       signature: sacreBLEU's signature, which says how `sacrebleu` was computed and with which version.
       tokenized: BLEU of Moses tokens without smoothing, 0 to 100.
       compound_split: `tokenized` with hyphenated compounds split, 0 to 100.
@@ -116,12 +116,16 @@ def split_compounds(tokens: str) -> str:
 
 
 def _both_sides(change: Callable[[str], str], sides: _Sides) -> _Sides:
+    """Applies a function to each line of hypotheses and references."""
     hypotheses, references = sides
     return [change(line) for line in hypotheses], [change(line) for line in references]
 
 
 def _corpus_bleu(sides: _Sides, tokenizer: str, *, smoothing: str) -> tuple[float, str]:
-    """Returns sacreBLEU's corpus score and signature; with "none" and "none", the score of multi-bleu.perl."""
+    """Returns (corpus score, signature) of sacreBLEU.
+
+    With tokenizer "none" and smoothing "none", the score is that of multi-bleu.perl.
+    """
     from sacrebleu.metrics.bleu import BLEU  # a late import, because it takes a sixth of a second
 
     try:
@@ -152,7 +156,7 @@ def _detokenize(line: str, language: str) -> str:
 
 @functools.cache
 def _moses(language: str):
-    """Returns Moses' tokenizer and detokenizer for a language; for unknown languages, Moses uses English rules."""
+    """Returns (tokenizer, detokenizer) of Moses for a language; for unknown languages, Moses uses English rules."""
     from sacremoses import MosesDetokenizer, MosesTokenizer  # a late import, because it takes a third of a second
 
     return MosesTokenizer(language), MosesDetokenizer(language)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tfx_jax.data.sources.trees import Tree, is_bracket
 
-_DELETED = frozenset({"TOP", "-NONE-", ",", ":", "``", "''", "."})
-_EQUAL = {"PRT": "ADVP"}
+_DELETED = frozenset({"TOP", "-NONE-", ",", ":", "``", "''", "."})  # labels and tags that do not count
+_EQUAL = {"PRT": "ADVP"}  # labels that count as another label
 
 Bracket = tuple[str, int, int]
 """Label of a constituent, index of its first word, and index after its last word."""
@@ -51,8 +51,8 @@ def bracket_scores(predictions: Sequence[Tree], references: Sequence[Tree]) -> B
 
     >>> from tfx_jax.data.sources.trees import parse_tree
     >>> right = parse_tree("(TOP (S (NP (DT a) (NN dog)) (VP (VBZ barks)) (. .)))")
-    >>> found = parse_tree("(TOP (S (NP (XX a)) (NP (XX dog)) (VP (XX barks) (XX .))))")
-    >>> scores = bracket_scores([found], [right])  # S and VP are right, no full stop counting
+    >>> predicted = parse_tree("(TOP (S (NP (XX a)) (NP (XX dog)) (VP (XX barks) (XX .))))")
+    >>> scores = bracket_scores([predicted], [right])  # S and VP are right; the full stop does not count
     >>> f"{scores.precision:.1f}, {scores.recall:.1f}"
     '50.0, 66.7'
     """
@@ -88,20 +88,23 @@ def brackets(tree: Tree, is_counted: Sequence[bool]) -> list[Bracket]:
       tree: the tree.
       is_counted: whether each word of the tree counts.
     """
-    found: list[Bracket] = []
-    starts: list[int] = []
-    counted, position = iter(is_counted), 0
+    result: list[Bracket] = []
+    starts: list[int] = []  # first word of each open constituent
+    flags = iter(is_counted)
+    position = 0  # number of counted words so far
     for symbol in tree.symbols:
         if not is_bracket(symbol):
-            position += next(counted)
+            position += next(flags)
         elif symbol.startswith("("):
             starts.append(position)
         else:
-            label, start = re.split("[-=]", symbol[1:])[0], starts.pop()
+            label = re.split("[-=]", symbol[1:])[0]
+            start = starts.pop()
             if label not in _DELETED and start < position:
-                found.append((_EQUAL.get(label, label), start, position))
-    return found
+                result.append((_EQUAL.get(label, label), start, position))
+    return result
 
 
 def _percent(part: int, whole: int) -> float:
+    """Returns part / whole in percent, 0 if `whole` is 0."""
     return 100 * part / whole if whole else 0.0

@@ -12,7 +12,7 @@ class ClassScores(NamedTuple):
     Attributes:
       accuracy: share of the predictions that are right.
       macro_f1: unweighted mean over classes of F1, the harmonic mean of precision and recall.
-      balanced_accuracy: unweighted mean over the classes that occur of recall.
+      balanced_accuracy: unweighted mean of recall over the classes that occur.
     """
 
     accuracy: float
@@ -40,14 +40,14 @@ def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: 
     """
     if len(predictions) != len(references) or not len(references):
         raise ValueError(f"{len(predictions)} predictions cannot be scored by {len(references)} references")
-    number = {label: index for index, label in enumerate(labels)}
-    unknown = {*predictions, *references} - number.keys()
+    label_ids = {label: index for index, label in enumerate(labels)}
+    unknown = {*predictions, *references} - label_ids.keys()
     if unknown:
-        raise ValueError(f"the label {min(unknown, key=str)!r} is not one of the {len(number)} labels")
-    predicted, expected = (np.array([number[label] for label in side]) for side in (predictions, references))
+        raise ValueError(f"the label {min(unknown, key=str)!r} is not one of the {len(label_ids)} labels")
+    predicted, expected = (np.array([label_ids[label] for label in side]) for side in (predictions, references))
     is_correct = predicted == expected
     num_correct, num_predicted, num_expected = (
-        np.bincount(classes, minlength=len(number)) for classes in (predicted[is_correct], predicted, expected)
+        np.bincount(classes, minlength=len(label_ids)) for classes in (predicted[is_correct], predicted, expected)
     )
     f1 = 2 * num_correct / np.maximum(num_predicted + num_expected, 1)
     recall = num_correct[num_expected > 0] / num_expected[num_expected > 0]

@@ -35,16 +35,22 @@ def recognition_scores(predictions: Sequence[str], references: Sequence[str]) ->
             f"{len(predictions)} predictions cannot be scored by {len(references)} references of {num_characters} "
             "characters: as many references are required, and at least one character"
         )
-    edits, exact = sum(map(edit_distance, predictions, references)), sum(map(str.__eq__, predictions, references))
-    words = [[text.split() for text in texts] for texts in (predictions, references)]
-    word_edits, num_words = sum(map(edit_distance, *words)), sum(map(len, words[1]))
+    num_edits = sum(map(edit_distance, predictions, references))
+    num_exact = sum(map(str.__eq__, predictions, references))
+    predicted_words, reference_words = ([text.split() for text in texts] for texts in (predictions, references))
+    num_word_edits = sum(map(edit_distance, predicted_words, reference_words))
+    num_words = sum(map(len, reference_words))
     return RecognitionScores(
-        100 * edits / num_characters, 100 * exact / len(predictions), 100 * word_edits / max(1, num_words)
+        cer=100 * num_edits / num_characters,
+        exact_match=100 * num_exact / len(predictions),
+        wer=100 * num_word_edits / max(1, num_words),
     )
 
 
 def edit_distance(first: Sequence[str], second: Sequence[str]) -> int:
     """Returns the least number of insertions, deletions and replacements from `first` to `second` (Levenshtein, 1966).
+
+    The items are characters or words.
 
     >>> edit_distance("kitten", "sitting")
     3

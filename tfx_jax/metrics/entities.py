@@ -77,15 +77,15 @@ def entities_of_tags(tags: Sequence[str]) -> list[Entity]:
     """
     entities: list[Entity] = []
     label, start = "", 0  # of the current entity; an empty label means none
-    for position, tag in enumerate([*tags, OUTSIDE]):
-        prefix, _, current = tag.partition("-")
-        if tag != OUTSIDE and (prefix not in ("B", "I") or not current):
+    for position, tag in enumerate([*tags, OUTSIDE]):  # the additional tag ends the last entity
+        prefix, _, tag_label = tag.partition("-")
+        if tag != OUTSIDE and (prefix not in ("B", "I") or not tag_label):
             raise ValueError(f"a tag must be O, B-label or I-label, got {tag!r}")
-        if label and (prefix != "I" or current != label):
+        if label and (prefix != "I" or tag_label != label):
             entities.append(Entity(label, start, position))
             label = ""
-        if current and not label:
-            label, start = current, position
+        if tag_label and not label:
+            label, start = tag_label, position
     return entities
 
 
@@ -113,8 +113,8 @@ def entity_scores(predictions: Sequence[Sequence[str]], references: Sequence[Seq
     >>> entity_scores([["B-person", "O", "O"]], [["B-person", "O", "B-group"]]).precision
     100.0
     """
-    counts = _count(predictions, references)
-    return _score(*(count.total() for count in counts))
+    correct, predicted, expected = _count(predictions, references)
+    return _score(correct.total(), predicted.total(), expected.total())
 
 
 def entity_scores_by_label(
@@ -128,7 +128,11 @@ def entity_scores_by_label(
 def _count(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
 ) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Returns the numbers of entities of each label: correct, predicted and expected ones."""
+    """Returns (correct, predicted, expected): the numbers of such entities by label.
+
+    Raises:
+      ValueError: if the numbers of sentences or words differ, or a tag is invalid.
+    """
     if len(references) != len(predictions):
         raise ValueError(f"{len(predictions)} sentences of predictions but {len(references)} of references")
     correct, predicted, expected = Counter(), Counter(), Counter()
@@ -143,6 +147,7 @@ def _count(
 
 
 def _score(correct: int, predicted: int, expected: int) -> EntityScores:
+    """Returns the scores from the numbers of correct, predicted and expected entities."""
     precision = 100 * correct / predicted if predicted else 0.0
     recall = 100 * correct / expected if expected else 0.0
     f1 = 200 * correct / (predicted + expected) if correct else 0.0

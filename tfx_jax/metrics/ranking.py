@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 Scorer = Callable[[Float[np.ndarray, " B"], Int[np.ndarray, " B"]], float]
+"""Returns a score from scores and labels, such as `auroc`."""
 _RESAMPLES = 1_000
 
 
@@ -36,11 +37,13 @@ def auroc(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, " B"]) -> flo
     >>> auroc([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
     0.875
     """
-    scores, is_positive = _sides(scores, labels)
-    below = np.sort(scores[~is_positive])
+    scores, is_positive = _check_inputs(scores, labels)
+    negatives = np.sort(scores[~is_positive])
     positives = scores[is_positive]
-    wins = np.searchsorted(below, positives, "left") + np.searchsorted(below, positives, "right")
-    return float(wins.mean() / (2 * len(below)))
+    # For each positive: number of negatives below it, plus number of negatives below or equal. Ties thus count once,
+    # others twice.
+    double_wins = np.searchsorted(negatives, positives, "left") + np.searchsorted(negatives, positives, "right")
+    return float(double_wins.mean() / (2 * len(negatives)))
 
 
 def average_precision(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, " B"]) -> float:
@@ -58,10 +61,10 @@ def average_precision(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, "
     >>> round(average_precision([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1]), 4)
     0.8333
     """
-    scores, is_positive = _sides(scores, labels)
-    _, group = np.unique(-scores, return_inverse=True)
-    num_positive = np.bincount(group, weights=is_positive)
-    precision = num_positive.cumsum() / np.bincount(group).cumsum()
+    scores, is_positive = _check_inputs(scores, labels)
+    _, groups = np.unique(-scores, return_inverse=True)  # group of equal scores of each example, highest score first
+    num_positive = np.bincount(groups, weights=is_positive)  # of each group
+    precision = num_positive.cumsum() / np.bincount(groups).cumsum()
     return float(precision @ num_positive / is_positive.sum())
 
 
@@ -79,19 +82,23 @@ def with_interval(
       seed: seed of the resampling.
 
     Raises:
-      ValueError: as for `scorer`.
+      ValueError: if the numbers of scores and labels differ, or a class has no example.
     """
     scores, labels = np.asarray(scores, np.float64), np.asarray(labels, np.int64)
-    value, rng = scorer(scores, labels), np.random.default_rng(seed)
-    classes = [np.flatnonzero(labels == label) for label in (0, 1)]
-    resamples = (np.concatenate([rng.choice(rows, len(rows)) for rows in classes]) for _ in range(_RESAMPLES))
-    low, high = np.quantile([scorer(scores[rows], labels[rows]) for rows in resamples], (0.025, 0.975))
+    value = scorer(scores, labels)
+    rng = np.random.default_rng(seed)
+    indices_by_class = [np.flatnonzero(labels == label) for label in (0, 1)]
+    resamples = (
+        np.concatenate([rng.choice(indices, len(indices)) for indices in indices_by_class]) for _ in range(_RESAMPLES)
+    )
+    low, high = np.quantile([scorer(scores[indices], labels[indices]) for indices in resamples], (0.025, 0.975))
     return Interval(value, float(low), float(high))
 
 
-def _sides(
+def _check_inputs(
     scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, " B"]
 ) -> tuple[Float[np.ndarray, " B"], np.ndarray]:
+    """Returns (scores, whether the label is 1), both [B]; raises ValueError if lengths differ or a class is missing."""
     scores, is_positive = np.asarray(scores, np.float64), np.asarray(labels) == 1
     if len(scores) != len(is_positive) or not 0 < is_positive.sum() < len(is_positive):
         raise ValueError(

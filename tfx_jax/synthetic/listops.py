@@ -22,14 +22,15 @@ VOCABULARY = ("[PAD]", *map(str, range(10)), "[MIN", "[MAX", "[MED", "[SM", "]")
 
 _NESTED = 0.25  # probability that an expression is nested, not a digit
 _CLOSE = VOCABULARY.index("]")
-_DIGITS = range(1, 11)
+_DIGITS = range(1, 11)  # ids of the digits 0 to 9
 _MAX_DRAWS = 100_000  # attempts to sample one expression
 
 
 def _median(values: list[int]) -> int:
     """Returns the median rounded down, like the original's `int(np.median(values))`."""
-    values, count = sorted(values), len(values)
-    return (values[(count - 1) // 2] + values[count // 2]) // 2
+    values = sorted(values)
+    count = len(values)
+    return (values[(count - 1) // 2] + values[count // 2]) // 2  # the same index twice if the count is odd
 
 
 _OPERATORS: dict[int, Callable[[list[int]], int]] = {
@@ -121,7 +122,19 @@ def draw_expression(
 def _grow(
     draw: Callable[[], float], tokens: list[int], depth: int, *, max_depth: int, max_args: int, max_length: int
 ) -> bool:
-    """Appends a random expression to `tokens`; returns False, leaving it incomplete, once `max_length` is exceeded."""
+    """Appends a random expression to `tokens`.
+
+    Args:
+      draw: returns a random number, uniform in [0, 1).
+      tokens: ids so far, extended in place.
+      depth: level of the expression, 1 for the outermost.
+      max_depth: level at which only digits are allowed.
+      max_args: maximum number of arguments of an operator.
+      max_length: maximum number of tokens.
+
+    Returns:
+      Whether the expression is complete; False, leaving it incomplete, once `max_length` is exceeded.
+    """
     if depth == max_depth or draw() > _NESTED:
         tokens.append(1 + int(10 * draw()))
         return len(tokens) <= max_length

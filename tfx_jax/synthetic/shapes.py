@@ -34,7 +34,7 @@ PLACES = ("top left", "top right", "bottom left", "bottom right")
 RELATIONS = ("above", "left of")
 
 _ROLES = (*PLACES, *itertools.product(RELATIONS, range(3)))
-_LOW, _HIGH = (9, 14), (34, 39)  # ranges of a shape's center at the ends of an axis, in pixels
+_LOW, _HIGH = (9, 14), (34, 39)  # ranges of a shape's center near the begin and end of an axis, in pixels
 _MIDDLE = (19, 29)  # range of the center between them, for the first of three shapes
 _LEAN = 10  # maximum offset of two related shapes across the axis of their relation
 _SMALL, _LARGE = (4.0, 5.0), (7.5, 8.5)  # ranges of half the side of a shape
@@ -81,7 +81,7 @@ def is_held_out(color: str, shape: str, role: object) -> bool:
 
 
 def draw_scene(key: tuple[int, ...], *, held_out: bool) -> Scene:
-    """Generates an image with its caption, as a function of the key.
+    """Generates an image with its caption; the same key always gives the same scene.
 
     Args:
       key: seed, non-negative integers.
@@ -92,13 +92,14 @@ def draw_scene(key: tuple[int, ...], *, held_out: bool) -> Scene:
     roles, centers = _single(rng) if count == 1 else _related(rng, count)
     colors = list(COLORS)
     while True:  # at most six attempts on average
+        # A color and a shape for each of the `count` shapes.
         looks = [(colors[c], SHAPES[s]) for c, s in rng.integers((len(COLORS), len(SHAPES)), size=(count, 2))]
         if any(is_held_out(*look, role) for look, role in zip(looks, roles, strict=True)) == held_out:
             break
     image, shapes = _background(rng), []
     for (color, shape), role, center in zip(looks, roles, centers, strict=True):
         is_small = bool(rng.integers(2))
-        half = rng.uniform(*(_SMALL if is_small else _LARGE))
+        half = rng.uniform(*(_SMALL if is_small else _LARGE))  # half the side in pixels
         mask = _mask(shape, center, half)
         image[mask] = np.array(COLORS[color]) + rng.uniform(-15, 15, 3) + rng.normal(0, 6, (int(mask.sum()), 3))
         shapes.append(Drawn(color, shape, is_small, role, _box(mask)))
@@ -107,14 +108,16 @@ def draw_scene(key: tuple[int, ...], *, held_out: bool) -> Scene:
 
 
 def _single(rng: np.random.Generator) -> tuple[list[object], list[np.ndarray]]:
+    """Returns ([role], [center (row, column)]) of the only shape of an image."""
     place = PLACES[rng.integers(len(PLACES))]
-    ends = (_LOW if "top" in place else _HIGH), (_LOW if "left" in place else _HIGH)
-    return [place], [np.array([rng.uniform(*end) for end in ends])]
+    ranges = (_LOW if "top" in place else _HIGH), (_LOW if "left" in place else _HIGH)
+    return [place], [np.array([rng.uniform(*center_range) for center_range in ranges])]
 
 
 def _related(rng: np.random.Generator, count: int) -> tuple[list[object], list[np.ndarray]]:
-    """Returns the roles and centers (row, column) of two or three related shapes."""
+    """Returns (roles, centers (row, column)) of `count` related shapes, two or three."""
     relation = RELATIONS[rng.integers(len(RELATIONS))]
+    # Coordinates of the centers along the axis of the relation (rows for "above") and across it.
     along = [rng.uniform(*_LOW), *rng.uniform(*_HIGH, count - 1)]
     if count == 2:
         first = rng.uniform(_LOW[0], _HIGH[1])
@@ -122,15 +125,24 @@ def _related(rng: np.random.Generator, count: int) -> tuple[list[object], list[n
     else:
         across = [rng.uniform(*_MIDDLE), rng.uniform(*_LOW), rng.uniform(*_HIGH)]
     centers = np.stack([along, across], axis=1)
-    return [(relation, number) for number in range(count)], list(centers if relation == "above" else centers[:, ::-1])
+    roles: list[object] = [(relation, index) for index in range(count)]
+    return roles, list(centers if relation == "above" else centers[:, ::-1])
 
 
 def _background(rng: np.random.Generator) -> np.ndarray:
+    """Returns dark gray with noise, [IMAGE_SIZE, IMAGE_SIZE, 3] float64."""
     return rng.uniform(20, 80) + 8 * rng.standard_normal((IMAGE_SIZE, IMAGE_SIZE, 3), np.float32)
 
 
 def _mask(shape: str, center: np.ndarray, half: float) -> np.ndarray:
-    """Returns True for the pixels of a shape, [IMAGE_SIZE, IMAGE_SIZE] bool."""
+    """Returns True for the pixels of a shape, [IMAGE_SIZE, IMAGE_SIZE] bool.
+
+    Args:
+      shape: one of `SHAPES`.
+      center: row and column of the center in pixels.
+      half: half the side in pixels.
+    """
+    # Coordinates of the pixels' centers, scaled so that the shape is in [-1, 1].
     row, column = ((np.arange(IMAGE_SIZE) + 0.5 - middle) / half for middle in center)
     y, x = row[:, None], column[None]
     inside = np.maximum(np.abs(y), np.abs(x)) <= 1
@@ -144,18 +156,20 @@ def _mask(shape: str, center: np.ndarray, half: float) -> np.ndarray:
 
 
 def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
+    """Returns the bounding box (top, left, bottom, right) of the True pixels, the last two exclusive."""
     rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
     return int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1
 
 
 def _caption(shapes: list[Drawn]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns the words of a caption, and for each word the index of the shape it names, or -1."""
+    """Returns (words of the caption, index of the shape that each word names or -1); see `Scene`."""
     tagged_words: list[tuple[str, int]] = []
     relation = shapes[0].role[0] if isinstance(shapes[0].role, tuple) else ""
-    for number, drawn in enumerate(shapes):
-        tagged_words += [(word, -1) for word in ("", relation, "and")[number].split()]
+    for index, drawn in enumerate(shapes):
+        # Before the second shape comes the relation, before the third "and".
+        tagged_words += [(word, -1) for word in ("", relation, "and")[index].split()]
         tagged_words += [("a", -1), *([("small", -1)] if drawn.is_small else [])]
-        tagged_words += [(drawn.color, number), (drawn.shape, number)]
+        tagged_words += [(drawn.color, index), (drawn.shape, index)]
     if not relation:
         tagged_words += [(word, -1) for word in f"at the {shapes[0].role}".split()]
     words, named = zip(*tagged_words, strict=True)

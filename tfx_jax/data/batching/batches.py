@@ -35,7 +35,7 @@ class ProcessShard(NamedTuple):
         return slice(self.index * size, (self.index + 1) * size)
 
 
-WHOLE = ProcessShard(0, 1)
+WHOLE = ProcessShard(index=0, count=1)
 """The only shard: all examples."""
 
 
@@ -77,7 +77,7 @@ class Bucket:
 
 
 def length_boundaries(max_length: int, multiple: int = 1) -> tuple[int, ...]:
-    """Returns bucket lengths: four per doubling, multiples of 4, and finally `max_length`.
+    """Returns bucket lengths: multiples of 4 from 8 on, four lengths per doubling, and finally `max_length`.
 
     Few shapes save compilations, and closely spaced ones save padding. All are rounded up to multiples of `multiple`.
 
@@ -89,13 +89,16 @@ def length_boundaries(max_length: int, multiple: int = 1) -> tuple[int, ...]:
     boundaries, length = [], 8
     while length < max_length:
         boundaries.append(length)
-        doubling = 1 << (length.bit_length() - 1)
-        length += max(4, doubling // 4)
+        power_of_two = 1 << (length.bit_length() - 1)  # the largest one that is <= length
+        length += max(4, power_of_two // 4)
     return tuple(sorted({math.ceil(length / multiple) * multiple for length in (*boundaries, max_length)}))
 
 
 def bucket_shapes(boundaries: Sequence[int], tokens_per_batch: int, batch_multiple: int = 1) -> tuple[Bucket, ...]:
-    """Returns the shape for each length: as many rows as `tokens_per_batch` allows, but at least `batch_multiple`.
+    """Returns the shape of the batches of each length in `boundaries`.
+
+    The number of rows is the largest multiple of `batch_multiple` with rows * length <= `tokens_per_batch`, but at
+    least `batch_multiple`.
 
     >>> bucket_shapes((8, 24), tokens_per_batch=100, batch_multiple=2)
     (Bucket(length=8, rows=12), Bucket(length=24, rows=4))
@@ -140,27 +143,28 @@ def plan_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> list[tuple[B
     Returns:
       (shape, indices of at most `rows` examples) of each batch; examples longer than the last bucket are left out.
     """
-    bucket_of = np.searchsorted([bucket.length for bucket in buckets], lengths)
+    # Index of each example's bucket, len(buckets) if it is too long.
+    bucket_indices = np.searchsorted([bucket.length for bucket in buckets], lengths)
     plan: list[tuple[Bucket, np.ndarray]] = []
-    waiting = np.empty(0, np.int64)
-    for number, bucket in enumerate(buckets[: bucket_of.max(initial=-1) + 1]):
-        waiting = np.concatenate([waiting, np.flatnonzero(bucket_of == number)])
-        full = len(waiting) // bucket.rows * bucket.rows
-        plan += [(bucket, members) for members in waiting[:full].reshape(-1, bucket.rows)]
-        waiting = waiting[full:]
+    waiting = np.empty(0, np.int64)  # examples that are not yet in a batch
+    for bucket_index, bucket in enumerate(buckets[: bucket_indices.max(initial=-1) + 1]):
+        waiting = np.concatenate([waiting, np.flatnonzero(bucket_indices == bucket_index)])
+        num_batched = len(waiting) // bucket.rows * bucket.rows
+        plan += [(bucket, members) for members in waiting[:num_batched].reshape(-1, bucket.rows)]
+        waiting = waiting[num_batched:]
     if waiting.size:
-        plan.append((buckets[bucket_of[waiting].max()], waiting))
+        plan.append((buckets[bucket_indices[waiting].max()], waiting))
     return plan
 
 
 Example = dict[str, Any]
-"""Nested dictionaries of arrays: [T, ...] of variable length, such as tokens or audio frames, and scalars []."""
+"""Nested dictionary of arrays: [T, ...] of variable length, such as tokens or audio frames, and scalars []."""
 Batch = dict[str, Any]
 """The same dictionaries with the arrays of several examples, [rows, length, ...] and [rows]."""
 
 
 class LoaderOptions(NamedTuple):
-    """Options of batching that the trainer sets.
+    """Options of batching that the trainer sets; see `BatchSpec` for those that a task sets.
 
     Attributes:
       seed: seed of the order of examples and batches.
@@ -196,7 +200,12 @@ class ExampleList:
     """Examples in memory, such as a small data set for fine-tuning."""
 
     def __init__(self, examples: Sequence[Example], *, by: str = "tokens"):
-        """Wraps examples; the length of an example is that of its array at the path `by`, such as "inputs/tokens"."""
+        """Wraps examples.
+
+        Args:
+          examples: the examples.
+          by: path of the array that determines the length of an example, such as "inputs/tokens".
+        """
         self._examples = examples
         arrays = [functools.reduce(operator.getitem, by.split("/"), example) for example in examples]
         self.lengths = np.array([len(array) for array in arrays], np.int64)
@@ -209,7 +218,7 @@ class ExampleList:
 
 
 class LazyExamples:
-    """Examples computed on access as `make(items[index])`."""
+    """Examples computed on access as `make(items[index])`; `lengths` are their lengths, [number of examples] int."""
 
     def __init__(self, items: Any, make: Callable[[Any], Example], lengths: np.ndarray):
         self._items, self._make, self.lengths = items, make, lengths
@@ -227,8 +236,8 @@ class BatchSpec(NamedTuple):
     Attributes:
       boundaries: lengths that batches may have, increasing.
       tokens_per_batch: upper limit of rows * length, padding included, over all processes.
-      pad_values: padding by the path of the array, such as "inputs/frames"; default 0.
-      fixed_lengths: lengths, by path, of arrays whose length is independent of the bucket.
+      pad_values: value of the padding by the path of the array, such as "inputs/frames"; default 0.
+      fixed_lengths: lengths of arrays whose length is independent of the bucket, by path of the array.
     """
 
     boundaries: Sequence[int]
@@ -237,13 +246,22 @@ class BatchSpec(NamedTuple):
     fixed_lengths: Mapping[str, int] = {}
 
     def collate(self, examples: ExampleSource, members: Sequence[int] | np.ndarray, bucket: Bucket) -> Batch:
-        """Returns the examples `members` as arrays [bucket.rows, length, ...] and [bucket.rows], padded at the end."""
+        """Returns a batch with arrays of [bucket.rows, length, ...] and [bucket.rows], padded at the end.
+
+        Args:
+          examples: all examples.
+          members: indices of the examples of the batch, at most `bucket.rows`.
+          bucket: shape of the batch.
+        """
         batch = [examples[index] for index in np.asarray(members, int).tolist()]
         # A shard without examples needs the structure of an example to return padding.
         return self._collate("", batch[0] if batch else examples[0], batch, bucket)
 
     def _collate(self, path: str, like: Any, parts: list[Any], bucket: Bucket) -> Any:
-        """Stacks the values of examples at a path; `like` is one of them, or of another example if there are none."""
+        """Stacks the values `parts` of the examples of a batch at a path and pads them.
+
+        `like` is a value of the same structure, shape and dtype as the parts, for batches without examples.
+        """
         if isinstance(like, dict):
             within = f"{path}/" if path else ""
             return {
@@ -256,6 +274,7 @@ class BatchSpec(NamedTuple):
             padded[: len(parts)] = parts
         elif parts:  # one assignment for all rows, because a loop takes three times as long
             sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+            # The mask [rows, length] selects the positions that are not padding.
             padded[: len(parts)][np.arange(*length) < sizes[:, np.newaxis]] = np.concatenate(parts)
         return padded
 
@@ -283,12 +302,12 @@ def train_batches(
       prefetch: number of batches that a thread prepares ahead, 0 for none.
 
     Returns:
-      A data set whose iterators have a small JSON state, that after the last batch consumed, whatever is prefetched.
-      Its "skipped" is the number of examples skipped in previous portions.
+      A data set whose iterators have a small JSON state, which describes the position after the last batch consumed,
+      however many batches are prefetched. Its "skipped" is the number of examples skipped in previous portions.
 
     Raises:
-      UserError: as for `training_buckets`; while iterating, if a portion has no examples or one longer than the last
-        boundary.
+      UserError: if `spec` and `options` do not fit, see `training_buckets`; while iterating, if a portion has no
+        examples or one longer than the last boundary.
     """
     buckets = training_buckets(spec.boundaries, spec.tokens_per_batch, options.batch_multiple, options.shard)
     return _TrainDataset(
@@ -321,8 +340,8 @@ def eval_batches(examples: ExampleSource, spec: BatchSpec, *, shard: ProcessShar
     """
     lengths = examples.lengths
     _check_lengths(lengths, spec.boundaries[-1])
-    own = np.arange(shard.index, len(examples), shard.count)
-    order = own[np.argsort(lengths[own], kind="stable")]
+    shard_indices = np.arange(shard.index, len(examples), shard.count)
+    order = shard_indices[np.argsort(lengths[shard_indices], kind="stable")]
     for bucket, members in plan_batches(lengths[order], bucket_shapes(spec.boundaries, spec.tokens_per_batch)):
         index = np.full(bucket.rows, -1, np.int32)
         index[: len(members)] = order[members]
@@ -330,6 +349,7 @@ def eval_batches(examples: ExampleSource, spec: BatchSpec, *, shard: ProcessShar
 
 
 def _check_lengths(lengths: np.ndarray, max_length: int) -> None:
+    """Raises UserError if an example is longer than `max_length`."""
     if (longest := lengths.max(initial=0)) > max_length:
         raise UserError(f"an example has {longest} tokens, but the longest batch has {max_length}")
 
@@ -364,7 +384,7 @@ class _TrainDataset(grain.IterDataset[Batch]):
         _check_lengths(lengths, self._buckets[-1].length)
         rng = np.random.default_rng((self._seed, number))
         order = np.arange(len(lengths)) if self._is_shuffled else rng.permutation(len(lengths))
-        order = order[lengths[order] >= 0]
+        order = order[lengths[order] >= 0]  # without skipped examples, whose length is -1
         if not order.size:
             raise UserError("there are no examples to train on")
         plan = [(bucket, order[members]) for bucket, members in plan_batches(lengths[order], self._buckets)]
@@ -378,13 +398,18 @@ class _TrainDataset(grain.IterDataset[Batch]):
 
 
 class _Portion(NamedTuple):
+    """Examples of a portion, its batches as (shape, indices of the examples), and the number of skipped examples."""
+
     examples: ExampleSource
     plan: list[tuple[Bucket, np.ndarray]]
     num_skipped: int
 
 
 class _TrainIterator(grain.DatasetIterator[Batch]):
-    """Iterator whose state is (portion, batch) of the next batch; resuming inside a portion makes it again."""
+    """Iterator whose state has the numbers of the portion and batch to yield next.
+
+    Resuming inside a portion makes the portion again.
+    """
 
     def __init__(self, dataset: _TrainDataset):
         super().__init__()
@@ -402,8 +427,11 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
         batch = self._dataset.collate(self._loaded, self._batch)
         self._batch += 1
         if self._batch == len(self._loaded.plan):
-            self._portion, self._batch, self._skipped = self._portion + 1, 0, self._skipped + self._loaded.num_skipped
-            self._num_examples, self._loaded = self._dataset.num_examples, None
+            self._portion += 1
+            self._batch = 0
+            self._skipped += self._loaded.num_skipped
+            self._num_examples = self._dataset.num_examples
+            self._loaded = None
         return batch
 
     def get_state(self) -> dict[str, Any]:
@@ -431,7 +459,7 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
             self._expect(self._dataset.num_examples)
 
     def _expect(self, num_examples: int) -> None:
-        """Raises UserError if the state belongs to another number of examples."""
+        """Stores the number of examples; raises UserError if the state belongs to another number."""
         if self._num_examples not in (None, num_examples):
             raise UserError(
                 f"the checkpoint belongs to {self._num_examples:,} training examples, but there are {num_examples:,}: "

@@ -1,4 +1,7 @@
-"""Plain text as documents that are streamed from files, and their tokens on disk: neither must fit into memory."""
+"""Plain text as documents that are streamed from files, and their tokens on disk; both may be larger than memory.
+
+A document is read as consecutive *pieces*, so that a long one is never in memory as a whole.
+"""
 
 import itertools
 import re
@@ -18,7 +21,7 @@ _BATCH_PIECES = 1 << 16  # pieces tokenized in one call, if they are tiny
 _CONTEXT = 256  # characters on each side of a cut that are tokenized to check it
 # Where nearly all tokenizers begin a new token: before the space before a word, and before a word that begins a line.
 _CUT = re.compile(r"(?<=\S)(?= \w)|(?<=\S\n)(?=\w)")
-_MAX_UNCUT = 64 * _PIECE  # text without such a position for so many characters is cut anywhere
+_MAX_UNCUT = 64 * _PIECE  # a text without such a position is cut anywhere after this number of characters
 
 
 class TextDocuments:
@@ -32,14 +35,18 @@ class TextDocuments:
     """
 
     def __init__(self, read: Callable[[], Iterator[Iterable[str]]]):
-        """Stores `read`, which starts a new pass over the documents, each of them an iterable of pieces."""
+        """Stores a function.
+
+        Args:
+          read: starts a new pass over the documents; yields for each document an iterable of its pieces.
+        """
         self._read = read
 
     def __iter__(self) -> Iterator[str]:
         return itertools.chain.from_iterable(self._read())
 
     def to_train(self, kind: str) -> Iterator[str]:
-        """Yields the texts for training a tokenizer: pieces, but whole documents for "unigram".
+        """Yields the texts for training a tokenizer of a kind: pieces, but whole documents for the kind "unigram".
 
         "unigram" depends on the context of words, and keeps all text in memory anyway.
         """
@@ -54,7 +61,7 @@ def count_characters(path: epath.PathLike) -> int:
     """Returns the number of characters of a file; each line end, CRLF too, counts as one.
 
     Raises:
-      UserError: as for `read_pieces`.
+      UserError: if the file is missing, empty, not UTF-8 or a damaged `.gz`.
     """
     return sum(map(len, _texts(path)))
 
@@ -70,7 +77,7 @@ def read_pieces(path: epath.PathLike, begin: int, end: int) -> Iterator[str]:
       end: index after the last character.
 
     Raises:
-      UserError: while iterating, as for `tfx_jax.data.sources.lines.read_blocks`.
+      UserError: while iterating, if the file is missing, empty, not UTF-8 or a damaged `.gz`.
     """
     return _cut(_characters(path, begin, end))
 
@@ -86,6 +93,7 @@ def document_lines(texts: TextDocuments) -> Iterator[str]:
 
 
 def _characters(path: epath.PathLike, begin: int, end: int) -> Iterator[str]:
+    """Yields the characters begin .. end - 1 of a file in parts, cut anywhere."""
     offset = 0
     for part in _texts(path):
         yield part[max(0, begin - offset) : max(0, end - offset)]
@@ -138,12 +146,13 @@ def encode_documents(tokenizer: HFTokenizer, texts: TextDocuments, *, eos_id: in
     Args:
       tokenizer: any tokenizer; one whose tokens change at every cut gets whole documents, which takes memory.
       texts: the documents.
-      eos_id: token appended to each document; None for none.
+      eos_id: token appended to each document; None appends nothing.
 
     Raises:
       UserError: if a text cannot be read, or the disk is full.
     """
-    tokens, ends, size = DiskArray(np.int32), DiskArray(np.int64), 0
+    tokens, ends = DiskArray(np.int32), DiskArray(np.int64)
+    num_tokens = 0
     for pieces in _batched(_pieces(tokenizer, texts)):
         encoded = tokenizer.encode_batch([text for text, _ in pieces])
         is_last = np.array([last for _, last in pieces])
@@ -153,13 +162,13 @@ def encode_documents(tokenizer: HFTokenizer, texts: TextDocuments, *, eos_id: in
                     ids.append(eos_id)
         sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
         tokens.append(np.fromiter(itertools.chain.from_iterable(encoded), np.int32, sizes.sum()))
-        ends.append(size + np.cumsum(sizes)[is_last])
-        size += int(sizes.sum())
+        ends.append(num_tokens + np.cumsum(sizes)[is_last])
+        num_tokens += int(sizes.sum())
     return TokenDocuments(tokens.mapped(), ends.mapped())
 
 
 def _pieces(tokenizer: HFTokenizer, texts: TextDocuments) -> Iterator[tuple[str, bool]]:
-    """Yields (piece, whether it is the document's last), joining pieces whose cut would change tokens."""
+    """Yields (piece, whether it is the last of its document); pieces are joined where a cut would change tokens."""
     for document in texts.by_document():
         pending = ""
         for piece in document:
@@ -177,7 +186,7 @@ def _is_clean_cut(tokenizer: HFTokenizer, before: str, after: str) -> bool:
 
 
 def _batched(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Groups pieces for one call of the tokenizer each."""
+    """Groups the results of `_pieces` into batches, each for one call of the tokenizer."""
     batch, size = [], 0
     for text, is_last in pieces:
         batch.append((text, is_last))

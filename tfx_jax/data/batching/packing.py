@@ -29,7 +29,7 @@ class TokenBlocks:
         Args:
           stream: tokens, [number of tokens] int.
           length: tokens of an example.
-          pad_id: padding of the last example, with weight 0; None drops an incomplete last example, as in training.
+          pad_id: id that fills an incomplete last example, with weight 0; None drops that example, as in training.
 
         Raises:
           UserError: if the stream is too short for one example.
@@ -88,9 +88,10 @@ class PackedDocuments:
         """
         sizes = np.diff(ends, prepend=0)
         ends, sizes = ends[sizes >= min_tokens], sizes[sizes >= min_tokens]
-        num_pieces = -(-sizes // length)
-        number = np.arange(num_pieces.sum()) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
-        starts = np.repeat(ends - sizes, num_pieces) + number * length
+        num_pieces = -(-sizes // length)  # of each document, rounded up
+        # The following arrays are [number of pieces]. `piece_numbers` counts the pieces of each document from 0.
+        piece_numbers = np.arange(num_pieces.sum()) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+        starts = np.repeat(ends - sizes, num_pieces) + piece_numbers * length
         document_ends = np.repeat(ends, num_pieces)
         piece_sizes = np.minimum(document_ends - starts, length)
         rows = first_fit(piece_sizes.tolist(), length)
@@ -98,7 +99,7 @@ class PackedDocuments:
         self._tokens, self._length, self._pad_id = tokens, length, pad_id
         self._starts, self._sizes = starts[order], piece_sizes[order].astype(np.int32)
         self._is_end = (starts + piece_sizes == document_ends)[order]
-        self._edges = np.append(0, np.cumsum(np.bincount(rows)))
+        self._edges = np.append(0, np.cumsum(np.bincount(rows)))  # row i has pieces _edges[i] .. _edges[i + 1] - 1
 
     @property
     def lengths(self) -> np.ndarray:
@@ -118,6 +119,7 @@ class PackedDocuments:
         for segment, piece in enumerate(range(self._edges[index], self._edges[index + 1]), start=1):
             start, size = int(self._starts[piece]), int(self._sizes[piece])
             columns = slice(column, column + size)
+            # The last token of a document has no next token. At a cut, the next token is in another piece.
             following = self._tokens[start + 1 : start + size + (not self._is_end[piece])]
             row["inputs"][columns] = self._tokens[start : start + size]
             row["targets"][column : column + len(following)] = following
@@ -148,22 +150,23 @@ def first_fit(sizes: Sequence[int], capacity: int) -> np.ndarray:
         raise ValueError(
             f"each size must be from 1 to capacity={capacity}, got sizes from {min(sizes)} to {max(sizes)}"
         )
-    bins, num_bins = np.zeros(len(sizes), np.int64), 0
+    bins = np.zeros(len(sizes), np.int64)
+    num_bins = 0
     # For each amount of free space, a heap of the bins that have it, and the first bin of each heap for a fast search.
     bins_by_space: list[list[int]] = [[] for _ in range(capacity + 1)]
-    none = len(sizes)
-    first_by_space = np.full(capacity + 1, none)
+    no_bin = len(sizes)  # larger than the index of any bin
+    first_by_space = np.full(capacity + 1, no_bin)
     for item, size in enumerate(sizes):
         space = size + int(first_by_space[size:].argmin())
-        number = int(first_by_space[space])
-        if number == none:
-            number, space = num_bins, capacity
+        bin_index = int(first_by_space[space])
+        if bin_index == no_bin:
+            bin_index, space = num_bins, capacity  # open a new bin
             num_bins += 1
         else:
             heapq.heappop(bins_by_space[space])
-            first_by_space[space] = bins_by_space[space][0] if bins_by_space[space] else none
-        bins[item] = number
+            first_by_space[space] = bins_by_space[space][0] if bins_by_space[space] else no_bin
+        bins[item] = bin_index
         if space > size:
-            heapq.heappush(bins_by_space[space - size], number)
+            heapq.heappush(bins_by_space[space - size], bin_index)
             first_by_space[space - size] = bins_by_space[space - size][0]
     return bins

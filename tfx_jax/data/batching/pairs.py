@@ -7,7 +7,7 @@ The shuffled pairs of an epoch are split into buffers. Each buffer is tokenized 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import grain
 import grain.experimental
@@ -41,15 +41,15 @@ def pair_batches(
       tokenizer: one tokenizer for both sides.
       options: seed, shapes and shard of this process.
       tokens_per_batch: upper limit of rows * length, padding included, over all processes.
-      max_length: longest side, see `PairBuffers`.
-      sort_buffer: number of pairs sorted together, see `PairBuffers`.
+      max_length: longest side in tokens, EOS included; longer pairs, and pairs with an empty side, are skipped.
+      sort_buffer: maximum number of pairs that are sorted by length together, see `PairBuffers`.
       prefetch: number of batches a thread prepares ahead, 0 for none; some dozens hide the loading of the next buffer.
 
     Returns:
-      A data set as of `train_batches`.
+      A data set whose iterators can be saved and restored, see `train_batches`.
 
     Raises:
-      UserError: as for `PairBuffers` and `train_batches`.
+      UserError: if there are no pairs, or `tokens_per_batch` does not fit, see `train_batches`.
     """
     buffers = PairBuffers(pairs, tokenizer, max_length=max_length, seed=options.seed, sort_buffer=sort_buffer)
     boundaries = length_boundaries(max_length, options.length_multiple)
@@ -74,15 +74,16 @@ class EncodedPairs:
           sizes: number of tokens of each source and target, [number of pairs, 2] int.
           lengths: see the attribute.
         """
-        ends = np.cumsum(sizes.T).reshape(2, -1).T
-        self._ids, self._edges, self.lengths = ids, np.concatenate([ends - sizes, ends], axis=1), lengths
+        ends = np.cumsum(sizes.T).reshape(2, -1).T  # indices after the last token of source and target, [pairs, 2]
+        self._edges = np.concatenate([ends - sizes, ends], axis=1)
+        self._ids, self.lengths = ids, lengths
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Example:
-        source, target, source_end, target_end = self._edges[index].tolist()
-        return {"source": self._ids[source:source_end], "target": self._ids[target:target_end]}
+        source_begin, target_begin, source_end, target_end = self._edges[index].tolist()
+        return {"source": self._ids[source_begin:source_end], "target": self._ids[target_begin:target_end]}
 
 
 def encode_pairs(pairs: PairSource, tokenizer: HFTokenizer, *, max_length: int | None = None) -> EncodedPairs:
@@ -146,13 +147,18 @@ class PairBuffers:
 def _encode(
     pairs: PairSource, indices: Sequence[int], tokenizer: HFTokenizer, max_length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns `ids` and `sizes` of `EncodedPairs`: each side with EOS, cut to `max_length`."""
-    eos_and_limit: Any = tokenizer.eos_id, max_length
-    chunks = {side: [_pack([], *eos_and_limit)] for side in ("source", "target")}  # not empty without pairs
+    """Tokenizes the pairs at `indices`, adds EOS to each side, and cuts each side to `max_length`.
+
+    Returns:
+      (ids, sizes), see `EncodedPairs`.
+    """
+    eos_id = cast(int, tokenizer.eos_id)
+    # Begin with an empty chunk, because `np.concatenate` needs at least one array.
+    chunks = {side: [_pack([], eos_id, max_length)] for side in ("source", "target")}
     for start in range(0, len(indices), _CHUNK):
         chunk = get_pairs(pairs, indices[start : start + _CHUNK])
         for side, packed in chunks.items():  # one side at a time, to have fewer Python lists alive
-            packed.append(_pack(tokenizer.encode_batch([pair[side] for pair in chunk]), *eos_and_limit))
+            packed.append(_pack(tokenizer.encode_batch([pair[side] for pair in chunk]), eos_id, max_length))
     (sources, source_sizes), (targets, target_sizes) = (
         map(np.concatenate, zip(*packed, strict=True)) for packed in chunks.values()
     )
@@ -160,7 +166,11 @@ def _encode(
 
 
 def _pack(sequences: list[list[int]], eos_id: int, max_length: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the concatenated ids of all sequences, int32, and their sizes, int64; adds EOS and cuts to the limit."""
+    """Adds EOS to each sequence, in place, and cuts it to `max_length` ids, EOS included.
+
+    Returns:
+      (ids of all sequences, [number of ids] int32; number of ids of each sequence, [number of sequences] int64).
+    """
     for ids in sequences:
         if max_length is not None:
             del ids[max_length - 1 :]
@@ -170,7 +180,10 @@ def _pack(sequences: list[list[int]], eos_id: int, max_length: int | None) -> tu
 
 
 def _shuffled_indices(size: int, seed: int, epoch: int, positions: range) -> list[int]:
-    """Returns a part of an epoch's permutation without computing the rest, because a source may be huge."""
+    """Returns the indices at some positions of an epoch's random permutation of 0 .. size - 1.
+
+    The rest of the permutation is not computed, because a source may be huge.
+    """
     epoch_seed = int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
     shuffle = grain.experimental.index_shuffle
     return [shuffle(position, max_index=size - 1, seed=epoch_seed, rounds=4) for position in positions]

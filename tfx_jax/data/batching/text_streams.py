@@ -47,7 +47,8 @@ class TextStreams:
     def __getitem__(self, number: int) -> Batch:
         """Returns the batch with this number, counted over all epochs."""
         epoch, segment = divmod(number, self._num_segments)
-        part = (np.arange(self._rows) + epoch) % self._rows
+        part = (np.arange(self._rows) + epoch) % self._rows  # part that each row reads, [rows]
+        # Positions in the text, [rows, length]: beginning of each row's segment plus 0 .. length - 1.
         indices = ((part * self._num_segments + segment) * self._length)[:, None] + np.arange(self._length)
         return {
             "inputs": self.tokens[indices],
@@ -69,6 +70,8 @@ class StreamDataset(grain.IterDataset[Batch]):
 
 
 class _StreamIterator(grain.DatasetIterator[Batch]):
+    """Iterator whose state is the number of the next batch."""
+
     def __init__(self, dataset: StreamDataset):
         super().__init__()
         self._dataset, self._number = dataset, 0
@@ -77,15 +80,19 @@ class _StreamIterator(grain.DatasetIterator[Batch]):
         self._assert_not_closed()
         batch = self._dataset.streams[self._number]
         self._number += 1
-        own_rows = self._dataset.shard.block(len(batch["begins"]))
-        return {name: rows[own_rows] for name, rows in batch.items()}
+        shard_rows = self._dataset.shard.block(len(batch["begins"]))
+        return {name: rows[shard_rows] for name, rows in batch.items()}
 
     def get_state(self) -> dict[str, int]:
         """Returns the number of the next batch and the number of tokens of the text."""
         return {"batch": self._number, "num_tokens": len(self._dataset.streams.tokens)}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """Continues with the batch that followed when `get_state` returned `state`."""
+        """Continues with the batch that followed when `get_state` returned `state`.
+
+        Raises:
+          UserError: if the state belongs to a text with another number of tokens.
+        """
         if state["num_tokens"] != len(self._dataset.streams.tokens):
             raise UserError(
                 f"the checkpoint belongs to a text of {state['num_tokens']:,} tokens, but there are "

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfx_jax.data.batching.batches import Example
 from tfx_jax.data.objectives.masked_lm import MaskedTokens, mask_tokens
-from tfx_jax.data.objectives.next_sentence import Sentence, next_sentence_pairs, pair_inputs
+from tfx_jax.data.objectives.next_sentence import NUM_PAIR_SPECIALS, Sentence, next_sentence_pairs, pair_inputs
 from tfx_jax.data.sources.lines import is_blank
 
 # The end of a sentence: after its final mark and the closing quotation marks and brackets next to that.
@@ -43,13 +43,20 @@ class PretrainingExamples:
     """The examples of an epoch, with the arrays of `tfx_jax.tasks.text.bert_pretraining.pretraining_loss`.
 
     "tokens", "token_type_ids", "token_mask", "targets" and "weights" are [T], "next_sentence_label" and "row_weights"
-    are [].
+    are []. `lengths` are the lengths T of the examples, [number of examples] int.
     """
 
     def __init__(
         self, masked: MaskedTokens, token_type_ids: np.ndarray, lengths: np.ndarray, next_sentence_label: np.ndarray
     ):
-        """Wraps the output of `make_examples`, [R, T] and [R]."""
+        """Stores the arrays that `make_examples` computes.
+
+        Args:
+          masked: inputs, targets and weights, each [R, max_length], of R examples.
+          token_type_ids: 0 for the first segment and 1 for the second, [R, max_length].
+          lengths: number of tokens of each example without padding, [R] int.
+          next_sentence_label: 0 if the second segment follows the first, 1 if it is random, [R] int32.
+        """
         self._masked, self._token_type_ids, self._next_sentence_label = masked, token_type_ids, next_sentence_label
         self.lengths = lengths
 
@@ -85,19 +92,19 @@ def make_examples(
     """Makes the examples of one pass over a corpus; pairs, truncation and masked tokens depend on `rng`.
 
     Args:
-      documents: tokens of the sentences of each document.
+      documents: for each document its sentences, each a sequence of token ids.
       rng: random number generator.
-      max_length: maximum length of an example.
+      max_length: maximum length of an example, special tokens included.
       cls_id: id of [CLS].
       sep_id: id of [SEP].
       pad_id: id of padding.
       mask_id: id of [MASK].
-      vocab_size: see `mask_tokens`, also for `special_ids` and `rate`.
+      vocab_size: number of ids, from which random replacements are sampled.
       special_ids: ids that are never masked and never random replacements.
       rate: fraction of the tokens to predict.
 
     Raises:
-      ValueError: as for `next_sentence_pairs`.
+      ValueError: if fewer than two documents have text, none has two sentences, or `max_length` is below 5.
     """
     pairs = list(next_sentence_pairs(documents, rng, max_length=max_length))
     tokens = np.full((len(pairs), max_length), pad_id, np.int32)
@@ -106,7 +113,7 @@ def make_examples(
     layout = {"max_length": max_length, "cls_id": cls_id, "sep_id": sep_id, "pad_id": pad_id}
     for row, (first, second, _) in enumerate(pairs):
         tokens[row], token_type_ids[row] = pair_inputs(first, second, rng=rng, **layout)
-        lengths[row] = min(max_length, len(first) + len(second) + 3)
+        lengths[row] = min(max_length, len(first) + len(second) + NUM_PAIR_SPECIALS)
     masked = [
         mask_tokens(rows, rng, mask_id=mask_id, vocab_size=vocab_size, special_ids=special_ids, rate=rate)
         for rows in np.split(tokens, range(_ROWS_AT_ONCE, len(tokens), _ROWS_AT_ONCE))

@@ -76,10 +76,19 @@ def mask_tokens(
 
 
 def _sample_positions(is_ordinary: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Samples a fraction of the ordinary positions of each row without replacement, [..., T] bool."""
+    """Samples positions without replacement: in each row, the fraction `rate` of its ordinary positions.
+
+    Args:
+      is_ordinary: whether a position may be sampled, [..., T] bool.
+      rate: fraction; if positive, at least one position is sampled in each row that has ordinary ones.
+      rng: random number generator.
+
+    Returns:
+      Whether each position is sampled, [..., T] bool.
+    """
     num_ordinary = is_ordinary.sum(axis=-1, keepdims=True)
     counts = np.minimum(num_ordinary, np.maximum(1, np.rint(rate * num_ordinary)) if rate else 0)
     # The positions with the smallest of independent uniform numbers are a uniform sample.
     uniform = np.where(is_ordinary, rng.random(is_ordinary.shape), np.inf)
-    ranks = uniform.argsort(axis=-1).argsort(axis=-1)
+    ranks = uniform.argsort(axis=-1).argsort(axis=-1)  # the second argsort turns an order into ranks
     return ranks < counts

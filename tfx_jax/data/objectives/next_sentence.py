@@ -61,26 +61,30 @@ def _walk(
     texts: list[list[Sentence]], rng: np.random.Generator, max_tokens: int, short_rate: float
 ) -> Iterator[SegmentPair]:
     """Yields the pairs of `next_sentence_pairs`, of about `max_tokens` tokens without special ones."""
-    for number, text in enumerate(texts):
+    for text_index, text in enumerate(texts):
         begin = 0
         while begin < len(text) - 1:
-            short = rng.random() < short_rate
-            num_tokens = int(rng.integers(2, max_tokens + 1)) if short else max_tokens
+            is_short = rng.random() < short_rate
+            num_tokens = int(rng.integers(2, max_tokens + 1)) if is_short else max_tokens
             end = _end_of_sentences(text, begin, num_tokens, min_sentences=2)
             middle = int(rng.integers(begin + 1, end))
             first = _join(text[begin:middle])
             is_next = bool(rng.random() < 0.5)
             if is_next:
-                second, begin = _join(text[middle:end]), end
+                second = _join(text[middle:end])
+                begin = end
             else:
-                second, begin = _random_sentences(texts, number, rng, num_tokens - len(first)), middle
+                second = _random_sentences(texts, text_index, rng, num_tokens - len(first))
+                begin = middle
             yield SegmentPair(first, second, is_next)
 
 
-def _random_sentences(texts: list[list[Sentence]], number: int, rng: np.random.Generator, num_tokens: int) -> list[int]:
-    """Returns about `num_tokens` tokens of sentences from a random position of a document other than `number`."""
+def _random_sentences(
+    texts: list[list[Sentence]], excluded: int, rng: np.random.Generator, num_tokens: int
+) -> list[int]:
+    """Returns about `num_tokens` tokens of sentences from a random position of a document other than `excluded`."""
     other = int(rng.integers(len(texts) - 1))
-    text = texts[other + (other >= number)]
+    text = texts[other + (other >= excluded)]  # indices from `excluded` on are shifted by one to skip it
     begin = int(rng.integers(len(text)))
     return _join(text[begin : _end_of_sentences(text, begin, num_tokens, min_sentences=1)])
 
@@ -115,16 +119,19 @@ def truncate_pair(
     """
     excess = max(0, len(first) + len(second) - max_tokens)
     # Without a loop over tokens: first shorten the longer one to the length of the other, then alternate.
-    level = min(excess, abs(len(first) - len(second)))
-    alternating = excess - level
+    num_leveling = min(excess, abs(len(first) - len(second)))
+    num_alternating = excess - num_leveling
+    num_removed_first = num_alternating // 2
+    num_removed_second = num_alternating - num_alternating // 2
     if len(first) > len(second):
-        num_first, num_second = level + alternating // 2, alternating - alternating // 2
+        num_removed_first += num_leveling
     else:
-        num_first, num_second = alternating // 2, level + alternating - alternating // 2
-    return _remove(first, num_first, rng), _remove(second, num_second, rng)
+        num_removed_second += num_leveling
+    return _remove(first, num_removed_first, rng), _remove(second, num_removed_second, rng)
 
 
 def _remove(tokens: Sequence[int], count: int, rng: np.random.Generator | None) -> list[int]:
+    """Removes `count` tokens at the end or, with `rng`, each at the front or the end with equal probability."""
     front = 0 if rng is None else int(rng.binomial(count, 0.5))
     return list(tokens[front : len(tokens) - count + front])
 
@@ -144,11 +151,11 @@ def pair_inputs(
     Args:
       first: tokens of A.
       second: tokens of B; if empty, the input is that of a single text, [CLS] A [SEP].
-      max_length: length of the result; segments are truncated to fit, see `truncate_pair`.
+      max_length: length of the result; segments are truncated by `truncate_pair` to fit.
       cls_id: id of [CLS].
       sep_id: id of [SEP].
       pad_id: id of padding.
-      rng: see `truncate_pair`.
+      rng: truncates at a random end if given, otherwise at the end, see `truncate_pair`.
 
     Returns:
       Tokens and token types, both [max_length] int32. The type ("segment" in the paper) is 0 up to the first [SEP], 1

@@ -63,6 +63,7 @@ def corrupt_spans(
     targets: list[Token] = []
     position = 0
     for number, (begin, end) in enumerate(spans):
+        # Every span but the first must leave a token after the previous span, which ended at `position`.
         if not (position + (number > 0) <= begin < end <= len(tokens)):
             raise ValueError(
                 f"span {(begin, end)} must not be empty, must be inside the {len(tokens)} tokens, and must leave a "
@@ -116,7 +117,7 @@ def span_corruption_lengths(
     mean_span_length: float = MEAN_SPAN_LENGTH,
     final_sentinel: bool = True,
 ) -> tuple[int, int]:
-    """Returns the lengths of inputs and targets, EOS included, which are the same for all random spans.
+    """Returns (length of the inputs, length of the targets), EOS included, which do not depend on the random spans.
 
     >>> span_corruption_lengths(568, final_sentinel=False)
     (512, 114)
@@ -128,18 +129,21 @@ def span_corruption_lengths(
 def num_sentinels(
     num_tokens: int, *, noise_density: float = NOISE_DENSITY, mean_span_length: float = MEAN_SPAN_LENGTH
 ) -> int:
-    """Returns the number of sentinels that a text of `num_tokens` tokens needs, including the final one.
+    """Returns the number of sentinels that a text of `num_tokens` tokens needs, including the final sentinel.
 
     >>> num_sentinels(568)
     29
     """
-    return _counts(num_tokens, noise_density, mean_span_length)[1] + 1
+    _, num_spans = _counts(num_tokens, noise_density, mean_span_length)
+    return num_spans + 1
 
 
 def longest_text(
     inputs_length: int, *, noise_density: float = NOISE_DENSITY, mean_span_length: float = MEAN_SPAN_LENGTH
 ) -> int:
-    """Returns the number of tokens of text whose inputs have at most this length, EOS included, as T5 cuts its texts.
+    """Returns the largest number of tokens of a text whose corrupted inputs fit into `inputs_length`, EOS included.
+
+    T5 cuts its texts to this length.
 
     Raises:
       ValueError: if `inputs_length` is below 1, which is EOS alone.
@@ -173,12 +177,12 @@ def corrupt_rows(
     Args:
       ids: texts, [B, T] int, without EOS; shorter texts are padded at the end.
       rng: random number generator.
-      sentinels: see `sentinel_ids`; one for each span of T tokens, and one more with `final_sentinel`.
+      sentinels: ids of `sentinel_ids`; one for each span of T tokens, and one more with `final_sentinel`.
       eos_id: token appended to inputs and targets.
       pad_id: padding of `ids` and of the results.
-      noise_density: see `random_spans`.
-      mean_span_length: see `random_spans`.
-      final_sentinel: see `corrupt_spans`.
+      noise_density: fraction of the tokens to drop.
+      mean_span_length: mean length of the spans in tokens.
+      final_sentinel: whether one more sentinel ends the targets.
 
     Returns:
       Inputs [B, S] and targets [B, T'], int32, where (S, T') are the `span_corruption_lengths` of T tokens. Texts of T
@@ -222,9 +226,9 @@ class CorruptedTexts:
           text_length: number of tokens of a text, see `longest_text`.
           seed: seed of the spans, combined with the index of a text.
           start: position of the first cut, below `text_length`; the tokens before it are a shorter text.
-          sentinels: see `corrupt_rows`.
-          eos_id: see `corrupt_rows`.
-          pad_id: see `corrupt_rows`.
+          sentinels: ids of `sentinel_ids`.
+          eos_id: token appended to source and target.
+          pad_id: id of padding.
 
         Raises:
           UserError: if the stream is shorter than `text_length`.
@@ -238,7 +242,8 @@ class CorruptedTexts:
     @property
     def lengths(self) -> np.ndarray:
         """Lengths of the sources, all equal, [number of examples] int."""
-        return np.full(len(self), span_corruption_lengths(self._text_length)[0])
+        source_length, _ = span_corruption_lengths(self._text_length)
+        return np.full(len(self), source_length)
 
     def __len__(self) -> int:
         return len(self._edges) - 1
@@ -268,7 +273,11 @@ def _counts(num_tokens: int, noise_density: float, mean_span_length: float) -> t
 
 
 def _segment(num_items: int, num_segments: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns random positive lengths that sum to `num_items`, uniform over all ways, [num_segments] int."""
+    """Returns random positive lengths that sum to `num_items`, [num_segments] int.
+
+    All such sequences of lengths are equally probable.
+    """
+    # Distinct random cuts between neighboring items.
     cuts = np.sort(rng.permutation(max(0, num_items - 1))[: max(0, num_segments - 1)]) + 1
     edges = np.concatenate([[0], cuts, [num_items]]) if num_segments else np.zeros(1, int)
     return np.diff(edges)

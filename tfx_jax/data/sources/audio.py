@@ -12,7 +12,7 @@ from etils import epath
 from tfx_jax.errors import UserError
 
 TABLE = "transcripts.tsv"
-"""Name of the file with transcripts in a zip; its lines are name of a WAV file, TAB, transcript."""
+"""Name of the file with transcripts in a zip. Each line is the name of a WAV file, a TAB and the transcript."""
 
 
 class SoundFiles:
@@ -55,10 +55,10 @@ class SoundFiles:
             raise UserError(f"{name} in {self.path} cannot be read: {error}") from None
 
     def read_sound(self, name: str, sample_rate: int) -> np.ndarray:
-        """Returns the samples of a WAV file, see `read_wav`.
+        """Returns the samples of a WAV file, [samples] int16, see `read_wav`.
 
         Raises:
-          UserError: as for `read` and `read_wav`.
+          UserError: if the file does not exist, is not a WAV file, has no samples, or a sample is NaN or infinite.
         """
         return read_wav(self.read(name), sample_rate, name=f"{name} in {self.path}")
 
@@ -87,14 +87,14 @@ def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
     if not samples.size or rate < 1:
         raise UserError(f"the recording {name} is empty (0 audio samples)")
     if samples.dtype == np.uint8:
-        sound = (samples.astype(np.float64) - 128) / 128
+        sound = (samples.astype(np.float64) - 128) / 128  # 8-bit WAV is unsigned, with silence at 128
     elif np.issubdtype(samples.dtype, np.integer):
         sound = samples / -float(np.iinfo(samples.dtype).min)
     else:
         sound = samples.astype(np.float64)
     if not np.isfinite(sound).all():
         raise UserError(f"{name} has a sample that is NaN or infinite")
-    sound = sound.reshape(len(sound), -1).mean(axis=1)
+    sound = sound.reshape(len(sound), -1).mean(axis=1)  # [samples] or [samples, channels] -> [samples]
     if rate != sample_rate:
         from scipy.signal import resample_poly  # a late import, because it takes 0.7 s and most runs do not need it
 

@@ -48,12 +48,14 @@ def csv_lines(path: epath.PathLike) -> Iterator[str]:
 
 
 def _tsv(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yields (line number, values of the columns `names`) of each row of a TSV file."""
     rows = ((number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1))
     _, header = next(rows)  # `read_lines` raises for an empty file
     return _select(path, header, rows, names)
 
 
 def _csv(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yields (number of the first line, values of the columns `names`) of each row of a CSV file."""
     reader = csv.reader(csv_lines(path), strict=True)
 
     def rows() -> Iterator[tuple[int, list[str]]]:
@@ -89,6 +91,7 @@ def _select(
 
 
 def _json_lines(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yields (line number, values of the fields `names`) of each line of a file of JSON objects."""
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}, line {number}"
         try:

@@ -34,7 +34,7 @@ def read_tagged(path: epath.PathLike) -> list[TaggedSentence]:
     """
     sentences: list[TaggedSentence] = []
     open_sentence = TaggedSentence([], [])
-    num_columns = None  # of the space-separated format; 0 or 1 for TABs; None before the first line with text
+    num_columns = None  # of space-separated lines; 0 if separated by TABs; None before the first line with text
     for number, line in enumerate(read_lines(path), start=1):
         if not is_blank(line) and not _DOCUMENT.match(line):
             if num_columns is None:

@@ -42,7 +42,8 @@ class UnnamedFile:
         rest = memoryview(data).cast("B")
         try:
             while rest:
-                rest = rest[os.write(self.descriptor, rest) :]
+                num_written = os.write(self.descriptor, rest)  # may be fewer bytes than requested
+                rest = rest[num_written:]
         except OSError as error:
             raise UserError(
                 f"cannot keep data in {tempfile.gettempdir()}: {error.strerror or error}: set TMPDIR to a folder with "
@@ -62,19 +63,20 @@ class DiskArray:
 
     def __init__(self, dtype: DTypeLike):
         """Creates an empty array."""
-        self._dtype, self._file, self._size = np.dtype(dtype), UnnamedFile(), 0
-        self._waiting = bytearray()
+        self._dtype, self._file = np.dtype(dtype), UnnamedFile()
+        self._size = 0  # number of values, unwritten ones included
+        self._unwritten = bytearray()
 
     def append(self, values: ArrayLike) -> None:
-        """Appends values, [N].
+        """Appends values, an array of any shape, flattened.
 
         Raises:
           UserError: if the disk is full.
         """
         array = np.asarray(values, self._dtype)
-        self._waiting += array.tobytes()
+        self._unwritten += array.tobytes()
         self._size += array.size
-        if len(self._waiting) >= _BLOCK_BYTES:
+        if len(self._unwritten) >= _BLOCK_BYTES:
             self._write()
 
     def mapped(self) -> np.ndarray:
@@ -85,5 +87,5 @@ class DiskArray:
         return np.frombuffer(mmap.mmap(self._file.descriptor, 0, prot=mmap.PROT_READ), self._dtype)
 
     def _write(self) -> None:
-        self._file.write(bytes(self._waiting))
-        self._waiting.clear()
+        self._file.write(bytes(self._unwritten))
+        self._unwritten.clear()

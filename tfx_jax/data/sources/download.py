@@ -95,14 +95,27 @@ def fetch(url: str, path: pathlib.Path, checksum: Checksum | None = None, *, fir
 
 
 def _complete(url: str, partial: pathlib.Path, checksum: Checksum | None, pause: float, meter: "_Meter") -> None:
-    """Retries until the file is complete; gives up after `_ATTEMPTS` attempts without progress."""
-    failures, most = 0, _size(partial)
+    """Downloads the missing rest of a file, with retries.
+
+    Args:
+      url: address of the file.
+      partial: path of the file during the download.
+      checksum: expected size and hash, if known.
+      pause: seconds before the second attempt; doubled for each further one.
+      meter: shows the progress.
+
+    Raises:
+      UserError: after `_ATTEMPTS` consecutive attempts without progress.
+    """
+    failures = 0
+    largest_size = _size(partial)
     while checksum is None or _size(partial) < checksum.size:
         try:
             _append(url, partial, checksum, meter)
             return
         except _ConnectionLostError as error:
-            failures, most = 1 if _size(partial) > most else failures + 1, max(most, _size(partial))
+            failures = 1 if _size(partial) > largest_size else failures + 1
+            largest_size = max(largest_size, _size(partial))
             if failures >= _ATTEMPTS:
                 raise UserError(
                     f"cannot fetch {url} ({error}): check the network, or name a mirror with --base-url, "
@@ -114,14 +127,21 @@ def _complete(url: str, partial: pathlib.Path, checksum: Checksum | None, pause:
 
 
 def _append(url: str, partial: pathlib.Path, checksum: Checksum | None, meter: "_Meter") -> None:
-    """Makes one attempt: requests the missing bytes and appends them to the file."""
+    """Makes one attempt: requests the missing bytes and appends them to the file.
+
+    Raises:
+      _ConnectionLostError: if another attempt may succeed.
+      UserError: if the server does not have the file, or has another one.
+    """
     headers, start = _range(partial, checksum)
     with _open(urllib.request.Request(url, headers=headers), url) as response:
+        # Status 206 means partial content. Otherwise the server sends the whole file.
         resumed = response.status == 206 and (response.headers["Content-Range"] or "").startswith(f"bytes {start}-")
         if not resumed:
             start = 0
             _restart(partial, response)
-        total, done = _total(url, response, start, checksum), start
+        total = _total(url, response, start, checksum)
+        done = start
         with partial.open("ab") as file:
             for block in _blocks(response):
                 done += len(block)
@@ -160,8 +180,12 @@ def _total(url: str, response: http.client.HTTPResponse, start: int, checksum: C
 
 
 def _range(partial: pathlib.Path, checksum: Checksum | None) -> tuple[dict[str, str], int]:
-    """Returns (headers that request the rest, its start); a partial file without validator or checksum is not used."""
-    start, identity = _size(partial), None
+    """Returns (headers that request the missing bytes, index of the first missing byte).
+
+    A partial file without validator or checksum is not resumed, because the server's file may have changed.
+    """
+    start = _size(partial)
+    identity = None
     with contextlib.suppress(OSError, UnicodeDecodeError):
         identity = _VALIDATOR.fullmatch(_validator_of(partial).read_text("ascii"))
     if not start or (checksum is None and identity is None):
@@ -184,11 +208,13 @@ def _restart(partial: pathlib.Path, response: http.client.HTTPResponse) -> None:
 
 
 def _open(request: urllib.request.Request, url: str) -> http.client.HTTPResponse:
+    """Sends a request; raises _ConnectionLostError for errors worth a retry, otherwise UserError."""
     try:
         return urllib.request.urlopen(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        # The partial file is not shorter than the server's file, so it belongs to another one: start again.
+        # Range not satisfiable: the partial file is not shorter than the server's file, so it belongs to another one.
+        # Request the whole file.
         if error.code == 416 and request.has_header("Range"):
             return _open(urllib.request.Request(url), url)
         answer = f"the server answers {error.code} {printable(str(error.reason), 200)}"
@@ -215,6 +241,7 @@ def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def _verify(url: str, path: pathlib.Path, checksum: Checksum | None) -> None:
+    """Compares a file with its checksum; deletes it and raises UserError if it differs. Prints an unknown checksum."""
     with path.open("rb") as file:
         actual = Checksum(_size(path), hashlib.file_digest(file, "sha256").hexdigest())
     if checksum is None:
@@ -244,24 +271,27 @@ class _Meter:
 
     def __init__(self, name: str):
         self._name = printable(name)
-        self._moves = sys.stderr.isatty()
-        self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=50)
-        self._next = 0.0
+        self._is_terminal = sys.stderr.isatty()
+        self._history: collections.deque[tuple[float, int]] = collections.deque(maxlen=50)  # (seconds, bytes so far)
+        self._next_time = 0.0  # time.monotonic() before which nothing is printed
 
     def note(self, text: str) -> None:
+        """Prints a message."""
         text = printable(text)
-        print(f"\r{text}\x1b[K" if self._moves else text, file=sys.stderr)
+        print(f"\r{text}\x1b[K" if self._is_terminal else text, file=sys.stderr)  # "\x1b[K" clears the rest of the line
 
     def show(self, done: int, total: int | None) -> None:
+        """Prints the progress if it is time to: bytes so far, total (None if unknown) and recent speed."""
         now = time.monotonic()
-        if now < self._next and done != total:
+        if now < self._next_time and done != total:
             return
-        self._next = now + (0.2 if self._moves else 30.0)
-        self._seen.append((now, done))
-        seconds, size = now - self._seen[0][0], done - self._seen[0][1]
+        self._next_time = now + (0.2 if self._is_terminal else 30.0)
+        self._history.append((now, done))
+        start_time, start_size = self._history[0]
+        seconds, size = now - start_time, done - start_size
         speed = f"  {size / seconds / 1e6:.1f} MB/s" if seconds and size > 0 else ""
         line = f"{self._name}  {done / 1e6:,.1f}{f' of {total / 1e6:,.1f}' if total else ''} MB{speed}"
-        if self._moves:
+        if self._is_terminal:
             print(f"\r{line}\x1b[K", end="\n" if done == total else "", file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr)
@@ -316,6 +346,7 @@ def _remove(path: pathlib.Path) -> None:
 
 
 def _unpack(archive: pathlib.Path, target: pathlib.Path) -> None:
+    """Unpacks an archive without checks; see `unpack`."""
     name = archive.name
     if _is_tar(name):
         with tarfile.open(archive) as tar:

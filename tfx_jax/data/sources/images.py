@@ -22,7 +22,7 @@ def read_image(path: epath.PathLike, size: int) -> np.ndarray:
 
     Returns:
       RGB values, [size, size, 3] uint8. Transparency is ignored. Grayscale of 16 bits or floats is scaled to 8 bits,
-      and the EXIF orientation is applied; both also in `read_center`.
+      and the EXIF orientation is applied; `read_center` does the same.
 
     Raises:
       UserError: if the file does not exist, is not an image, or has another size.
@@ -48,12 +48,13 @@ def read_center(path: epath.PathLike, size: int, num_channels: int) -> np.ndarra
     Raises:
       UserError: if the file does not exist or is not an image.
     """
-    picture = _read(path, {1: "L", 3: "RGB"}[num_channels])
+    picture = _read(path, {1: "L", 3: "RGB"}[num_channels])  # Pillow's modes of grayscale and color
     fitted = PIL.ImageOps.fit(picture, (size, size), PIL.Image.Resampling.BICUBIC)
     return np.array(fitted).reshape(size, size, num_channels)
 
 
 def _read(path: epath.PathLike, mode: str) -> PIL.Image.Image:
+    """Returns an upright image converted to Pillow's mode "RGB" or "L" (grayscale); raises UserError on failure."""
     try:
         with PIL.Image.open(io.BytesIO(epath.Path(path).read_bytes())) as picture:
             return _eight_bits(PIL.ImageOps.exif_transpose(picture), path).convert(mode)
@@ -66,15 +67,18 @@ def _read(path: epath.PathLike, mode: str) -> PIL.Image.Image:
 
 
 def _eight_bits(picture: PIL.Image.Image, path: epath.PathLike) -> PIL.Image.Image:
-    """Scales grayscale of more than 8 bits to 8 bits, which Pillow would clip at 255 instead."""
-    if not picture.mode.startswith(("I", "F")):
+    """Scales grayscale of more than 8 bits to 8 bits, which Pillow would clip at 255 instead.
+
+    `path` is the name of the image in the UserError for values out of range.
+    """
+    if not picture.mode.startswith(("I", "F")):  # Pillow's modes of 32-bit integers, 16-bit integers, and floats
         return picture
     values = np.asarray(picture).astype(np.float64)
     low, high = float(values.min()), float(values.max())
     is_float = picture.mode.startswith("F")
     # Integers have 16 bits. Floats are in [0, 1], or in [0, 255] if a value is above 1.
     largest = (1 if high <= 1 else 255) if is_float else 65_535
-    if not (low >= 0 and high <= largest):  # also true for NaN
+    if not (low >= 0 and high <= largest):  # written with `not`, so that NaN is rejected too
         allowed = "0 to 1 or 0 to 255" if is_float else "0 to 65535"
         raise UserError(f"{path} has gray values from {low:g} to {high:g}, not {allowed}: convert it to 8 bits")
     return PIL.Image.fromarray(np.rint(values * (255 / largest)).astype(np.uint8))

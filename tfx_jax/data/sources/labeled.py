@@ -108,6 +108,7 @@ def check_repeated(texts: Sequence[LabeledText] | Sequence[LabeledPair], path: e
 
 
 def _known(label: str, labels: Collection[str] | None, where: str) -> str:
+    """Returns the label; raises UserError if `labels` is given and does not contain it."""
     if labels is not None and label not in labels:
         raise UserError(f"{where}: the label {label!r} is not one of the {len(labels)} known ones")
     return label

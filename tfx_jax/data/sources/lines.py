@@ -23,7 +23,7 @@ T = TypeVar("T")
 MAX_LINE_BYTES = 16 << 20
 """Longest line that is accepted. Longer ones are not lines of text, and may be an attack on the memory."""
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 4 << 20  # bytes read at a time
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Limit of the size of an unpacked `.gz`: 200 times the packed size, or 256 MiB if that is more. Text shrinks to a
 # third, repetitive text to a tenth, but zeros to a thousandth.
@@ -101,7 +101,8 @@ def read_lines(path: epath.PathLike, *, keep_ends: bool = False) -> Iterator[str
       keep_ends: whether lines keep their line ends; otherwise "\r" and "\n" at the end are removed.
 
     Raises:
-      UserError: while iterating, as for `read_blocks`.
+      UserError: while iterating, if the file cannot be read, is empty or not UTF-8, or a line is too long, see
+        `read_blocks`.
     """
     for block in read_blocks(path):
         lines = block.data.decode().split("\n")
@@ -143,12 +144,14 @@ def read_blocks(path: epath.PathLike, *, cut_lines: bool = False) -> Iterator[Bl
       UserError: while iterating, if the file is missing, not a regular file, empty or not UTF-8, if a `.gz` is damaged,
         incomplete or unpacks to implausibly many bytes, or if a line is longer than MAX_LINE_BYTES.
     """
-    rest, number, is_empty = b"", 1, True
+    rest = b""  # the beginning of a line whose end has not been read yet
+    number = 1  # line number of the next block
+    is_empty = True
     for part in _parts(path):
         data = rest + part
         # Only the first complete line, which began in `rest`, can be longer than a part.
-        first = data.find(b"\n")
-        if not cut_lines and (first if first >= 0 else len(data)) > MAX_LINE_BYTES:
+        first_end = data.find(b"\n")
+        if not cut_lines and (first_end if first_end >= 0 else len(data)) > MAX_LINE_BYTES:
             raise UserError(f"{path}, line {number}: longer than {MAX_LINE_BYTES:,} bytes: break it into lines")
         end = data.rfind(b"\n") + 1
         if cut_lines and not end:
@@ -166,6 +169,7 @@ def read_blocks(path: epath.PathLike, *, cut_lines: bool = False) -> Iterator[Bl
 
 def _last_character(data: bytes) -> int:
     """Returns where the last UTF-8 character, possibly incomplete, begins; len(data) if the bytes are not UTF-8."""
+    # A character has at most four bytes; all but its first one have the form 0b10xxxxxx.
     starts = (index for index in range(len(data) - 1, max(len(data) - 5, -1), -1) if data[index] & 0xC0 != 0x80)
     return next(starts, len(data))
 

@@ -33,7 +33,7 @@ _OPEN_FILES = 1_000 + 256  # TFDS shuffles in 1,000 files, open at once
 class Prepared(NamedTuple):
     """A prepared data set on disk."""
 
-    name: str  # "wmt14_translate/de-en"
+    name: str  # data set and configuration, such as "wmt14_translate/de-en"
     data_dir: pathlib.Path  # value for `tfds_pairs` and config.task.data.data_dir
     sizes: dict[str, int]  # number of pairs by split
 
@@ -46,7 +46,7 @@ def prepare(
     checksums: Mapping[str, Checksum] | None = None,
     first_pause: float = 1.0,
 ) -> Prepared:
-    """Downloads and builds a data set, continuing an interrupted run; a complete data set is only described.
+    """Downloads and builds a data set, continuing an interrupted run; does nothing if the data set is complete.
 
     Args:
       name: data set and configuration such as "wmt14_translate/de-en".
@@ -74,7 +74,7 @@ def prepare(
     try:
         builder = _stock_builder(name, folder)
         if not (builder.data_path / "dataset_info.json").exists():
-            with _alone(folder / "downloads"):
+            with _exclusive_use(folder / "downloads"):
                 _remove_leftovers(pathlib.Path(builder.data_dir))
                 _build(builder, Archives(folder / "downloads", base_url, checksums, first_pause))
         splits = import_tfds().builder_from_directory(builder.data_dir).info.splits
@@ -108,6 +108,12 @@ def _stock_builder(name: str, folder: pathlib.Path) -> Any:
 
 
 def _build(builder: Any, archives: "Archives") -> None:
+    """Builds a data set with TFDS's builder, which gets its files from `archives`.
+
+    Raises:
+      UserError: if files must be downloaded by hand or do not fit together.
+      OSError: if the disk is full.
+    """
     tfds = import_tfds()
     builder._make_download_manager = lambda **_: archives
     # Otherwise TFDS would first look for the data set in a Google Cloud bucket.
@@ -130,6 +136,7 @@ class Archives:
     def __init__(
         self, folder: pathlib.Path, base_url: str | None, checksums: Mapping[str, Checksum] | None, first_pause: float
     ):
+        """Stores the folder of the downloads and arguments of `prepare`."""
         self._folder = folder
         self._base_url = base_url
         self._checksums = registered_checksums() if checksums is None else checksums
@@ -154,6 +161,7 @@ class Archives:
         return _map(lambda url: self._unpack(self._fetch(url)), urls)
 
     def _fetch(self, url: str) -> pathlib.Path:
+        """Downloads a file unless it or its unpacked content exists; returns its path."""
         path, checksum = self._folder / local_name(url), self._checksums.get(url)
         if not self._unpacked(path).exists():
             fetch(moved(url, self._base_url), path, checksum, first_pause=self._first_pause)
@@ -162,6 +170,7 @@ class Archives:
         return path
 
     def _unpack(self, path: str | pathlib.Path) -> pathlib.Path:
+        """Unpacks a download unless that is done; returns the path of the unpacked file or folder."""
         target = self._unpacked(pathlib.Path(path))
         if not target.exists():
             print(f"unpacking {printable(target.name)}", file=sys.stderr)
@@ -169,8 +178,9 @@ class Archives:
         return target
 
     def _unpacked(self, path: pathlib.Path) -> pathlib.Path:
-        inside = path.relative_to(self._folder)
-        return self._folder / "extracted" / inside.parent / unpacked_name(path.name)
+        """Returns the path to which a download is unpacked, in the subfolder `extracted`."""
+        relative = path.relative_to(self._folder)
+        return self._folder / "extracted" / relative.parent / unpacked_name(path.name)
 
 
 def local_name(url: str) -> str:
@@ -205,6 +215,7 @@ def registered_checksums() -> dict[str, Checksum]:
 
 
 def _map(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Applies a function to each leaf of nested dictionaries, lists and tuples; tuples become lists."""
     if isinstance(structure, dict):
         return {name: _map(function, part) for name, part in structure.items()}
     if isinstance(structure, list | tuple):
@@ -220,7 +231,7 @@ def _shuffling_without_tensorflow() -> Iterator[None]:
     files = types.SimpleNamespace(GFile=open, exists=os.path.exists, remove=os.remove)
     # An exception class that is never raised, so that the error of a full disk reaches `prepare`.
     errors = types.SimpleNamespace(ResourceExhaustedError=type("ResourceExhaustedError", (Exception,), {}))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # current limit of open files, and its upper bound
     if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
         limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -233,8 +244,8 @@ def _shuffling_without_tensorflow() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone(folder: pathlib.Path) -> Iterator[None]:
-    """Raises UserError if another process is preparing data here; the lock ends with the process."""
+def _exclusive_use(folder: pathlib.Path) -> Iterator[None]:
+    """Holds a lock on the folder; raises UserError if another process has it. The lock ends with the process."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:

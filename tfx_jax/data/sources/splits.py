@@ -9,7 +9,7 @@ Split = Literal["train", "validation", "test"]
 """The name of a part of a data set."""
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-"""All of them, in the order in which they are read."""
+"""All splits, in the order in which they are read."""
 
 Data = TypeVar("Data")
 

@@ -59,6 +59,7 @@ def read_questions(*paths: epath.PathLike) -> list[Question]:
 
 
 def _read(path: epath.PathLike) -> Any:
+    """Returns the parsed JSON of a file; raises UserError if it cannot be read or parsed."""
     try:
         return parse_json(read_text(path, _MAX_BYTES))
     except UserError:
@@ -70,10 +71,11 @@ def _read(path: epath.PathLike) -> Any:
 
 
 def _questions(contents: Any, where: str) -> Iterator[Question]:
+    """Yields the questions of a parsed file; `where` is its path, for messages."""
     for number, article in enumerate(_field(contents, "data", list, where), start=1):
         in_article = f"{where}, article {number}"
-        for place, paragraph in enumerate(_field(article, "paragraphs", list, in_article), start=1):
-            in_paragraph = f"{in_article}, paragraph {place}"
+        for paragraph_number, paragraph in enumerate(_field(article, "paragraphs", list, in_article), start=1):
+            in_paragraph = f"{in_article}, paragraph {paragraph_number}"
             context = _field(paragraph, "context", str, in_paragraph)
             for record in _field(paragraph, "qas", list, in_paragraph):
                 name = _name(record, in_paragraph)
@@ -94,6 +96,7 @@ def _name(record: Any, where: str) -> str:
 
 
 def _answer(record: Any, context: str, where: str) -> Answer:
+    """Returns an answer after checking that the context contains it; `where` names the question, for messages."""
     text, start = _field(record, "text", str, where), _field(record, "answer_start", int, where)
     if is_blank(text) or start < 0:
         raise UserError(f"{where}: an answer needs text and a start of at least 0, got {text!r} at character {start}")

@@ -51,6 +51,7 @@ def read_table(path: epath.PathLike, *, label_column: str, exclude: Collection[s
 
 
 def _read_table(reader: Any, path: epath.PathLike, label_column: str, exclude: Collection[str]) -> Table:
+    """Reads the table from a `csv.reader`; the other arguments are those of `read_table`."""
     names = [name.strip() for name in next(reader)]
     for number, name in enumerate(names, 1):
         if is_blank(name) or (_INDEX.fullmatch(name) and name not in exclude):
@@ -65,7 +66,8 @@ def _read_table(reader: Any, path: epath.PathLike, label_column: str, exclude: C
     indices = [index for index, name in enumerate(names) if name not in {label_column, *exclude}]
     if not indices:
         raise UserError(f"{path}, line 1: no column is left besides the label and the excluded columns")
-    label_index, values, labels = names.index(label_column), [], []
+    label_index = names.index(label_column)
+    values, labels = [], []
     for cells in reader:
         if not cells:  # a blank line
             continue
@@ -95,6 +97,7 @@ def _number(cell: str, column: str, where: str) -> float:
 
 
 def _label(cell: str, column: str, where: str) -> int:
+    """Returns the label in a cell, 0 or 1; raises UserError for any other value."""
     label = _number(cell, column, where)
     if label not in (0.0, 1.0):
         raise UserError(f"{where}, column {column!r}: the label must be 0 or 1, got {cell!r}")

@@ -43,12 +43,12 @@ def get_pairs(pairs: PairSource, indices: Sequence[int] | np.ndarray) -> Sequenc
 
 
 def lines_of(pairs: PairSource, max_pairs: int | None = None) -> Iterator[str]:
-    """Yields both sides of pairs, for training a joint tokenizer.
+    """Yields source and target of pairs, all or an evenly spaced sample, for training a joint tokenizer.
 
     Args:
       pairs: any source of pairs.
-      max_pairs: if there are more pairs, as many are taken at even distances; None: all pairs. A million is plenty for
-        SentencePiece, which keeps all lines in memory.
+      max_pairs: maximum number of pairs to read, evenly spaced over the source; None reads all. A million is plenty
+        for SentencePiece, which keeps all lines in memory.
 
     >>> pairs = [{"source": letter, "target": letter.upper()} for letter in "abcd"]
     >>> list(lines_of(pairs, max_pairs=2))
@@ -91,7 +91,8 @@ class JoinedPairs:
     """Concatenation of several sources of pairs."""
 
     def __init__(self, sources: Sequence[PairSource]):
-        self._sources, self._ends = sources, np.cumsum([len(source) for source in sources])
+        self._sources = sources
+        self._ends = np.cumsum([len(source) for source in sources])  # index after the last pair of each source
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -100,15 +101,15 @@ class JoinedPairs:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Pair]:
-        wanted = np.asarray(indices, np.int64)
-        if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(self)):
-            raise IndexError(f"indices must be in 0 .. {len(self) - 1}, got {wanted.min()} to {wanted.max()}")
-        source_of = np.searchsorted(self._ends, wanted, side="right")
-        pairs: list[Pair] = [{}] * len(wanted)
+        requested = np.asarray(indices, np.int64)
+        if requested.size and not (requested.min() >= 0 and requested.max() < len(self)):
+            raise IndexError(f"indices must be in 0 .. {len(self) - 1}, got {requested.min()} to {requested.max()}")
+        source_numbers = np.searchsorted(self._ends, requested, side="right")  # source of each requested pair
+        pairs: list[Pair] = [{}] * len(requested)
         for number, source in enumerate(self._sources):
-            positions = np.flatnonzero(source_of == number)
+            positions = np.flatnonzero(source_numbers == number)
             begin = self._ends[number] - len(source)
-            for position, pair in zip(positions, get_pairs(source, wanted[positions] - begin), strict=True):
+            for position, pair in zip(positions, get_pairs(source, requested[positions] - begin), strict=True):
                 pairs[position] = pair
         return pairs
 
@@ -130,10 +131,10 @@ def split_pairs(pairs: PairSource, max_held_out: int) -> tuple[PairSubset, PairS
       max_held_out: maximum number of held-out pairs; never more than a tenth of all.
 
     Returns:
-      The remaining pairs, and the held-out pairs.
+      (remaining pairs, held-out pairs).
 
-    >>> left, held_out = split_pairs([{"source": str(i), "target": ""} for i in range(20)], max_held_out=5)
-    >>> len(left), [pair["source"] for pair in held_out]
+    >>> remaining, held_out = split_pairs([{"source": str(i), "target": ""} for i in range(20)], max_held_out=5)
+    >>> len(remaining), [pair["source"] for pair in held_out]
     (18, ['5', '15'])
     """
     size = len(pairs)
@@ -152,9 +153,12 @@ class TextPairs:
     """
 
     def __init__(self, source: "_Side", target: "_Side", *, keep_empty: bool = False):
-        """Pairs line i of `source` with line i of `target`; both must have the same number of lines."""
+        """Pairs line i of `source` with line i of `target`; both must have the same number of lines.
+
+        Pairs with a blank side are dropped unless `keep_empty`.
+        """
         self._sides = {"source": source, "target": target}
-        self._kept = None if keep_empty else _both_with_text(source, target)
+        self._kept = None if keep_empty else _both_with_text(source, target)  # indices of lines; None means all
         self._count = len(source) if self._kept is None else len(self._kept)
         self.num_dropped = len(source) - self._count
 
@@ -169,7 +173,7 @@ class TextPairs:
         if self._kept is not None:
             lines = self._kept[lines]
         source, target = (side.texts(lines) for side in self._sides.values())
-        return [{"source": one, "target": other} for one, other in zip(source, target, strict=True)]
+        return [{"source": text, "target": translation} for text, translation in zip(source, target, strict=True)]
 
 
 def read_pairs(source_path: epath.PathLike, target_path: epath.PathLike, *, keep_empty: bool = False) -> TextPairs:
@@ -204,7 +208,7 @@ def read_tsv(path: epath.PathLike, *, keep_empty: bool = False) -> TextPairs:
 
 
 class _Side:
-    """The texts of one language: text i is bytes `starts[i]` to `ends[i]` of the content, without its line end.
+    """The texts of one language: text i is bytes `starts[i]` to `ends[i] - 1` of the content, without its line end.
 
     Attributes:
       blank: whether each text is blank (`tfx_jax.data.sources.lines.is_blank`), [number of texts] bool.
@@ -217,6 +221,7 @@ class _Side:
         return len(self._starts)
 
     def texts(self, lines: np.ndarray) -> list[str]:
+        """Returns the texts with these indices, [number of texts] int64."""
         starts, ends = self._starts[lines].tolist(), self._ends[lines].tolist()
         return [data.rstrip(b"\r\n").decode() for data in self._content.read(starts, ends)]
 
@@ -225,7 +230,8 @@ class _Content:
     """Random access to the bytes of a file: a plain local file is read in place, others from an unpacked copy."""
 
     def __init__(self, path: epath.PathLike):
-        self._path, self._copy, self._size = path, None, 0
+        self._path, self._copy = path, None
+        self._size = 0  # bytes of the content so far, a byte order mark included
         if is_gzip(path) or not is_local(path):
             self._copy = UnnamedFile()
             self._file = self._copy.descriptor
@@ -264,8 +270,14 @@ class _Content:
 
 
 def _scan(path: epath.PathLike, *, is_tsv: bool = False) -> tuple[_Side, ...]:
-    """Reads and checks a whole file once; returns the `_Side` of its lines, or for TSV source side and target side."""
-    content, columns = None, [[DiskArray(dtype) for dtype in (np.int64, np.int64, bool)] for _ in range(1 + is_tsv)]
+    """Reads and checks a whole file once.
+
+    Returns:
+      (lines,) or, with `is_tsv`, (sources, targets), each a `_Side`.
+    """
+    content = None
+    # Starts, ends and blank flags of the texts of each column; a plain text has one column, TSV has two.
+    columns = [[DiskArray(dtype) for dtype in (np.int64, np.int64, bool)] for _ in range(1 + is_tsv)]
     for block in read_blocks(path):
         content = content or _Content(path)
         ends = _positions(block.data, "\n") + 1
@@ -274,6 +286,8 @@ def _scan(path: epath.PathLike, *, is_tsv: bool = False) -> tuple[_Side, ...]:
         starts = np.append(0, ends[:-1])
         tabs = _single_tabs(block, ends, path) if is_tsv else ends
         offset = content.append(block.data)
+        # The first column is from the line's start to the TAB (or line end), the second one from there to the line end.
+        # `strict=False` ignores the second one for plain text.
         for (column_starts, column_ends, column_blank), begin, end in zip(
             columns, (starts, tabs + 1), (tabs, ends), strict=False
         ):
@@ -285,10 +299,15 @@ def _scan(path: epath.PathLike, *, is_tsv: bool = False) -> tuple[_Side, ...]:
 
 
 def _single_tabs(block: Block, ends: np.ndarray, path: epath.PathLike) -> np.ndarray:
-    """Returns the index of the TAB of each line.
+    """Returns the index in the block of the TAB of each line, [number of lines] int64.
+
+    Args:
+      block: lines of the form source, TAB, target.
+      ends: index after the end of each line, [number of lines].
+      path: path of the file, for messages.
 
     Raises:
-      UserError: if a line does not have exactly one.
+      UserError: if a line does not have exactly one TAB.
     """
     tabs = _positions(block.data, "\t")
     num_tabs = np.diff(np.searchsorted(tabs, ends), prepend=0)
@@ -310,6 +329,7 @@ def _blank(data: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     # A blank text begins with white space, a control character or a non-ASCII one, so most texts need no further check.
     first = np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)]
     blank = (first <= ord(" ")) | (first >= 0x7F)
+    # Texts that begin with "\n" are empty lines and need no check either.
     for index in np.flatnonzero(blank & (first != ord("\n"))):
         blank[index] = is_blank(data[starts[index] : ends[index]].decode())
     return blank
@@ -325,6 +345,7 @@ def _both_with_text(source: _Side, target: _Side) -> np.ndarray:
 
 
 def _require_pairs(pairs: TextPairs, name: str) -> TextPairs:
+    """Returns the pairs; raises UserError if there are none. `name` names the files in the message."""
     if len(pairs) == 0:
         raise UserError(f"{name}: none of the {pairs.num_dropped:,} pairs has text on both sides")
     return pairs

@@ -106,7 +106,8 @@ def tfds_pairs(
 
 
 def _damaged(folder: epath.PathLike, error: Exception) -> UserError:
-    why = next(iter(str(error).splitlines()), "")[:100] or type(error).__name__
+    """Returns the error for a data set in `folder` that cannot be read."""
+    why = next(iter(str(error).splitlines()), "")[:100] or type(error).__name__  # only the first line of the message
     return UserError(f"the data set in {folder} is damaged ({why}): delete it, then prepare or copy it again")
 
 
@@ -131,7 +132,15 @@ def default_data_dir(data_dir: epath.PathLike = "") -> epath.Path:
 
 
 def _find_version(data_dir: epath.Path, name: str) -> epath.Path:
-    """Returns the folder of a version, by default the newest; `name` is data_set/configuration[:version]."""
+    """Returns the folder of a version, by default the newest.
+
+    Args:
+      data_dir: folder of TFDS's data sets.
+      name: data_set/configuration[:version].
+
+    Raises:
+      UserError: if there is no such version.
+    """
     name, _, version = name.partition(":")
     folder = data_dir / name
     versions = [
@@ -151,7 +160,16 @@ def _find_version(data_dir: epath.Path, name: str) -> epath.Path:
 
 
 def _check_shards(folder: epath.Path, builder: Any, name: str) -> None:
-    """Checks at the start that every shard has all its records, so that training does not fail later."""
+    """Checks at the start that every shard has all its records, so that training does not fail later.
+
+    Args:
+      folder: folder of the data set, for the message.
+      builder: TFDS's builder of the data set.
+      name: name of the data set, for the message.
+
+    Raises:
+      UserError: if a shard is missing or damaged.
+    """
     from array_record.python.array_record_module import ArrayRecordReader
 
     for split in builder.info.splits.values():
@@ -166,7 +184,11 @@ def _check_shards(folder: epath.Path, builder: Any, name: str) -> None:
 
 
 def _copy_here(data_dir: epath.Path, name: str) -> epath.Path:
-    """Returns the folder of a local copy, made at the first call; other processes wait until it is complete."""
+    """Returns the local copy of a data set's folder in a bucket; the first call makes it, and other processes wait.
+
+    Raises:
+      UserError: if the data set does not exist or cannot be copied.
+    """
     import fcntl
 
     try:

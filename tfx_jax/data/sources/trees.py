@@ -79,7 +79,8 @@ def read_trees(path: epath.PathLike) -> list[Tree]:
 
 def _texts(path: epath.PathLike) -> Iterator[tuple[int, str]]:
     """Yields (number of the first line, text) of each tree."""
-    begin, parts, depth = 0, list[str](), 0
+    begin, parts = 0, list[str]()  # number of the tree's first line, and its lines so far
+    depth = 0  # number of open brackets
     for number, line in enumerate(read_lines(path), start=1):
         if is_blank(line):
             continue
@@ -113,19 +114,19 @@ def parse_tree(text: str, *, where: str = "the tree") -> Tree:
             raise UserError(f"{where}: {' '.join(parts[index:])[:40]!r} follows the end of the tree")
         # The next four parts as brackets and "w" for words: "(ww)" is a word with its tag.
         shape = "".join(part if part in _BRACKETS else "w" for part in parts[index : index + 4])
-        if shape[0] == ")" and labels:
+        if shape[0] == ")" and labels:  # the end of a constituent
             label = labels.pop()
             if tree.symbols[-1].startswith("("):  # the constituent had only traces
                 tree.symbols.pop()
             else:
                 tree.symbols.append(f"){label}")
             index += 1
-        elif shape == "(ww)" and labels:
+        elif shape == "(ww)" and labels:  # a word with its tag
             if parts[index + 1] != _TRACE:
                 tree.symbols.append(parts[index + 1])
                 tree.words.append(parts[index + 2])
             index += 4
-        elif shape.startswith(("(w(", "((")):
+        elif shape.startswith(("(w(", "((")):  # the beginning of a constituent, with or without a label
             labels.append(parts[index + 1] if shape[1] == "w" else "")
             tree.symbols.append(f"({labels[-1]}")
             index += shape.index("(", 1)
@@ -191,37 +192,41 @@ def delinearize(symbols: Iterable[str], words: Sequence[str]) -> Parse:
 
 
 class _Builder:
-    """Repairs symbols one by one, so that those kept are always the beginning of a valid tree."""
+    """Repairs symbols one by one, so that the kept symbols are always the beginning of a valid tree."""
 
     def __init__(self, num_words: int):
         self._kept: list[str] = []
-        self._labels: list[str] = []  # of open constituents, the root first
-        self._missing = num_words
+        self._labels: list[str] = []  # labels of the open constituents, the root first
+        self._num_missing = num_words
 
     @property
     def is_complete(self) -> bool:
+        """Whether the root has ended."""
         return bool(self._kept) and not self._labels
 
     def add(self, symbol: str) -> None:
+        """Adds the next symbol, or drops it if it does not fit."""
         if symbol.startswith("("):
             self._open(symbol[1:])
         elif symbol.startswith(")"):
-            open_labels = self._labels[bool(self._missing) :]  # the root may not end before the last word
+            # The root may not end before the last word, so it is left out while words are missing.
+            open_labels = self._labels[bool(self._num_missing) :]
             if symbol[1:] in open_labels:
                 while self._close() != symbol[1:]:
                     pass
-        elif symbol and self._missing:
+        elif symbol and self._num_missing:
             if not self._labels:
                 self._open(ROOT)
             self._kept.append(symbol)
-            self._missing -= 1
+            self._num_missing -= 1
 
     def finish(self) -> list[str]:
+        """Adds missing words, ends all constituents and returns the symbols of the tree."""
         if not self._kept:
             self._open(ROOT)
-        while self._missing and len(self._labels) > 1:
+        while self._num_missing and len(self._labels) > 1:
             self._close()
-        self._kept += [WORD] * self._missing
+        self._kept += [WORD] * self._num_missing
         while self._labels:
             self._close()
         return self._kept
@@ -231,6 +236,7 @@ class _Builder:
         self._kept.append(f"({label}")
 
     def _close(self) -> str:
+        """Ends the innermost constituent, or drops it if it has no words, and returns its label."""
         label = self._labels.pop()
         if self._kept[-1].startswith("("):
             self._kept.pop()

@@ -14,12 +14,12 @@ from tfx_jax.errors import UserError
 
 _TITLE = re.compile(r" ?= ([^=].*) = ?")
 _HEADING = re.compile(r" ?(=(?: =)*) .* \1 ?")
-_MAX_LINES = 1 << 24  # of an article, a thousand times those of a book
+_MAX_LINES = 1 << 24  # maximum number of lines of an article, a thousand times those of a book
 _JOINT = re.compile(r" @([-,.])@ ")  # WikiText's spelling of a hyphen, comma or point inside a word or number
 
 
 class Article(NamedTuple):
-    """An article.
+    """An article of Wikipedia.
 
     Attributes:
       title: text of its heading.
@@ -41,7 +41,9 @@ def read_articles(path: epath.PathLike) -> Iterator[Article]:
       UserError: if the file cannot be read, is empty or not UTF-8, has text before the first title, or has 16 million
         lines without a title.
     """
-    article, lines, was_blank = None, [], True
+    article, lines = None, []
+    was_blank = True  # whether the previous line is blank; the file begins as if after an empty line
+    # Each line with the following one; the last line is followed by an empty one.
     for number, (line, following) in enumerate(itertools.pairwise(itertools.chain(read_lines(path), [""])), start=1):
         title = _TITLE.fullmatch(line) if was_blank and is_blank(following) else None
         was_blank = is_blank(line)
@@ -134,10 +136,13 @@ def draw_pair(
       articles: passages of each article; at least two articles with at least two passages each.
       key: seed, non-negative integers.
       is_same: whether both passages are from the same article.
+
+    Returns:
+      (first passage, second passage).
     """
     rng = np.random.default_rng(tuple(key))
-    first, second = rng.choice(len(articles), 2, replace=False)
+    first_article, second_article = rng.choice(len(articles), 2, replace=False)
     if is_same:
-        one, other = rng.choice(len(articles[first]), 2, replace=False)
-        return articles[first][one], articles[first][other]
-    return tuple(articles[article][rng.integers(len(articles[article]))] for article in (first, second))
+        first, second = rng.choice(len(articles[first_article]), 2, replace=False)
+        return articles[first_article][first], articles[first_article][second]
+    return tuple(articles[article][rng.integers(len(articles[article]))] for article in (first_article, second_article))

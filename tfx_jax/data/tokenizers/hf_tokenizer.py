@@ -74,7 +74,7 @@ class TokenizerConfig:
         self._configs = [self._read("config.json"), self._read("generation_config.json")]
         named = {**self._read("special_tokens_map.json"), **{k: v for k, v in self.options.items() if v is not None}}
         self.names = {role: self._name(named[f"{role}_token"]) for role in _USUAL_NAMES if named.get(f"{role}_token")}
-        others = named.get("additional_special_tokens") or named.get("extra_special_tokens") or []
+        others = named.get("additional_special_tokens") or named.get("extra_special_tokens") or []  # without a role
         if not isinstance(others, list | dict):
             raise UserError(f"{folder}: the additional special tokens are {others!r}, not a list or an object of them")
         self.added = self._added()
@@ -133,10 +133,10 @@ class TokenizerConfig:
             if role in self.names:
                 return vocabulary.get(self.names[role])
             for config in self._configs:
-                found = config.get(f"{role}_token_id")
-                found = found[0] if isinstance(found, list) and found else found
-                if type(found) is int and found in ids:
-                    return found
+                token_id = config.get(f"{role}_token_id")  # an id, or a list of alternatives such as several EOS
+                token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
+                if type(token_id) is int and token_id in ids:
+                    return token_id
             return next(
                 (vocabulary[name] for name in _USUAL_NAMES[role] if name in special and name in vocabulary), None
             )
@@ -144,30 +144,33 @@ class TokenizerConfig:
         return SpecialIds(**{f"{role}_id": find(role) for role in _USUAL_NAMES})
 
     def _added(self) -> dict[int, dict[str, Any]]:
+        """Reads the added tokens by id, see the attribute `added`; raises UserError if the file is damaged."""
         tokens = self.options.get("added_tokens_decoder")
         file = "added_tokens.json" if tokens is None else "tokenizer_config.json"
         if tokens is None:
             tokens = {index: {"content": name} for name, index in self._read(file).items()}
-        found = {}
+        added = {}
         try:
             for index, token in tokens.items():
                 options = {name: token[name] for name in _ADDED_TOKEN_OPTIONS if name in token}
                 if not all(type(value) is bool for value in options.values()):
                     raise ValueError
-                found[int(index)] = {"content": self._name(token), **options}
+                added[int(index)] = {"content": self._name(token), **options}
         except (TypeError, ValueError, AttributeError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{self.folder / file} is damaged: its added tokens are no names with ids") from None
-        return found
+        return added
 
     def _name(self, token: Any) -> str:
+        """Returns the name of a token, which files store as a string or as an object with a field "content"."""
         name = token.get("content") if isinstance(token, dict) else token
         if not isinstance(name, str) or not name:
             raise UserError(f"{self.folder}: the special token {token!r} has no name")
         return name
 
     def _read(self, name: str) -> dict[str, Any]:
+        """Returns the content of a JSON file of the folder, {} if the file does not exist."""
         return read_json(self.folder / name) if (self.folder / name).exists() else {}
 
 
@@ -203,7 +206,7 @@ def read(path: epath.Path, parse: Callable[[bytes], T]) -> T:
         raise UserError(f"{path} is damaged ({reason}): fetch it again") from None
 
 
-_MAX_GROWTH = 1_000  # of a text by normalizers; published ones turn a character into a few at most
+_MAX_GROWTH = 1_000  # factor by which normalizers may lengthen a text; published ones turn a character into a few
 _MAX_SPECIALS = 100  # special tokens of a template
 
 
@@ -235,14 +238,14 @@ def check_pipeline(values: Mapping[str, Any], path: Any) -> None:
 
 def _steps(part: Any, name: str) -> list[Mapping[str, Any]]:
     """Returns all steps of a part of the pipeline; sequences of steps, listed under `name`, may be nested."""
-    found, waiting = [], [part]
-    while waiting:
-        step = waiting.pop()
+    steps, unvisited = [], [part]
+    while unvisited:
+        step = unvisited.pop()
         if isinstance(step, Mapping):
-            found.append(step)
+            steps.append(step)
             if isinstance(inner := step.get(name), list):
-                waiting += inner
-    return found
+                unvisited += inner
+    return steps
 
 
 _MORE_SPACES = "▁\N{ZERO WIDTH SPACE}"  # spaces for SentencePiece, but not in Unicode
@@ -283,7 +286,17 @@ class HFTokenizer(abc.ABC):
     def __init__(
         self, vocabulary: Mapping[str, int], config: TokenizerConfig, *, special: set[str], can_clean_up: bool = True
     ):
-        """Checks that ids are unique and finds the special tokens; `special` are their names."""
+        """Checks that ids are unique and finds the special tokens.
+
+        Args:
+          vocabulary: ids of all tokens, added ones included.
+          config: configuration of the folder.
+          special: names of the special tokens, which `decode` omits.
+          can_clean_up: whether `decode` removes spaces before punctuation if the configuration asks for it.
+
+        Raises:
+          UserError: if an id belongs to two tokens, or an added token has another id in the vocabulary.
+        """
         for index, token in config.added.items():
             if vocabulary.get(token["content"]) != index:
                 raise UserError(f"{config.folder} adds a token {token['content']!r} as {index}, which is not its id")
@@ -330,6 +343,7 @@ class HFTokenizer(abc.ABC):
         A text without ids becomes BOS or, if there is none, EOS.
         """
         ids, framed = self.encode(text), self.encode_with_specials(text).ids
+        # The prefix is everything before the first occurrence of `ids` in the framed text.
         prefix = next((framed[:k] for k in range(len(framed)) if framed[k : k + len(ids)] == ids), [])
         if not ids:
             start = self.eos_id if self.bos_id is None else self.bos_id
@@ -379,7 +393,7 @@ class PipelineTokenizer(HFTokenizer):
         pipeline.no_padding()
         pipeline.encode_special_tokens = config.option("split_special_tokens", False)
         self._pipeline = pipeline
-        can_clean_up = type(pipeline.model).__name__ != "BPE"  # whose spaces are those of the text
+        can_clean_up = type(pipeline.model).__name__ != "BPE"  # BPE keeps the spaces of the text
         super().__init__(vocabulary, config, special=known | config.special, can_clean_up=can_clean_up)
 
     def encode(self, text: str) -> list[int]:
@@ -389,8 +403,8 @@ class PipelineTokenizer(HFTokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns `encode` of every text, computed on all cores."""
         texts = list_of_texts(texts, "texts")
-        found = _guarded(self._pipeline.encode_batch_fast, texts, add_special_tokens=False)
-        return [text.ids for text in found]
+        encodings = _guarded(self._pipeline.encode_batch_fast, texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
         """Returns the ids of `encode` and their [begin, end) in characters, [number of ids, 2] int64.
@@ -398,13 +412,13 @@ class PipelineTokenizer(HFTokenizer):
         In byte-level BPE, ids that are parts of one character each get the whole character, and the space before a word
         belongs to the word's first id.
         """
-        found = _guarded(self._pipeline.encode, text, add_special_tokens=False)
-        return found.ids, np.array(found.offsets, np.int64).reshape(-1, 2)
+        encoding = _guarded(self._pipeline.encode, text, add_special_tokens=False)
+        return encoding.ids, np.array(encoding.offsets, np.int64).reshape(-1, 2)
 
     def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
         """Encodes one or two texts with the special tokens that the model was trained with."""
-        found = _guarded(self._pipeline.encode, text, pair)
-        return Inputs(found.ids, found.type_ids)
+        encoding = _guarded(self._pipeline.encode, text, pair)
+        return Inputs(encoding.ids, encoding.type_ids)
 
     def _normalized(self, text: str) -> str:
         return self._pipeline.normalizer.normalize_str(text) if self._pipeline.normalizer else text
@@ -414,7 +428,10 @@ class PipelineTokenizer(HFTokenizer):
 
 
 def _guarded(encode: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Calls the library and turns its panics (not an `Exception`) into UserError: a pattern may fail on some text."""
+    """Calls `encode` of the library and turns its panics, which are not an `Exception`, into UserError.
+
+    It panics if a regular expression of the tokenizer fails on a text.
+    """
     try:
         return encode(*arguments, **options)
     except BaseException as error:
@@ -424,7 +441,11 @@ def _guarded(encode: Callable[..., Any], *arguments: Any, **options: Any) -> Any
 
 
 class PieceTokenizer(HFTokenizer):
-    """SentencePiece model with ids from a vocabulary: its own (T5) or a separate one (Marian)."""
+    """SentencePiece model with ids from a vocabulary: its own (T5) or a separate one (Marian).
+
+    A *whole* token, such as a special or added token, is never split; the text between whole tokens is split by
+    SentencePiece. A *number* is SentencePiece's index of a piece, which may differ from the piece's id.
+    """
 
     def __init__(
         self,
@@ -460,12 +481,13 @@ class PieceTokenizer(HFTokenizer):
             raise UserError(f"{config.folder}: the vocabulary lacks the end of sentence or the unknown token")
         self._eos, self._unk = self.eos_id, self.unk_id
         self._processor, self._text_of = processor, text_of
-        self._front = re.compile(front or "(?!)", re.DOTALL)
+        self._front = re.compile(front or "(?!)", re.DOTALL)  # "(?!)" matches nothing
         # Each character is replaced by one character, so that offsets do not change.
         self._replaced = str.maketrans(more_spaces + dropped, " " * len(more_spaces) + "\x01" * len(dropped))
         self._is_pair_separated = is_pair_separated
         self._visible = {index: token for index, token in self._pieces.items() if index not in self._hidden}
-        # SentencePiece returns a run of unknown characters as one piece, which may spell a special token.
+        # SentencePiece returns a run of unknown characters as one piece, which may spell a special token. With
+        # `split_special_tokens` such a piece is ordinary text, so special tokens have no id in `_ids`.
         spelled = special if config.option("split_special_tokens", False) else set()
         self._ids = {token: index for token, index in vocabulary.items() if token not in spelled}
         self._id_by_number = [
@@ -484,18 +506,19 @@ class PieceTokenizer(HFTokenizer):
         """Returns `encode` of every text, computed on all cores."""
         texts = list_of_texts(texts, "texts")
         texts = [text.translate(self._replaced) for text in texts] if self._replaced else texts
+        # Usual case: no whole tokens, so one call splits all texts.
         if not any(map(self._whole.search, texts)) and not any(map(self._front.match, texts)):
             return list(map(self._ids_of, texts, self._processor.encode(texts, out_type=int)))
-        parts = [list(self._parts(text)) for text in texts]
-        rests = [rest for found in parts for _, rest in found]
+        parts_by_text = [list(self._parts(text)) for text in texts]
+        rests = [rest for parts in parts_by_text for _, rest in parts]
         ids = map(self._ids_of, rests, self._processor.encode(rests, out_type=int))
         return [
             [
                 index
-                for whole, _ in found
+                for whole, _ in parts
                 for index in ([self._ids.get(whole, self._unk), *next(ids)] if whole else next(ids))
             ]
-            for found in parts
+            for parts in parts_by_text
         ]
 
     def _ids_of(self, text: str, numbers: list[int]) -> list[int]:
@@ -517,10 +540,10 @@ class PieceTokenizer(HFTokenizer):
             if whole:
                 ids.append(self._ids.get(whole, self._unk))
                 offsets.append((start, start + len(whole)))
-            found = self._processor.encode(rest, return_type="offset_mapping")
-            ids += (self._ids.get(piece, self._unk) for piece in found["pieces"])
+            encoding = self._processor.encode(rest, return_type="offset_mapping")
+            ids += (self._ids.get(piece, self._unk) for piece in encoding["pieces"])
             start += len(whole)
-            offsets += (_shown(text, start + first, start + end) for first, end in found["offsets"])
+            offsets += (_without_space(text, start + first, start + end) for first, end in encoding["offsets"])
             start += len(rest)
         return ids, np.array(offsets, np.int64).reshape(-1, 2)
 
@@ -535,6 +558,7 @@ class PieceTokenizer(HFTokenizer):
         """Yields (text of one whole token or "", text after it that is to be split)."""
         for number, part in enumerate(self._whole.split(text)):
             match = self._front.match(part)
+            # `split` returns text and matched tokens alternately, so parts with an odd number are whole tokens.
             whole = part if number % 2 else match.group() if match else ""
             yield whole, part[len(whole) :]
 
@@ -545,7 +569,7 @@ class PieceTokenizer(HFTokenizer):
         return self._text_of([self._visible[index] for index in ids if index in self._visible])
 
 
-def _shown(text: str, begin: int, end: int) -> tuple[int, int]:
+def _without_space(text: str, begin: int, end: int) -> tuple[int, int]:
     """Returns [begin, end) without leading white space, at least one character long."""
     while begin < len(text) and text[begin] != _NO_SPACE and (text[begin].isspace() or text[begin] in _MORE_SPACES):
         begin += 1
@@ -607,13 +631,14 @@ def load_folder_tokenizer(folder: epath.PathLike) -> HFTokenizer:
 
 
 def _from_tokenizer_json(config: TokenizerConfig) -> HFTokenizer:
+    """Returns the tokenizer of a tokenizer.json, of any family, without its truncation and padding."""
     path = config.folder / "tokenizer.json"
 
     def make(data: bytes) -> Any:
         text = data.decode("utf-8-sig")
         values = json.loads(text)
         check_pipeline(values, path)
-        if values.get("padding") or values.get("truncation"):  # both are done in batching
+        if values.get("padding") or values.get("truncation"):  # batching does both
             text = json.dumps({**values, "padding": None, "truncation": None})
         pipeline = tokenizers.Tokenizer.from_str(text)
         pipeline.encode("a 本")  # incompatible parts of a pipeline fail only at the first use
@@ -626,6 +651,7 @@ def _from_merges(config: TokenizerConfig) -> HFTokenizer:
     """Returns GPT-2's byte-level BPE (Radford et al., 2019, section 2.2), or GPT's BPE with "</w>" at ends of words."""
     config.require_family("vocab.json", "gpt2", "openaigpt")
     vocabulary = _read_vocabulary(config)
+    # Without a stated family, only GPT's vocabulary has tokens that end with "</w>".
     is_gpt1 = config.family == "openaigpt" or (
         config.family is None and any(token.endswith("</w>") for token in vocabulary)
     )
@@ -688,7 +714,7 @@ def _from_t5(config: TokenizerConfig) -> HFTokenizer:
     vocabulary = {processor.id_to_piece(index): index for index in range(processor.vocab_size())}
     num_sentinels = config.option("extra_ids", 100)
     sentinels = [f"<extra_id_{number}>" for number in reversed(range(num_sentinels))]
-    vocabulary |= {token: processor.vocab_size() + place for place, token in enumerate(sentinels)}
+    vocabulary |= {token: processor.vocab_size() + offset for offset, token in enumerate(sentinels)}
     config.name_by_default(pad="<pad>", eos="</s>", unk="<unk>")
     config.special.update(sentinels)
     return PieceTokenizer(
@@ -696,7 +722,7 @@ def _from_t5(config: TokenizerConfig) -> HFTokenizer:
         vocabulary,
         config,
         text_of=processor.decode_pieces,
-        more_spaces="\x85",  # at which transformers splits: of all white space SentencePiece lacks it alone
+        more_spaces="\x85",  # transformers splits here too; SentencePiece knows all other white space
         is_pair_separated=True,
     )
 
@@ -725,6 +751,7 @@ def _from_marian(config: TokenizerConfig) -> HFTokenizer:
 
 
 def _read_vocabulary(config: TokenizerConfig) -> dict[str, int]:
+    """Returns the ids of tokens from vocab.json; raises UserError if one is not an int in 0 .. 2^31 - 1."""
     path = config.folder / "vocab.json"
     vocabulary = read_json(path)
     for token, index in vocabulary.items():
@@ -734,7 +761,7 @@ def _read_vocabulary(config: TokenizerConfig) -> dict[str, int]:
 
 
 def _read_sentencepiece(config: TokenizerConfig, file: str) -> sentencepiece.SentencePieceProcessor:
-    # An empty file would be accepted here and fail at the first use; b"\0" fails at once.
+    # SentencePiece accepts an empty file and fails at the first use, but it rejects b"\0" at once.
     return read(config.folder / file, lambda data: sentencepiece.SentencePieceProcessor(model_proto=data or b"\0"))
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
-_MAX_WITHHELD = 3  # bytes of an incomplete character of four bytes
+# Maximum number of replacement characters at the end that may still become text: the first bytes, at most three, of a
+# character of four bytes, each decoded as one replacement character.
+_MAX_WITHHELD = 3
 
 
 class TextStream:
@@ -22,31 +24,33 @@ class TextStream:
         """Starts an empty text.
 
         Args:
-          decode: returns the text of ids. More ids may only append to the text, except for incomplete characters at its
-            end.
+          decode: returns the text of ids. Decoding more ids may only append to the text, except that incomplete
+            characters at its end are completed.
         """
         self._decode = decode
         self._context: list[int] = []  # ids whose text has been returned
         self._pending: list[int] = []  # later ids, whose text has not or only partly been returned
-        self._shown = 0  # number of returned characters of the text of both
-        self._text = ""
+        self._shown = 0  # number of characters of `_text` that have been returned
+        self._text = ""  # text of context and pending ids
 
     def push(self, index: int) -> str:
         """Adds a token; returns the text that has become final, possibly empty."""
         self._pending.append(index)
         self._text = text = self._decode(self._context + self._pending)
-        broken = len(text) - len(text.rstrip(_BROKEN))
-        certain = len(text) - min(broken, _MAX_WITHHELD)
-        if certain <= self._shown:
+        num_broken = len(text) - len(text.rstrip(_BROKEN))
+        num_final = len(text) - min(num_broken, _MAX_WITHHELD)
+        if num_final <= self._shown:
             return ""
-        part, self._shown = text[self._shown : certain], certain
+        part = text[self._shown : num_final]
+        self._shown = num_final
         # A new context must not be white space only: `decode` may strip it, with the space of the next token.
-        alone = self._decode(self._pending) if not broken else ""
+        alone = self._decode(self._pending) if not num_broken else ""
         if alone.strip():
             self._context, self._pending, self._text, self._shown = self._pending, [], alone, len(alone)
         return part
 
     def finish(self) -> str:
         """Returns the withheld text after the last token."""
-        part, self._shown = self._text[self._shown :], len(self._text)
+        part = self._text[self._shown :]
+        self._shown = len(self._text)
         return part

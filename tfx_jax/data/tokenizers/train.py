@@ -50,7 +50,7 @@ _MARK = "##"  # WordPiece's prefix of pieces that continue a word
 # Score of special tokens in Unigram, below that of any text: if normalization turns full-width letters into "</s>",
 # they are text, not the token.
 _NEVER = -1000.0
-_ALL = 2**31  # no limit of the number of pieces
+_ALL = 2**31  # stands for an unlimited number of pieces
 _SIZED_BY_TEXT = ("sentencepiece", "words", "characters")  # kinds that allow vocab_size=0
 # Files that are written first: a folder with only these has no vocabulary yet, and counts as without tokenizer.
 _BEFORE_VOCABULARY = ("tokenizer_config.json", "source.spm", "target.spm")
@@ -184,11 +184,13 @@ def load_made_as(folder: epath.PathLike, *, kind: str, family: str, vocab_size: 
     Raises:
       UserError: if there is none, or it is damaged, of another kind or family, or has more than `vocab_size` ids.
     """
-    folder, made_as = epath.Path(folder), f"{kind}, {family}"
+    folder = epath.Path(folder)
+    made_as = f"{kind}, {family}"
     config = folder / "tokenizer_config.json"
-    found = read_json(config).get("made_as", made_as) if config.exists() else made_as
-    if found != made_as:
-        raise UserError(f"the tokenizer of {folder} was made as {found!r}, not {made_as!r}: name another folder")
+    # Tokenizers of other programs lack this field and may be of any kind.
+    recorded = read_json(config).get("made_as", made_as) if config.exists() else made_as
+    if recorded != made_as:
+        raise UserError(f"the tokenizer of {folder} was made as {recorded!r}, not {made_as!r}: name another folder")
     tokenizer = load_folder_tokenizer(folder)
     if tokenizer.vocab_size > (vocab_size or _ALL):
         raise UserError(
@@ -201,17 +203,25 @@ def load_made_as(folder: epath.PathLike, *, kind: str, family: str, vocab_size: 
 def _train(
     texts: Callable[[], Iterable[str]], kind: str, family: str, vocab_size: int
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Returns the files of the vocabulary, in the order in which to write them, and tokenizer_config.json's content."""
+    """Trains a tokenizer and returns its files without writing them.
+
+    Returns:
+      (content by name of the files of the vocabulary, in the order in which to write them;
+      content of tokenizer_config.json).
+
+    Raises:
+      UserError: if `vocab_size` is too small, or there is no text.
+    """
     roles, last, around, has_types, is_plain = _FAMILIES[family]
     if kind == "bpe" and family == "gpt":
         roles = {role: token for role, token in roles.items() if role != "unk"}
     first = list(dict.fromkeys(roles.values()))
     special = [*first, *last]
-    needed = len(special) + {"bpe": 256, "unigram": 2}.get(kind, 1)
+    needed = len(special) + {"bpe": 256, "unigram": 2}.get(kind, 1)  # all bytes; "▁" and a character; one piece
     if vocab_size < needed and (vocab_size or kind not in _SIZED_BY_TEXT):
         raise UserError(f"vocab_size is {vocab_size}, but {kind} for {family} need {needed} at least")
     size = vocab_size - len(special) if vocab_size else _ALL
-    spelled = re.compile("(?!)" if is_plain else "|".join(map(re.escape, special)))
+    spelled = re.compile("(?!)" if is_plain else "|".join(map(re.escape, special)))  # "(?!)" matches nothing
 
     def read() -> Iterator[str]:
         for text in texts():
@@ -229,7 +239,7 @@ def _train(
     options = {
         "tokenizer_class": "MarianTokenizer" if isinstance(made, dict) else "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        # No token types for GPT-2, which would add the word vectors of their ids.
+        # No token types for GPT-2: it would add the word vectors of the ids 0 and 1.
         "model_input_names": ["input_ids", *["token_type_ids"] * has_types, "attention_mask"],
         **{f"{role}_token": token for role, token in roles.items()},
         **({"additional_special_tokens": list(last)} if last else {}),
@@ -251,6 +261,7 @@ def _characters(training: _Training) -> tokenizers.Tokenizer:
 
 
 def _normalized_characters(training: _Training) -> tokenizers.Tokenizer:
+    """Returns the "characters" of the family "marian": normalized, and in the order of code points."""
     pieces = _by_frequency(map(_plain().normalize_str, training.read()))[: training.size]
     pipeline = _tokens_of_characters(training, sorted(pieces))
     pipeline.normalizer = _plain()
@@ -258,12 +269,14 @@ def _normalized_characters(training: _Training) -> tokenizers.Tokenizer:
 
 
 def _tokens_of_characters(training: _Training, pieces: list[str]) -> tokenizers.Tokenizer:
+    """Returns BPE without merges, whose tokens are the characters `pieces`."""
     pipeline = tokenizers.Tokenizer(models.BPE(training.ids(pieces), [], unk_token=training.roles.get("unk")))
     pipeline.decoder = decoders.Fuse()
     return pipeline
 
 
 def _words(training: _Training) -> tokenizers.Tokenizer:
+    """Returns a word-level tokenizer of normalized words."""
     pipeline = _tokens_between_spaces(
         training, _by_frequency(_plain().normalize_str(part).split() for part in training.read())
     )
@@ -284,7 +297,7 @@ def _joined_words(training: _Training) -> tokenizers.Tokenizer:
             normalizers.Replace(tokenizers.Regex(rf"(?<!\S)({spelled})(?!\S)"), unk),
         ]
     )
-    # No word begins with the prefix " ", so this decoder treats none as a continuation and joins all with spaces.
+    # WordPiece's decoder joins words with spaces, except those that begin with `prefix`; no word begins with " ".
     spaces = decoders.WordPiece(prefix=" ", cleanup=False)
     joins = [decoders.Replace("@@ ", ""), decoders.Replace(tokenizers.Regex(r"@@\z"), "")]
     pipeline.decoder = decoders.Sequence([spaces, decoders.Fuse(), *joins])
@@ -292,21 +305,29 @@ def _joined_words(training: _Training) -> tokenizers.Tokenizer:
 
 
 def _dropping() -> Any:
+    """Returns a normalizer that drops invisible characters."""
     return normalizers.Replace(tokenizers.Regex(f"[{_DROPPED}]"), "")
 
 
 def _plain() -> Any:
+    """Returns a normalizer that drops invisible characters and applies NFC."""
     return normalizers.Sequence([_dropping(), normalizers.NFC()])
 
 
 def _tokens_between_spaces(training: _Training, words: list[str]) -> tokenizers.Tokenizer:
+    """Returns a word-level tokenizer of `words`, in the order of their ids."""
     pipeline = tokenizers.Tokenizer(models.WordLevel(training.ids(words), unk_token=training.roles["unk"]))
     pipeline.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return pipeline
 
 
 def _word_pieces(training: _Training) -> tokenizers.Tokenizer:
-    """Trains in two passes, because the trainer numbers "##" characters in random order and breaks ties by it."""
+    """Returns BERT's WordPiece, trained in two passes to be deterministic.
+
+    The trainer numbers characters with "##" in random order and breaks ties by these numbers. So the first pass finds
+    the characters in both forms ("a" and "##a"), and the second pass gets the marked ones in sorted order. Characters
+    that do not fit into the vocabulary, the rarest ones, are replaced by spaces in the second pass.
+    """
 
     def untrained(model: models.Model) -> tokenizers.Tokenizer:
         pipeline = tokenizers.Tokenizer(model)
@@ -320,12 +341,12 @@ def _word_pieces(training: _Training) -> tokenizers.Tokenizer:
 
     alphabet_only = trainers.WordPieceTrainer(vocab_size=0, show_progress=False)
     alphabet = set(_learn(untrained(models.WordPiece()), text(), alphabet_only))
-    room, marked, rare = training.size, [], []
+    num_free, marked, rare = training.size, [], []
     for character in filter(alphabet.__contains__, _by_frequency(text())):
         forms = [form for form in (character, _MARK + character) if form in alphabet]
-        if len(forms) <= room:
-            room -= len(forms)
-            marked += forms[1:]
+        if len(forms) <= num_free:
+            num_free -= len(forms)
+            marked += forms[1:]  # the form with "##", if any
         else:
             rare.append(character)
     trainer = trainers.WordPieceTrainer(
@@ -339,6 +360,7 @@ def _word_pieces(training: _Training) -> tokenizers.Tokenizer:
 
 
 def _bytes(training: _Training) -> tokenizers.Tokenizer:
+    """Returns GPT-2's byte-level BPE."""
     pipeline = tokenizers.Tokenizer(models.BPE())
     pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     pipeline.decoder = decoders.ByteLevel()
@@ -358,12 +380,14 @@ def _unigram(training: _Training) -> tokenizers.Tokenizer:
     """Trains with SentencePiece, because the trainer in `tokenizers` is not deterministic (order of summation)."""
     normalizer = normalizers.Sequence([_dropping(), normalizers.Nmt(), normalizers.NFKC()])
     text = [" ".join(normalizer.normalize_str(part).split()) for part in training.read()]
-    # One piece is "▁", the beginning of a word. SentencePiece skips text with "▅", its symbol for unknown characters.
+    # One piece is "▁", the beginning of a word, so size - 1 characters fit and the rest is rare. SentencePiece skips
+    # text with "▅", its symbol for unknown characters.
     rare = _by_frequency(part.replace(" ", "") for part in text)[training.size - 1 :]
     text = [part for part in _without([*rare, "▅"], text) if part.strip()]
-    # The limit of a part's length is raised to the maximum, in bytes. SentencePiece needs its own unknown token.
-    own: dict[str, Any] = {"max_sentence_length": 2**30, "unk_id": 0, "bos_id": -1, "eos_id": -1}
-    model = _train_sentencepiece(text, "unigram", training.size + 1, normalization_rule_name="identity", **own)
+    # The limit of a part's length is raised to the maximum, in bytes. SentencePiece needs its own unknown token, id 0,
+    # which is one more piece; -1 means no BOS and no EOS.
+    options: dict[str, Any] = {"max_sentence_length": 2**30, "unk_id": 0, "bos_id": -1, "eos_id": -1}
+    model = _train_sentencepiece(text, "unigram", training.size + 1, normalization_rule_name="identity", **options)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     scores = {processor.id_to_piece(index): processor.get_score(index) for index in range(1, processor.vocab_size())}
     ids = training.ids(scores)
@@ -434,7 +458,11 @@ def _learn(pipeline: tokenizers.Tokenizer, text: Iterator[str], trainer: Any) ->
 
 
 def _by_frequency(text: Iterable[Iterable[str]]) -> list[str]:
-    """Returns the characters or words of parts by descending frequency, and by code points if equal."""
+    """Returns the distinct items of all parts by descending frequency, and by code points if equal.
+
+    Args:
+      text: parts of a text, each a string (its items are characters) or a list of words.
+    """
     counts = collections.Counter(itertools.chain.from_iterable(text))
     return sorted(counts, key=lambda token: (-counts[token], token))
 

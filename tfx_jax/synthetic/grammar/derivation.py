@@ -1,4 +1,4 @@
-"""Random derivation of a sentence: samples its facts and their expression. Docstrings show examples."""
+"""Random derivation of a sentence: samples its facts and how they are expressed."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ Item = TypeVar("Item")
 Fact = TypeVar("Fact", bound=tuple[Any, ...])
 Named = TypeVar("Named", Pair, NounPhrase)
 
-_TENSES: dict[str, tuple[Tense, ...]] = {  # of a verb by its aspect, each as often as it is listed
+_TENSES: dict[str, tuple[Tense, ...]] = {  # tenses by a verb's aspect; repetitions make a tense more likely
     "activity": (
         *("past", "past", "past", "past", "present", "present", "future", "future", "can", "must", "want"),
         *("progressive", "progressive", "past progressive"),
@@ -55,8 +55,8 @@ class Dice:
 
     def __init__(self, name: str):
         self._name = name
-        self._refills = 0
-        self._digits = 0
+        self._refills = 0  # number of hashes so far
+        self._digits = 0  # rest of the current hash, a large integer
 
     def below(self, sides: int) -> int:
         """Returns an integer from 0 to sides - 1; `sides` must be well below 2**32."""
@@ -64,7 +64,7 @@ class Dice:
             digest = hashlib.blake2b(f"{self._name}/{self._refills}".encode()).digest()
             self._digits = int.from_bytes(digest, "little")
             self._refills += 1
-        self._digits, face = divmod(self._digits, sides)
+        self._digits, face = divmod(self._digits, sides)  # take the last digit in base `sides`
         return face
 
     def choose(self, options: Sequence[Item]) -> Item:
@@ -77,16 +77,22 @@ class Dice:
 
 
 def _is_shared(action: Action) -> bool:
-    """Whether people do this together."""
+    """Returns whether people may do this together, as in "with taro"."""
     verb = action.verb
     if "people" not in action.subject.tags or verb.takes_recipient or verb.aspect in ("accident", "reaction"):
         return False
-    with_whom = action.object is not None and action.object.tags & {"people", "animal"}
-    return bool(verb.places or verb.particle == "へ") and not with_whom
+    has_animate_object = action.object is not None and action.object.tags & {"people", "animal"}
+    return bool(verb.places or verb.particle == "へ") and not has_animate_object
 
 
 class Derivation:
-    """Samples facts and their phrases for one sentence; `facts` lists those told so far."""
+    """Samples facts and their phrases for one sentence.
+
+    Attributes:
+      dice: source of randomness.
+      world: facts of the split.
+      facts: facts that the sentence tells so far.
+    """
 
     def __init__(self, dice: Dice, world: World):
         self.dice = dice
@@ -110,7 +116,7 @@ class Derivation:
     def noun_phrase(
         self, noun: Noun, *, is_object: bool = False, is_new: bool = False, is_plain: bool = False
     ) -> NounPhrase:
-        """A noun with a determiner, and perhaps an adjective or a numeral.
+        """Returns a noun with a determiner, and perhaps an adjective or a numeral.
 
         Args:
           noun: the noun.
@@ -129,6 +135,7 @@ class Derivation:
         return phrase
 
     def _phrase(self, noun: Noun, *, is_new: bool, is_plain: bool) -> NounPhrase:
+        """Returns the phrase of a noun that is no pronoun, as `noun_phrase` describes."""
         if noun.form == "kin":
             return self._kin(noun)
         if noun.form in ("bare", "name", "question"):
@@ -145,6 +152,7 @@ class Derivation:
         return self.mention(noun, self._new(noun, self._adjective(noun)))
 
     def _adjective(self, noun: Noun) -> Pair:
+        """Returns a quality of the noun as an adjective before it; usually nothing."""
         qualities = self.world.qualities_of.get(noun)
         if not qualities or self.dice.chance(80):
             return NOTHING
@@ -152,7 +160,7 @@ class Derivation:
         return Pair(adjective.english, inflect(adjective.japanese, "present", style="attributive"))
 
     def _kin(self, noun: Noun) -> NounPhrase:
-        """My father (父), your father (お父さん)."""
+        """Returns a member of a family with an owner: my father (父), your father (お父さん)."""
         humble, honorific = noun.japanese.split("/")
         owners = "you he she name man woman job" if "offspring" in noun.tags else "you he she name person"
         possessor = None if self.dice.chance(60) else self._possessor(owners)
@@ -161,7 +169,7 @@ class Derivation:
         return NounPhrase(f"{possessor.english} {noun.english}", f"{possessor.japanese} {honorific}")
 
     def _known(self, noun: Noun, adjective: Pair) -> NounPhrase:
-        """The dog, this dog, the girl's dogs."""
+        """Returns a definite phrase: the dog, this dog, the girl's dogs."""
         is_plural = noun.form == "pair" or self.dice.chance(20)
         determiner = THE
         if self.dice.chance(20):
@@ -172,12 +180,16 @@ class Derivation:
         return described(noun, determiner, adjective, is_plural=is_plural, is_group=is_plural)
 
     def _possessor(self, owners: str) -> Pair | None:
+        """Returns the possessive of a random owner among these names or tags of nouns; None if it is mentioned already.
+
+        Nobody uses his own name for himself: "ken saw ken's dog" would mean two persons.
+        """
         owner = self.dice.choose(select(owners))
         is_mentioned = owner.form != "pronoun" and any(owner in fact for fact in self.facts)
-        return None if is_mentioned else possessive(owner)  # no one calls himself by his name
+        return None if is_mentioned else possessive(owner)
 
     def _new(self, noun: Noun, adjective: Pair) -> NounPhrase:
-        """A dog, three dogs; shoes."""
+        """Returns an indefinite phrase: a dog, three dogs; shoes."""
         if noun.form == "pair":
             return described(noun, NOTHING, adjective, is_plural=True)
         if not noun.counter or self.dice.chance(60):
@@ -188,7 +200,7 @@ class Derivation:
         return phrase._replace(is_known=False, count=f"{japanese_number(number)} {noun.counter}")
 
     def _portion(self, noun: Noun, adjective: Pair) -> NounPhrase:
-        """Coffee, two cups of coffee."""
+        """Returns a mass noun, with or without a quantity: coffee, two cups of coffee."""
         phrase = described(noun, NOTHING, adjective)
         if not noun.counter or self.dice.chance(60):
             return phrase
@@ -198,11 +210,11 @@ class Derivation:
         return phrase._replace(english=english, count=f"{japanese_number(number)} {noun.counter}")
 
     def _number(self) -> int:
-        """How many; rarely more than nine."""
+        """Returns a random quantity: 1 to 9, rarely up to 30."""
         return 1 + self.dice.below(9 if self.dice.chance(90) else 30)
 
     def relative(self, noun: Noun, *, without: Noun | None = None) -> NounPhrase | None:
-        """The noun with a relative clause: the girl who saw a dog, the dog that the girl saw.
+        """Returns the noun with a relative clause: the girl who saw a dog, the dog that the girl saw.
 
         Args:
           noun: the noun that the clause describes.
@@ -221,19 +233,19 @@ class Derivation:
         self.tell(action)
         is_plural = noun.form == "count" and "place" not in noun.tags and self.dice.chance(20)
         head = described(noun, NOTHING, NOTHING, is_plural=is_plural, is_group=is_plural)
-        clause = self._told_of_agent(action, head.agreement) if is_agent else self._told_of_object(action)
+        clause = self._clause_about_agent(action, head.agreement) if is_agent else self._clause_about_object(action)
         pronoun = Pair("who" if "people" in noun.tags else "that", "")
-        named = self.mention(noun, Pair(f"the {head.english}", head.japanese))
-        return NounPhrase(*RELATIVE(NOUN=named, PRONOUN=pronoun, CLAUSE=clause), head.agreement)
+        noun_pair = self.mention(noun, Pair(f"the {head.english}", head.japanese))
+        return NounPhrase(*RELATIVE(NOUN=noun_pair, PRONOUN=pronoun, CLAUSE=clause), head.agreement)
 
-    def _told_of_agent(self, action: Action, agreement: Agreement) -> Pair:
-        """Who saw a dog: a clause without its subject."""
+    def _clause_about_agent(self, action: Action, agreement: Agreement) -> Pair:
+        """Returns a relative clause without its subject: (the girl who) saw a dog."""
         tense, negative = self._relative_tense(action)
         predicate = self.predicate(action, tense, agreement, negative=negative, style="attributive")
         return CLAUSE(OBJECT=self.object(action, is_new=not negative), **predicate)
 
-    def _told_of_object(self, action: Action) -> Pair:
-        """That the girl saw: a clause without its object."""
+    def _clause_about_object(self, action: Action) -> Pair:
+        """Returns a relative clause without its object: (the dog that) the girl saw."""
         tense, negative = self._relative_tense(action)
         subject = self.noun_phrase(action.subject, is_plain=True)
         predicate = self.predicate(action, tense, subject.agreement, negative=negative, style="attributive")
@@ -241,6 +253,7 @@ class Derivation:
         return CLAUSE(SUBJECT=subject.marked("が"), TIME=time, **predicate)
 
     def _relative_tense(self, action: Action) -> tuple[Tense, bool]:
+        """Samples (tense, whether the verb is negated) of a relative clause."""
         if action.verb.aspect == "state":
             return "present", False
         if action.verb.aspect == "activity" and self.dice.chance(20):
@@ -262,11 +275,11 @@ class Derivation:
         """Returns a clause in English and Japanese, such as "the girl saw a dog".
 
         Args:
-          action: verb, and what may be its subject and its object.
-          tense: of the verb.
-          subject: noun phrase.
-          extra_slots: further slots of the rule, such as TIME, or others than those that are made here. The object is
-            sampled unless it is one of them.
+          action: the fact; its verb, and its object unless `extra_slots` has one, are part of the clause.
+          tense: tense of the verb.
+          subject: phrase of the subject.
+          extra_slots: further slots of the rule, such as TIME, or replacements of slots that are made here. Without an
+            OBJECT, the object's phrase is sampled.
           negative: whether the verb is negated.
           rule: orders the slots in both languages.
         """
@@ -276,19 +289,19 @@ class Derivation:
             slots["OBJECT"] = self.object(action, is_new=not negative)
         return rule(**slots)
 
-    # What goes around the verb
+    # Parts of a clause
 
     def tense(self, action: Action, *, negative: bool = False, is_question: bool = False) -> Tense:
         """Samples a tense that is natural for the action, and whose English form is unambiguous."""
         tense = self.dice.choose(_TENSES[action.verb.aspect])
         verb, subject = action.verb, action.subject
         is_animal = "animal" in subject.tags
-        is_odd = {
+        is_unnatural = {
             "must": is_question or is_animal,
             "want": is_animal or (subject.english == "you" and not is_question),  # no one tells you what you want
             "present": verb.aspect != "state" and (negative or verb.english == verb.past),  # when do "they read"?
         }
-        return "past" if is_odd.get(tense) else tense
+        return "past" if is_unnatural.get(tense) else tense
 
     def predicate(
         self,
@@ -303,6 +316,7 @@ class Derivation:
         """Returns the slots of the verb: VERB, AUXILIARY (if `inverted`, before the subject) and RECIPIENT."""
         verb = action.verb
         auxiliary, rest = verb_group(verb.english, verb.past, tense, agreement, negative=negative, inverted=inverted)
+        # Japanese does not state the wish of a third person as a fact.
         speaks_for_others = tense == "want" and action.subject.english not in ("i", "we", "you")
         japanese = inflect(
             verb.japanese, "seem to want" if speaks_for_others else tense, negative=negative, style=style
@@ -315,12 +329,13 @@ class Derivation:
         return slots
 
     def _recipient(self, giver: Noun) -> Pair:
+        """Returns a random recipient other than the giver: to the girl."""
         recipients = [noun for noun in select("name person") if noun is not giver]
         recipient = self.noun_phrase(self.dice.choose(recipients), is_plain=True)
         return Pair(f"to {recipient.english}", f"{recipient.japanese} に")
 
     def object(self, action: Action, *, is_new: bool = True) -> Pair:
-        """The object with its particle."""
+        """Returns the object's phrase with its particle; nothing for an intransitive verb."""
         if action.object is None:
             return NOTHING
         if action.verb.is_generic:
@@ -346,6 +361,7 @@ class Derivation:
         return slots
 
     def _companion(self, action: Action) -> Pair:
+        """Returns a random companion: with my father; nothing if the action already mentions that person."""
         companion = self.dice.choose(select("name kin"))
         if companion in action:
             return NOTHING
@@ -353,11 +369,12 @@ class Derivation:
         return Pair(f"with {phrase.english}", f"{phrase.japanese} と")
 
     def place(self, noun: Noun) -> Pair:
-        """Where something is done: in the park."""
+        """Returns the phrase for the place of an action: in the park."""
         return at(noun)
 
     def time(self, tense: Tense) -> Pair:
-        """When: yesterday, on monday, on may 3, at seven thirty."""
+        """Returns a random time that fits the tense: yesterday, on monday, on may 3, at seven thirty."""
+        # 0 to 2: one of `TIMES`, 3: weekday, 4: date, 5: time of day.
         kind = self.dice.below(6) if tense in ("past", "future") else 5 if tense == "past progressive" else 0
         if kind == 3:
             english, kanji = self.dice.choose(WEEKDAYS).split()
@@ -371,16 +388,16 @@ class Derivation:
         return self.dice.choose(TIMES.get(tense, (NOTHING,)))
 
     def date(self) -> Pair:
-        """A day of the year: may 3, 五 月 三 日."""
+        """Returns a random day of the year: may 3, 五 月 三 日."""
         month = self.dice.below(12)
         day = 1 + self.dice.below(28 if MONTHS[month] == "february" else 30)
         return Pair(f"{MONTHS[month]} {day}", f"{japanese_number(month + 1)} 月 {japanese_number(day)} 日")
 
     def clock(self) -> Pair:
-        """A time of the day, to five minutes."""
+        """Returns a random time of day, a multiple of five minutes: at seven thirty without "at"."""
         hour, minute = 1 + self.dice.below(12), 5 * self.dice.below(12)
         english, japanese = english_number(hour), f"{japanese_number(hour)} 時"
-        if minute in (0, 5):
+        if minute in (0, 5):  # 5 becomes the full hour too, because "seven five" is not English
             return Pair(f"{english} o'clock", japanese)
         minutes = "半" if minute == 30 else f"{japanese_number(minute)} 分"
         return Pair(f"{english} {english_number(minute)}", f"{japanese} {minutes}")

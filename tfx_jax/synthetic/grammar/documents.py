@@ -13,9 +13,10 @@ from tfx_jax.synthetic.grammar.phrases import definite
 from tfx_jax.synthetic.grammar.rules import STATEMENT
 
 _SHORTEST, _LONGEST = 4, 10  # number of sentences of a document
+# Groups of adjectives of which only one can be true of a noun.
 _EXCLUSIVE = ("big small", "new old", "long short", "expensive cheap", "hot cold", "red white black")
 
-# What is known of a noun ---------------------------------------------------------------------------------------------
+# Facts about a noun --------------------------------------------------------------------------------------------------
 
 
 def exclude_each_other(one: Adjective, other: Adjective) -> bool:
@@ -26,7 +27,7 @@ def exclude_each_other(one: Adjective, other: Adjective) -> bool:
 
 @functools.cache
 def _topics(world: World) -> dict[Noun, dict[str, list[Any]]]:
-    """Returns the facts of each noun by kind, for nouns with enough facts for a document."""
+    """Returns the facts about each noun by kind ("done by", "quality", ...), for nouns with enough facts."""
     topics: dict[Noun, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for noun, facts in world.done_by.items():
         topics[noun]["done by"] = [fact for fact in facts if fact.verb.aspect != "state"]
@@ -60,13 +61,13 @@ def document(draw: Derivation) -> list[str] | None:
     topics = _topics(draw.world)
     topic = draw.dice.choose(tuple(topics))
     num_sentences = _SHORTEST + draw.dice.below(_LONGEST - _SHORTEST + 1)
-    told: list[tuple[Any, ...]] = []
+    told_facts: list[tuple[Any, ...]] = []
     sentences = []
     for _ in range(3 * num_sentences):
         kind = draw.dice.choose(tuple(topics[topic]))
         fact = draw.dice.choose(topics[topic][kind])
-        if all(_go_together(fact, other) for other in told):
-            told.append(draw.tell(fact))
+        if all(_go_together(fact, other) for other in told_facts):
+            told_facts.append(draw.tell(fact))
             sentences.append(_sentence(draw, topic, fact).english)
         if len(sentences) == num_sentences:
             break
@@ -88,23 +89,24 @@ def _go_together(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 def _sentence(draw: Derivation, topic: Noun, fact: tuple[Any, ...]) -> Pair:
     """Returns a sentence that tells a fact about the topic."""
-    known = definite(topic)
+    topic_phrase = definite(topic)
     if isinstance(fact, Action):
         tense = "past"
         if fact.verb.aspect == "activity" and draw.dice.chance(15):
             tense = "past progressive"
         negative = draw.dice.chance(10)
-        more = draw.circumstances(fact, tense)
-        subject = known
+        extra_slots = draw.circumstances(fact, tense)
+        subject = topic_phrase
         if fact.object is topic:
-            more["OBJECT"] = known.marked(fact.verb.particle)
+            extra_slots["OBJECT"] = topic_phrase.marked(fact.verb.particle)
             subject = draw.noun_phrase(fact.subject)
-        return STATEMENT(CLAUSE=draw.clause(fact, tense, subject, more, negative=negative))
-    is_ = Pair(be("present", known.agreement), "")
+        return STATEMENT(CLAUSE=draw.clause(fact, tense, subject, extra_slots, negative=negative))
+    is_ = Pair(be("present", topic_phrase.agreement), "")
     if isinstance(fact, Comparison):
         adjective = Pair(fact.adjective.comparative, inflect(fact.adjective.japanese, "present"))
         other = draw.noun_phrase(fact.other, is_object=True, is_plain=True)
-        return rules.COMPARED(SUBJECT=known.topic(), BE=is_, OTHER=Pair(*other[:2]), ADJECTIVE=adjective)
+        other_pair = Pair(other.english, other.japanese)
+        return rules.COMPARED(SUBJECT=topic_phrase.topic(), BE=is_, OTHER=other_pair, ADJECTIVE=adjective)
     if isinstance(fact, Position):
         landmark = definite(fact.landmark)
         exists = "い-る" if topic.tags & {"people", "animal"} else "ある"
@@ -112,9 +114,11 @@ def _sentence(draw: Derivation, topic: Noun, fact: tuple[Any, ...]) -> Pair:
             f"{fact.preposition.english} {landmark.english}",
             " ".join(filter(None, (landmark.japanese, fact.preposition.japanese, "に"))),
         )
-        return rules.LOCATED(SUBJECT=known.topic(), BE=is_._replace(japanese=inflect(exists, "present")), PLACE=place)
+        is_there = is_._replace(japanese=inflect(exists, "present"))
+        return rules.LOCATED(SUBJECT=topic_phrase.topic(), BE=is_there, PLACE=place)
     if isinstance(fact, Profession):
         complement = Pair(with_article(fact.job.english), inflect(f"{fact.job.japanese} な", "present"))
     else:
-        complement = Pair(fact[1].english, inflect(fact[1].japanese, "present"))
-    return STATEMENT(CLAUSE=rules.BE(SUBJECT=known.topic(), BE=is_, COMPLEMENT=complement))
+        _, adjective = fact  # a `Quality`
+        complement = Pair(adjective.english, inflect(adjective.japanese, "present"))
+    return STATEMENT(CLAUSE=rules.BE(SUBJECT=topic_phrase.topic(), BE=is_, COMPLEMENT=complement))

@@ -30,6 +30,7 @@ def _deeds_of(world: World) -> dict[Noun, list[Action]]:
 
 
 def _is_deed(fact: Action) -> bool:
+    """Returns whether an action is a deed, see `_deeds_of`."""
     has_pronoun = fact.object is not None and fact.object.form == "pronoun"
     return fact.verb.aspect != "state" and not fact.verb.takes_recipient and not has_pronoun
 
@@ -47,6 +48,7 @@ def _deeds_to(world: World) -> dict[Noun, list[Action]]:
 
 @functools.cache
 def _qualities_of(world: World) -> dict[Noun, list[Quality]]:
+    """Returns the qualities of each noun, without pronouns."""
     qualities = defaultdict(list)
     for facts in world.qualities.values():
         for fact in facts:
@@ -89,18 +91,26 @@ def _is_independent(deed: Action, other: Action) -> bool:
 
 
 def _about_deed(draw: Derivation, deed: Action, label: str, negative: bool) -> Pair:
-    """Returns a first sentence with the given label for the deed, negated if `negative`."""
+    """Returns a first sentence such that the label holds for the second sentence, which tells the deed.
+
+    Args:
+      draw: the derivation.
+      deed: the fact of the second sentence.
+      label: relation of the first sentence to the second one.
+      negative: whether the second sentence is negated.
+    """
     others = [other for other in _deeds_of(draw.world)[deed.subject] if _is_independent(deed, other)]
     other = draw.tell(draw.dice.choose(others))
     is_denied = draw.dice.chance(_NEGATIVE_PERCENT)
     if label != NEUTRAL:
-        deed_and_negation = deed, negative == (label == ENTAILMENT)
-        clause = _doing(draw, *deed_and_negation, without=deed)
+        # An entailing sentence tells the deed with the same negation, a contradicting one with the opposite.
+        is_negated = negative == (label == ENTAILMENT)
+        clause = _doing(draw, deed, is_negated, without=deed)
         # Otherwise the clause equals the second sentence or its negation.
-        is_longer = clause != _doing(draw, *deed_and_negation)
+        is_longer = clause != _doing(draw, deed, is_negated)
         if draw.dice.chance(50) and (is_longer or (label == CONTRADICTION and draw.dice.chance(20))):
             return STATEMENT(CLAUSE=clause)
-        return _both(draw, deed_and_negation, (other, is_denied), without=deed)
+        return _both(draw, (deed, is_negated), (other, is_denied), without=deed)
     lookalike = _lookalike(draw, deed)
     if lookalike and draw.dice.chance(50):
         return lookalike
@@ -116,7 +126,10 @@ def _about_deed(draw: Derivation, deed: Action, label: str, negative: bool) -> P
 
 
 def _lookalike(draw: Derivation, deed: Action) -> Pair | None:
-    """Returns a neutral sentence with the words of a deed but another subject: the boy who met the girl saw the dog."""
+    """Returns a neutral sentence with the words of a deed but another subject; None if there are no such facts.
+
+    For "the girl saw the dog": the boy who met the girl saw the dog.
+    """
     rivals = (
         [
             rival
@@ -140,11 +153,19 @@ def _lookalike(draw: Derivation, deed: Action) -> Pair | None:
 
 
 def _both(draw: Derivation, one: tuple[Action, bool], other: tuple[Action, bool], *, without: Action) -> Pair:
-    """Returns a sentence about two (deed, is negated) of one subject: the girl who slept did not see the dog."""
+    """Returns a sentence about two deeds of one subject: the girl who slept did not see the dog.
+
+    Args:
+      draw: the derivation.
+      one: (deed, whether it is negated).
+      other: the same for another deed of the same subject. The order in the sentence is random.
+      without: deed whose nouns must not be in the circumstances, see `_doing`.
+    """
     first, second = (one, other) if draw.dice.chance(50) else (other, one)
-    subject = definite(one[0].subject)
-    if one[0].subject.form == "count" and draw.dice.chance(60):
-        pronoun = Pair("who" if "people" in one[0].subject.tags else "that", "")
+    deed, _ = one
+    subject = definite(deed.subject)
+    if deed.subject.form == "count" and draw.dice.chance(60):
+        pronoun = Pair("who" if "people" in deed.subject.tags else "that", "")
         clause = _doing(draw, *first, subject=NounPhrase("", ""))
         subject = NounPhrase(*RELATIVE(NOUN=Pair(*subject[:2]), PRONOUN=pronoun, CLAUSE=clause))
         return STATEMENT(CLAUSE=_doing(draw, *second, subject=subject, without=without))
@@ -164,10 +185,16 @@ def _doing(
     thing: NounPhrase | None = None,
     without: Action | None = None,
 ) -> Pair:
-    """Returns a clause such as "the girl saw the dog", with circumstances if `without` is given.
+    """Returns a clause such as "the girl saw the dog".
 
-    Circumstances must not contain the nouns of the deed `without`. Negative clauses have none: who did not swim
-    yesterday may have swum on another day.
+    Args:
+      draw: the derivation.
+      deed: the fact.
+      negative: whether the verb is negated.
+      subject: phrase of the subject; None means the definite phrase.
+      thing: phrase of the object; None means the definite phrase.
+      without: adds random circumstances (time, place, means) that do not contain the nouns of this deed; None adds
+        none. Negative clauses have none: a girl who did not swim yesterday may have swum on another day.
     """
     slots: Slots = {}
     if without is not None and not negative:
@@ -187,7 +214,14 @@ def _doing(
 
 
 def _about_quality(draw: Derivation, quality: Quality, label: str, negative: bool) -> Pair:
-    """Returns a first sentence with the given label for the quality, negated if `negative`."""
+    """Returns a first sentence such that the label holds for the second sentence, which tells the quality.
+
+    Args:
+      draw: the derivation.
+      quality: the fact of the second sentence.
+      label: relation of the first sentence to the second one.
+      negative: whether the second sentence is negated.
+    """
     noun, adjective = quality
     deed = draw.tell(draw.dice.choose(_deeds_to(draw.world)[noun]))
     others = [other for other in _qualities_of(draw.world)[noun] if other.adjective is not adjective]
@@ -198,38 +232,45 @@ def _about_quality(draw: Derivation, quality: Quality, label: str, negative: boo
         rest = [other for other in [*others, *same] if other not in opposites and other.noun.form != "pronoun"]
         if not rest or draw.dice.chance(30):
             return STATEMENT(CLAUSE=_doing(draw, deed, is_denied, without=deed))
-        told = draw.tell(draw.dice.choose(rest))
-        return _told_quality(draw, told, is_denied, deed if told.noun is noun else None)
-    is_so = negative == (label == CONTRADICTION)
-    if not is_so and opposites and draw.dice.chance(50):
-        return _told_quality(draw, draw.tell(draw.dice.choose(opposites)), False, deed)
-    return _told_quality(draw, quality, not is_so, deed)
+        other_quality = draw.tell(draw.dice.choose(rest))
+        return _quality_sentence(draw, other_quality, is_denied, deed if other_quality.noun is noun else None)
+    is_true = negative == (label == CONTRADICTION)  # whether the first sentence affirms the quality
+    if not is_true and opposites and draw.dice.chance(50):
+        return _quality_sentence(draw, draw.tell(draw.dice.choose(opposites)), negative=False, deed=deed)
+    return _quality_sentence(draw, quality, not is_true, deed)
 
 
-def _told_quality(draw: Derivation, quality: Quality, negative: bool, deed: Action | None) -> Pair:
-    """Returns a sentence such as "the dog that ken saw is big", "ken saw the big dog" or "the dog is very big"."""
+def _quality_sentence(draw: Derivation, quality: Quality, negative: bool, deed: Action | None) -> Pair:
+    """Returns a sentence that tells a quality.
+
+    With a deed done to the noun: "the dog that ken saw is big", "ken saw the big dog" or "the dog is very big". Without
+    a deed: "the dog is big".
+    """
     noun, adjective = quality
     if deed is None:
         return STATEMENT(CLAUSE=_being(quality, negative))
     is_named = noun.form in ("name", "kin")
-    kind = 0 if negative else draw.dice.below(3)
+    kind = 0 if negative else draw.dice.below(3)  # 0: relative clause, 1: "very", 2: adjective before the noun
     if kind == 1 and adjective.comparative:
         return STATEMENT(CLAUSE=_being(quality, negative, degree="very"))
     if kind == 2 and not is_named and not adjective.is_predicate:
-        known = definite(noun)
-        english = known.english.replace("the ", f"the {adjective.english} ", 1)
-        return STATEMENT(CLAUSE=_doing(draw, deed, False, thing=known._replace(english=english), without=deed))
+        phrase = definite(noun)
+        english = phrase.english.replace("the ", f"the {adjective.english} ", 1)
+        thing = phrase._replace(english=english)
+        return STATEMENT(CLAUSE=_doing(draw, deed, negative=False, thing=thing, without=deed))
     verb = draw.predicate(deed, "past", "singular")
     time = draw.time("past") if draw.dice.chance(50) else NOTHING
     clause = CLAUSE(SUBJECT=definite(deed.subject).marked("が"), TIME=time, **verb)
     rule = _ASIDE if is_named else RELATIVE
-    known = definite(noun)
+    phrase = definite(noun)
     pronoun = Pair("who" if "people" in noun.tags else "that", "")
-    subject = NounPhrase(*rule(NOUN=Pair(*known[:2]), PRONOUN=pronoun, CLAUSE=clause), known.agreement)
+    noun_pair = Pair(phrase.english, phrase.japanese)
+    subject = NounPhrase(*rule(NOUN=noun_pair, PRONOUN=pronoun, CLAUSE=clause), phrase.agreement)
     return STATEMENT(CLAUSE=_being(quality, negative, subject=subject))
 
 
 def _being(quality: Quality, negative: bool, *, degree: str = "", subject: NounPhrase | None = None) -> Pair:
+    """Returns a clause such as "the dog is very big"; `degree` is an adverb such as "very"."""
     subject = subject or definite(quality.noun)
     verb = be("present", subject.agreement)
     return rules.BE(

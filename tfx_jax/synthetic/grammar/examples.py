@@ -90,7 +90,7 @@ def grammar_trees(split: Split, size: int, *, seed: int = 0) -> list[Tree]:
 
 
 def grammar_questions(split: Split, size: int, *, seed: int = 0) -> list[Question]:
-    """Questions on a context of two to five sentences, another of which tells of the same deed by someone else.
+    """Returns questions about a context of two to five sentences, two of which tell similar deeds of other nouns.
 
     They ask who, what, where, when or how many; the answer is a part of one sentence, without a preposition.
 
@@ -108,7 +108,16 @@ def _examples(
     size: int,
     seed: int,
 ) -> list[Example]:
-    """Returns the first `size` examples that `make` succeeds in making; outside training without repetitions."""
+    """Returns the first `size` examples that `make` succeeds in making; outside training without repetitions.
+
+    Args:
+      make: returns an example or, if that fails, None.
+      derivation: class of the derivations that `make` gets.
+      what: name of an example in messages; also part of the seed, so it must not change.
+      split: split of the facts.
+      size: number of examples.
+      seed: sampling seed.
+    """
     check_request(split, size, what)
     examples: list[Example] = []
     seen: set[str] = set()

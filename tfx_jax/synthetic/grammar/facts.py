@@ -29,7 +29,7 @@ from tfx_jax.synthetic.grammar.lexicon import (
 
 Fact = TypeVar("Fact", bound=tuple[Any, ...])
 
-_SHARES: tuple[Split, ...] = ("validation", "test") + ("train",) * 18  # splits of twenty hash values
+_SHARES: tuple[Split, ...] = ("validation", "test") + ("train",) * 18  # split by a fact's hash modulo 20
 _COMPARABLE = {  # tags of nouns that may be compared with each other
     *("people", "animal", "food", "drink", "text", "machine", "garment", "instrument", "container"),
     *("furniture", "vehicle", "building", "city", "event", "subject"),
@@ -95,6 +95,7 @@ def _is_reflexive(subject: Noun, other: Noun | None) -> bool:
 
 
 def _actions() -> Iterator[Action]:
+    """Yields all actions that the lexicon allows."""
     for verb in VERBS:
         for subject in select(verb.subjects):
             for thing in select(verb.objects) or (None,):
@@ -103,11 +104,13 @@ def _actions() -> Iterator[Action]:
 
 
 def _inquiries_about_subject() -> Iterator[Action]:
+    """Yields actions whose subject is "who"."""
     for verb in VERBS:
         yield from (Action(NOUNS["who"], verb, thing) for thing in select(verb.objects) or (None,))
 
 
 def _inquiries_about_object() -> Iterator[Action]:
+    """Yields actions whose object is the verb's question word, such as "what"."""
     for verb in VERBS:
         if verb.objects and verb.asks:
             yield from (Action(subject, verb, NOUNS[verb.asks]) for subject in select(verb.subjects))
@@ -140,8 +143,8 @@ def _professions() -> Iterator[Profession]:
 
 def _has_motive(action: Action) -> bool:
     """Returns whether the lexicon has a reason for the action and a pronoun for its subject."""
-    known = action.subject.form in ("pronoun", "name") or action.subject.tags & {"male", "female", "animal"}
-    return bool(known) and action.verb.english in (REASONS | EXCUSES)
+    has_pronoun = action.subject.form in ("pronoun", "name") or action.subject.tags & {"male", "female", "animal"}
+    return bool(has_pronoun) and action.verb.english in (REASONS | EXCUSES)
 
 
 def _is_handling(action: Action) -> bool:
@@ -155,6 +158,7 @@ def _is_countable(action: Action) -> bool:
 
 
 def _is_trip(action: Action) -> bool:
+    """Returns whether the subject goes to a place, which Japanese marks with へ."""
     return action.object is not None and action.verb.particle == "へ"
 
 
@@ -163,6 +167,7 @@ def _is_requested(action: Action) -> bool:
 
 
 def _grouped(facts: Iterable[Fact], attribute: str) -> dict[Any, list[Fact]]:
+    """Returns the facts by one of their words: the value of an attribute such as "verb"."""
     groups = defaultdict(list)
     for fact in facts:
         groups[getattr(fact, attribute)].append(fact)

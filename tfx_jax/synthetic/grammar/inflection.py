@@ -64,7 +64,7 @@ _KANA_ROWS = {  # last kana of the dictionary form: (before ます, before な�
 
 
 def _stems(verb: str) -> dict[str, str]:
-    """Returns the stems from which all forms of a Japanese verb are built, by name."""
+    """Returns the stems from which all forms of a Japanese verb are built, by their names in `_VERB_FORMS`."""
     if verb.endswith("-る"):
         masu = nai = te_stem = verb.removesuffix("-る")
         te = "て"
@@ -72,9 +72,10 @@ def _stems(verb: str) -> dict[str, str]:
         masu = nai = te_stem = verb.removesuffix("する") + "し" if verb.endswith("する") else verb.removesuffix("る")
         te = "て"
     else:
-        i, a, te_kana, te = _KANA_ROWS[verb[-1]]
+        masu_kana, nai_kana, te_kana, te = _KANA_ROWS[verb[-1]]
         stem = verb[:-1]
-        masu, nai, te_stem = stem + i, stem + a, stem + ("っ" if verb == "行く" else te_kana)
+        masu, nai = stem + masu_kana, stem + nai_kana
+        te_stem = stem + ("っ" if verb == "行く" else te_kana)  # 行く is irregular
     ta = {"て": "た", "で": "だ"}[te]
     return {
         "masu": masu,
@@ -90,9 +91,9 @@ def inflect(word: str, tense: str, *, negative: bool = False, style: Style = "po
     """Returns a Japanese verb or adjective in a tense and style.
 
     Args:
-      word: dictionary form, spelled as the module says.
+      word: dictionary form, spelled as the docstring of this module explains.
       tense: a `Tense`, or "seem to want", "request" or "and" (the form before a second verb).
-      negative: whether it is not so.
+      negative: whether the word is negated.
       style: "polite" at the end of a sentence, "plain" inside one, "attributive" before a noun.
 
     >>> inflect("行く", "and"), inflect("来る", "past"), inflect("待つ", "past", style="plain")
@@ -100,7 +101,7 @@ def inflect(word: str, tense: str, *, negative: bool = False, style: Style = "po
     >>> inflect("静か な", "present", style="attributive")
     '静か な'
     """
-    column = 2 * (style != "polite") + negative
+    column = 2 * (style != "polite") + negative  # index of the form: polite, its negative, plain, its negative
     if word[-1] not in _ADJECTIVE_FORMS:
         return _VERB_FORMS["present" if tense == "future" else tense][column].format(**_stems(word))
     if word.endswith(" な") and (style, tense, negative) == ("attributive", "present", False):
@@ -170,9 +171,9 @@ def verb_group(
       verb: base form; only its first word inflects.
       past: past form.
       tense: a `Tense`.
-      agreement: what the subject asks for.
+      agreement: agreement with the subject: "i", "singular" or "plural".
       negative: whether "not" follows the auxiliary.
-      inverted: whether the subject comes between the two, as in a question.
+      inverted: whether the subject comes between auxiliary and rest, as in a question.
 
     >>> verb_group("go to", "went to", "want", "singular"), verb_group("go to", "went to", "can", "i", negative=True)
     (('', 'wants to go to'), ('cannot', 'go to'))

@@ -10,22 +10,23 @@ from tfx_jax.synthetic.grammar.rules import CLAUSE_OF_LONG_SUBJECT, STATEMENT
 
 
 def action(draw: Derivation) -> Pair:
-    """The girl who did not sleep saw a dog."""
+    """Returns an affirmative sentence such as: The girl who did not sleep saw a dog."""
     return _deed(draw, negative=False)
 
 
 def denial(draw: Derivation) -> Pair:
-    """The girl who saw a dog did not sleep."""
+    """Returns a negative sentence such as: The girl who saw a dog did not sleep."""
     return _deed(draw, negative=True)
 
 
 def _deed(draw: Derivation, *, negative: bool) -> Pair:
+    """Returns a sentence about an action, often with a relative clause that describes its subject."""
     fact = draw.fact(draw.world.actions)
     tense = draw.tense(fact, negative=negative)
     subject = draw.relative(fact.subject, without=fact.object) if draw.dice.chance(50) else None
     subject = subject or draw.noun_phrase(fact.subject)
-    more = draw.circumstances(fact, tense)
-    clause = draw.clause(fact, tense, subject, more, negative=negative, rule=CLAUSE_OF_LONG_SUBJECT)
+    circumstances = draw.circumstances(fact, tense)
+    clause = draw.clause(fact, tense, subject, circumstances, negative=negative, rule=CLAUSE_OF_LONG_SUBJECT)
     return STATEMENT(CLAUSE=clause)
 
 
@@ -50,9 +51,9 @@ def labeled(draw: Derivation) -> LabeledText | None:
     """Returns a sentence with its label; None if 20 attempts made no sentence of that kind."""
     label = draw.dice.choose(_LABELS)
     for _ in range(20):
-        again = Derivation(draw.dice, draw.world)
-        construct = again.dice.choose(KINDS[label])
-        english = construct(again).english
+        attempt = Derivation(draw.dice, draw.world)
+        construct = attempt.dice.choose(KINDS[label])
+        english = construct(attempt).english
         is_right = english.endswith("?") == label.endswith("question")
         if construct is sentences.but:  # without a contrast, `but` returns a plain statement
             is_right = " , but " in english

@@ -23,8 +23,14 @@ class Pair(NamedTuple):
 class Noun:
     """A noun.
 
-    `form` determines how its phrase is built (see `phrases`), and `tags` classify it. `counter` is the Japanese
-    classifier after a numeral: 本 を 三 冊, 犬 を 二 匹.
+    Attributes:
+      english: English singular.
+      japanese: Japanese word.
+      form: kind of its phrase (see `phrases`): "pronoun", "name", "kin", "count", "mass", "pair", "bare" (without
+        article) or "question".
+      tags: classes to which it belongs, such as "people" or "food".
+      counter: the Japanese classifier after a numeral: 本 を 三 冊, 犬 を 二 匹; empty for none.
+      plural: irregular English plural; empty if regular.
     """
 
     english: str
@@ -69,9 +75,14 @@ class Verb:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Adjective:
-    """An adjective and the nouns it describes; without a `comparative` it is not used in comparisons.
+    """An adjective and the nouns it describes.
 
-    `is_predicate` means that it is only used as a predicate, not before a noun.
+    Attributes:
+      english: base form.
+      comparative: English comparative; empty if it is not used in comparisons.
+      japanese: dictionary form.
+      nouns: names or tags of nouns.
+      is_predicate: whether it is only used as a predicate, not before a noun.
     """
 
     english: str
@@ -85,7 +96,12 @@ class Adjective:
 
 
 def _nouns(form_and_tags: str, *rows: str) -> list[Noun]:
-    """Parses rows of the form `english[/irregular plural] japanese [counter]`."""
+    """Parses nouns with the same form and tags.
+
+    Args:
+      form_and_tags: the form, followed by the tags.
+      rows: `english[/irregular plural] japanese [counter]` of each noun.
+    """
     form, *tags = form_and_tags.split()
     nouns = []
     for row in rows:
@@ -156,13 +172,13 @@ def select(names_or_tags: str) -> tuple[Noun, ...]:
     >>> [noun.english for noun in select("sport music")]
     ['tennis', 'soccer', 'music']
     """
-    wanted = set(names_or_tags.split())
-    return tuple(noun for noun in NOUNS.values() if wanted & {noun.english, noun.form, *noun.tags})
+    allowed = set(names_or_tags.split())
+    return tuple(noun for noun in NOUNS.values() if allowed & {noun.english, noun.form, *noun.tags})
 
 
 # Determiners ---------------------------------------------------------------------------------------------------------
 
-PRONOUNS: dict[str, tuple[str, str, Agreement]] = {  # subject: (object, possessive, agreement)
+PRONOUNS: dict[str, tuple[str, str, Agreement]] = {  # subject form: (object form, possessive, agreement)
     "i": ("me", "my", "i"),
     "you": ("you", "your", "plural"),
     "he": ("him", "his", "singular"),
@@ -237,7 +253,7 @@ VERBS = (
     Verb("laugh", "laughed", "笑う", places="school restaurant", aspect=_REACTION),
 )
 
-SCHEDULED_VERBS = (  # what happens by the clock
+SCHEDULED_VERBS = (  # verbs of sentences with a time of day
     Verb("start", "started", "始まる", subjects="event"),
     Verb("end", "ended", "終わる", subjects="event"),
     Verb("open", "opened", "開く", subjects="library museum store restaurant pool"),
@@ -304,7 +320,7 @@ TIMES = {
     "progressive": (Pair("now", "今"),),
     "must": (Pair("tomorrow", "明日"), Pair("today", "今日"), Pair("every day", "毎日")),
 }
-MEANS = {  # how one gets there
+MEANS = {  # means of transport by the tag of the destination
     "city": (Pair("by train", "電車 で"), Pair("by bus", "バス で"), Pair("by car", "車 で")),
     "building": (Pair("by bicycle", "自転車 で"), Pair("by bus", "バス で"), Pair("by car", "車 で")),
 }
@@ -366,7 +382,7 @@ ERRANDS = frozenset(  # verbs of purposes of going somewhere
     )
 )
 AGES = (
-    ("son daughter child boy girl", 2, 18),
+    ("son daughter child boy girl", 2, 18),  # names or tags of nouns, lowest and highest age
     ("name father mother uncle aunt", 19, 60),
     ("grandfather grandmother", 61, 99),
 )

@@ -1,4 +1,4 @@
-"""Noun phrases in both languages; their random parts are in `derivation`. Docstrings show examples."""
+"""Noun phrases in both languages; their random parts are in `derivation`."""
 
 from typing import NamedTuple
 
@@ -12,8 +12,12 @@ THE = Pair("the", "")
 class NounPhrase(NamedTuple):
     """A noun phrase without its Japanese particle.
 
-    `is_known` distinguishes the girl (女の子 は) from a girl (女の子 が). `count` is a numeral with its counter,
-    such as 三 冊.
+    Attributes:
+      english: the English phrase.
+      japanese: the Japanese phrase.
+      agreement: form of the English verb that the phrase needs as a subject.
+      is_known: whether the reader knows it already: the girl (女の子 は), not a girl (女の子 が).
+      count: Japanese numeral with its counter, such as 三 冊; empty for none.
     """
 
     english: str
@@ -23,7 +27,10 @@ class NounPhrase(NamedTuple):
     count: str = ""
 
     def marked(self, particle: str) -> Pair:
-        """The phrase with its particle; a count follows を, as in 本 を 三 冊, and goes before the noun elsewhere."""
+        """Returns the phrase with its particle.
+
+        A count follows the particle を, as in 本 を 三 冊; with other particles it is before the noun.
+        """
         if not self.count:
             return Pair(self.english, f"{self.japanese} {particle}")
         if particle == "を":
@@ -31,14 +38,17 @@ class NounPhrase(NamedTuple):
         return Pair(self.english, f"{self.count} の {self.japanese} {particle}")
 
     def topic(self) -> Pair:
-        """The phrase as the subject of a main clause."""
+        """Returns the phrase as the subject of a main clause, marked with は if known, otherwise with が."""
         return self.marked("は" if self.is_known else "が")
 
 
 def described(
     noun: Noun, determiner: Pair, adjective: Pair, *, is_plural: bool = False, is_group: bool = False
 ) -> NounPhrase:
-    """Determiner, adjective and noun, in this order in both languages; たち marks a group of persons or animals."""
+    """Returns determiner, adjective and noun, in this order in both languages.
+
+    With `is_group`, たち marks a group of persons or animals in Japanese.
+    """
     english = plural(noun) if is_plural else noun.english
     japanese = f"{noun.japanese} たち" if is_group and noun.tags & {"people", "animal"} else noun.japanese
     pair = NOUN_PHRASE(DETERMINER=determiner, ADJECTIVE=adjective, NOUN=Pair(english, japanese))
@@ -46,7 +56,7 @@ def described(
 
 
 def plural(noun: Noun) -> str:
-    """The English plural, of a portion if the noun itself has none.
+    """Returns the English plural of a noun; for a mass noun, the plural of its portion.
 
     >>> from tfx_jax.synthetic.grammar.lexicon import select
     >>> [plural(noun) for noun in select("child tomato coffee")]
@@ -58,7 +68,7 @@ def plural(noun: Noun) -> str:
 
 
 def the(noun: Noun, adjective: Pair = NOTHING) -> NounPhrase:
-    """The one thing of its kind, or a name.
+    """Returns the phrase for the only thing of its kind, with "the", or a name, without it.
 
     >>> from tfx_jax.synthetic.grammar.lexicon import select
     >>> the(select("station")[0]).english, the(select("tokyo")[0]).english
@@ -68,7 +78,7 @@ def the(noun: Noun, adjective: Pair = NOTHING) -> NounPhrase:
 
 
 def definite(noun: Noun) -> NounPhrase:
-    """The one that is spoken of: a name, my mother, the dog, the shoes.
+    """Returns the phrase for a noun that the reader knows: a name, my mother, the dog, the shoes.
 
     >>> from tfx_jax.synthetic.grammar.lexicon import NOUNS
     >>> [definite(NOUNS[noun]).english for noun in ("taro", "mother", "dog", "shoes")]
@@ -82,7 +92,7 @@ def definite(noun: Noun) -> NounPhrase:
 
 
 def possessive(owner: Noun) -> Pair:
-    """Whose: my, the girl's.
+    """Returns the possessive of an owner: my, the girl's.
 
     >>> from tfx_jax.synthetic.grammar.lexicon import NOUNS
     >>> [possessive(NOUNS[owner]).english for owner in ("i", "girl", "mother")]
@@ -96,7 +106,7 @@ def possessive(owner: Noun) -> Pair:
 
 
 def at(place: Noun) -> Pair:
-    """Where something is done.
+    """Returns the phrase for the place of an action: in the park.
 
     >>> from tfx_jax.synthetic.grammar.lexicon import select
     >>> at(select("park")[0])
@@ -106,7 +116,7 @@ def at(place: Noun) -> Pair:
 
 
 def kind_of(noun: Noun) -> NounPhrase:
-    """All things of a kind: dogs, coffee, tennis; but one plays *the* piano."""
+    """Returns the phrase for all things of a kind: dogs, coffee, tennis; but one plays *the* piano."""
     if "instrument" in noun.tags:
         return the(noun)
     return described(noun, NOTHING, NOTHING, is_plural=noun.form == "count")

@@ -47,10 +47,10 @@ def _deeds_of(world: World) -> dict[Noun | None, list[Action]]:
 
 
 def reading(draw: Derivation) -> Question | None:
-    """Returns a question such as: Taro saw a cat. The girl saw a dog in the park. What did the girl see?
+    """Returns a question with its context, such as: Taro saw a cat. The girl saw a dog. What did the girl see?
 
-    The context tells the deed asked for, a rival with the same verb, and up to three other facts. Returns None if there
-    is no rival, places run out, or a wrong sentence has the right answer.
+    The context tells the deed that the question is about, a *rival* (a deed with the same verb but other nouns), and up
+    to three other facts. Returns None if there is no rival, places run out, or a wrong sentence has the right answer.
     """
     facts = draw.dice.choose(tuple(_deeds(draw.world).values()))
     deed = draw.dice.choose(facts)
@@ -63,15 +63,16 @@ def reading(draw: Derivation) -> Question | None:
     for _ in range(draw.dice.below(4)):
         noun = draw.dice.choose((deed.subject, rival.subject, deed.object))
         other = draw.dice.choose(_deeds_of(draw.world)[noun])
-        is_beside = all(other.verb.english != fact.verb.english or not _share(other, fact) for fact in context)
-        if is_beside and not (asked == "how many" and deed.object in other):
+        # Another fact with the same verb and a common noun could answer the question too.
+        is_unambiguous = all(other.verb.english != fact.verb.english or not _share(other, fact) for fact in context)
+        if is_unambiguous and not (asked == "how many" and deed.object in other):
             context.append(other)
 
     names: Names = {}
     sentences = []
     while context:
         fact = context.pop(draw.dice.below(len(context)))
-        sentence = _told(draw, draw.tell(fact), asked, names, is_asked=fact is deed)
+        sentence = _context_sentence(draw, draw.tell(fact), asked, names, is_asked=fact is deed)
         if sentence is None:
             return None
         sentences.append(sentence)
@@ -79,7 +80,7 @@ def reading(draw: Derivation) -> Question | None:
     answer, _, after = rest.partition(_CLOSE)
     if asked in ("when", "how many") and answer in before + after:  # another sentence has the same answer
         return None
-    question = _asked(draw, deed, asked, names)
+    question = _question(draw, deed, asked, names)
     return Question("", question.english, before + answer + after, (Answer(answer, len(before)),))
 
 
@@ -104,8 +105,16 @@ def _is_countable(noun: Noun | None) -> bool:
     return noun is not None and noun.form == "count" and bool(noun.counter)
 
 
-def _told(draw: Derivation, fact: Action, asked: str, names: Names, *, is_asked: bool) -> str | None:
-    """Returns the sentence that tells a fact, with the answer marked if `is_asked`; None if no place is left."""
+def _context_sentence(draw: Derivation, fact: Action, asked: str, names: Names, *, is_asked: bool) -> str | None:
+    """Returns a sentence of the context; None if no place is left.
+
+    Args:
+      draw: the derivation.
+      fact: the fact that the sentence tells.
+      asked: question word, such as "where"; the sentence must have such a part.
+      names: phrases of the nouns mentioned so far, to which those of this sentence are added.
+      is_asked: whether the question is about this fact; then the answer is marked.
+    """
     subject = names.setdefault(fact.subject, definite(fact.subject))
     slots: Slots = {"OBJECT": _object(draw, fact, names, is_counted=asked == "how many")}
     if fact.verb.places and (asked == "where" or draw.dice.chance(40)):
@@ -113,7 +122,8 @@ def _told(draw: Derivation, fact: Action, asked: str, names: Names, *, is_asked:
         if not places:  # all are used, and two sentences must not have the same answer
             return None
         place = draw.dice.choose(places)
-        slots["PLACE"], names[place] = draw.place(place), definite(place)
+        slots["PLACE"] = draw.place(place)
+        names[place] = definite(place)
     if asked == "when" or draw.dice.chance(40):
         slots["TIME"] = draw.time("past")
     if is_asked:
@@ -149,8 +159,8 @@ def _mark(pair: Pair, *, is_number: bool) -> Pair:
     return pair._replace(english=f"{_OPEN}{pair.english}{_CLOSE}")
 
 
-def _asked(draw: Derivation, deed: Action, asked: str, names: Names) -> Pair:
-    """Returns the question about a deed; it reveals no more than the context does."""
+def _question(draw: Derivation, deed: Action, asked: str, names: Names) -> Pair:
+    """Returns the question about a deed with the question word `asked`; it reveals no more than the context does."""
     noun, verb = deed.object, deed.verb
     assert noun is not None
     slots: Slots = {} if _ANSWERING[asked] == "OBJECT" else {"OBJECT": names[noun].marked(verb.particle)}
@@ -162,7 +172,8 @@ def _asked(draw: Derivation, deed: Action, asked: str, names: Names) -> Pair:
     elif asked == "what" and "people" in noun.tags:
         asked = "who"
     elif asked == "what" and "place" in noun.tags and " " in verb.english:  # where did she go, not "go to"
-        asked, verb = "where", dataclasses.replace(verb, english=verb.english.split()[0])
+        asked = "where"
+        verb = dataclasses.replace(verb, english=verb.english.split()[0])
     subject = names[deed.subject]
     predicate = draw.predicate(deed._replace(verb=verb), "past", subject.agreement, inverted=True)
     return rules.QUESTION(ASKED=Pair(asked, ""), SUBJECT=subject.topic(), **predicate, **slots)

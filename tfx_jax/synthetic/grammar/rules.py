@@ -1,4 +1,4 @@
-"""The grammar at a glance: every synchronous rule. Compare its two sides to see what becomes of the word order.
+"""The grammar at a glance: every synchronous rule. Compare its two sides to see how the word order changes.
 
 A slot is in capitals and stands for a phrase in both languages; Japanese particles that mark a phrase are part of it.
 """
@@ -21,10 +21,11 @@ class Rule:
     def __init__(self, english: str, japanese: str):
         self._english, self._japanese = english.split(), japanese.split()
         words = {*self._english, *self._japanese}
+        # Slots are empty by default, and other words stand for themselves in the language that has them.
         self._fillers = {word: NOTHING if word.isupper() else Pair(word, word) for word in words}
 
     def __call__(self, **slots: Pair) -> Pair:
-        """Fills the slots; one that is not given stays empty."""
+        """Returns the sentence or phrase with its slots filled; slots that are not given stay empty."""
         fillers = self._fillers | slots
         english = [fillers[word][0] for word in self._english]
         japanese = [fillers[word][1] for word in self._japanese]

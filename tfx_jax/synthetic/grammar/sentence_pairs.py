@@ -44,6 +44,7 @@ class GrammarPairs:
         check_request(split, size, "sentence")
         self._split: Split = split
         self._seed = seed
+        # Number of the draw of each sentence; outside training, draws that repeat a sentence are skipped.
         self._draws = range(size) if split == "train" else self._distinct_draws(size)
 
     def __len__(self) -> int:
@@ -67,6 +68,7 @@ class GrammarPairs:
         return list(map(spell, facts))
 
     def _derive(self, draw: int) -> tuple[Pair, Sequence[tuple[Any, ...]]]:
+        """Returns (sentence in both languages, facts that it tells) of a draw, numbered from 0."""
         derivation = Derivation(Dice(f"{self._seed}/{self._split}/{draw}"), world(self._split))
         construct = derivation.dice.choose(CONSTRUCTIONS)
         return construct(derivation), derivation.facts

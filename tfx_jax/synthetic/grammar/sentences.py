@@ -1,7 +1,6 @@
 """The constructions of the built-in grammar: all kinds of sentences that it generates.
 
-A construction samples facts, expresses them by phrases and fills the slots of a synchronous rule with these. The
-docstring of a construction shows examples of its sentences.
+A construction samples facts, expresses them by phrases and fills the slots of a synchronous rule with these.
 """
 
 import dataclasses
@@ -27,18 +26,20 @@ from tfx_jax.synthetic.grammar.rules import CLAUSE, NOTHING, STATEMENT
 Drawn = TypeVar("Drawn", bound=tuple[Any, ...])
 
 _SPEAKERS = select("i we")  # not used as subjects of questions
-_TOPICAL = [adjective for adjective in lexicon.ADJECTIVES if " が " in adjective.japanese]  # not after another が
+# Adjectives whose Japanese contains が, such as 背 が 高い; they are not used in clauses whose subject has が.
+_TOPICAL = [adjective for adjective in lexicon.ADJECTIVES if " が " in adjective.japanese]
 _THIRD_PERSONS = select("he she they")  # ambiguous in a second clause: they could refer to the subject of the first
 
-# What somebody does --------------------------------------------------------------------------------------------------
+# Actions -------------------------------------------------------------------------------------------------------------
 
 
 def statement(draw: Derivation) -> Pair:
-    """The girl saw a dog in the park yesterday."""
+    """Returns a sentence such as: The girl saw a dog in the park yesterday."""
     return STATEMENT(CLAUSE=_statement(draw, draw.fact(draw.world.actions)))
 
 
 def _statement(draw: Derivation, action: Action) -> Pair:
+    """Returns the clause of a statement about an action, with random tense, negation and circumstances."""
     negative = draw.dice.chance(15)
     tense = draw.tense(action, negative=negative)
     is_new = not negative and tense in ("past", "past progressive") and action.verb.aspect != "state"
@@ -47,18 +48,18 @@ def _statement(draw: Derivation, action: Action) -> Pair:
 
 
 def with_relative_subject(draw: Derivation) -> Pair:
-    """The girl who bought the book went to the park yesterday."""
+    """Returns a sentence such as: The girl who bought the book went to the park yesterday."""
     action = draw.fact(draw.world.actions)
     subject = draw.relative(action.subject, without=action.object)
     if subject is None:
         return STATEMENT(CLAUSE=_statement(draw, action))
     tense = draw.tense(action)
-    more = draw.circumstances(action, tense)
-    return STATEMENT(CLAUSE=draw.clause(action, tense, subject, more, rule=rules.CLAUSE_OF_LONG_SUBJECT))
+    circumstances = draw.circumstances(action, tense)
+    return STATEMENT(CLAUSE=draw.clause(action, tense, subject, circumstances, rule=rules.CLAUSE_OF_LONG_SUBJECT))
 
 
 def with_relative_object(draw: Derivation) -> Pair:
-    """The teacher read the letter that the girl wrote."""
+    """Returns a sentence such as: The teacher read the letter that the girl wrote."""
     action = draw.fact(draw.world.handlings)
     assert action.object is not None
     thing = draw.relative(action.object, without=action.subject)
@@ -67,25 +68,26 @@ def with_relative_object(draw: Derivation) -> Pair:
     negative = draw.dice.chance(15)
     tense = draw.tense(action, negative=negative)
     subject = draw.noun_phrase(action.subject)
-    more = {"OBJECT": thing.marked(action.verb.particle)}
-    return STATEMENT(CLAUSE=draw.clause(action, tense, subject, more, negative=negative))
+    extra_slots = {"OBJECT": thing.marked(action.verb.particle)}
+    return STATEMENT(CLAUSE=draw.clause(action, tense, subject, extra_slots, negative=negative))
 
 
 def question(draw: Derivation) -> Pair:
-    """Did the girl see a dog in the park yesterday?"""
+    """Returns a sentence such as: Did the girl see a dog in the park yesterday?"""
     action = draw.fact(draw.world.actions, without=_SPEAKERS)
     tense = draw.tense(action, is_question=True)
     return _question(draw, action, tense, OBJECT=draw.object(action), **draw.circumstances(action, tense))
 
 
 def _question(draw: Derivation, action: Action, tense: Tense, **slots: Pair) -> Pair:
+    """Returns a question with an auxiliary before the subject; `slots` are further slots of `rules.QUESTION`."""
     subject = draw.noun_phrase(action.subject)
     predicate = draw.predicate(action, tense, subject.agreement, inverted=True)
     return rules.QUESTION(SUBJECT=subject.topic(), **predicate, **slots)
 
 
 def who(draw: Derivation) -> Pair:
-    """Who saw a dog in the park yesterday?"""
+    """Returns a sentence such as: Who saw a dog in the park yesterday?"""
     action = draw.fact(draw.world.inquiries_about_subject)
     tense = draw.tense(action, is_question=True)
     somebody = NounPhrase("who", NOUNS["who"].japanese, is_known=False)
@@ -93,7 +95,7 @@ def who(draw: Derivation) -> Pair:
 
 
 def what(draw: Derivation) -> Pair:
-    """What did the girl see? Where did she go?"""
+    """Returns a sentence such as: What did the girl see? Where did she go?"""
     action = draw.fact(draw.world.inquiries_about_object, without=_SPEAKERS)
     asked, verb = action.object, action.verb
     assert asked is not None
@@ -105,7 +107,7 @@ def what(draw: Derivation) -> Pair:
 
 
 def where_or_when(draw: Derivation) -> Pair:
-    """Where did the girl see the dog? When did she see it?"""
+    """Returns a sentence such as: Where did the girl see the dog? When did she see it?"""
     action = draw.fact(draw.world.events, without=_SPEAKERS)
     tense = "past" if action.verb.aspect in ("accident", "reaction") or draw.dice.chance(60) else "future"
     thing = draw.object(action, is_new=False)
@@ -115,7 +117,7 @@ def where_or_when(draw: Derivation) -> Pair:
 
 
 def how_many(draw: Derivation) -> Pair:
-    """How many dogs did the girl see? How many cups of tea did she drink?"""
+    """Returns a sentence such as: How many dogs did the girl see? How many cups of tea did she drink?"""
     action = draw.fact(draw.world.countable, without=_SPEAKERS)
     noun = action.object
     assert noun is not None
@@ -125,7 +127,7 @@ def how_many(draw: Derivation) -> Pair:
 
 
 def request(draw: Derivation) -> Pair:
-    """Please open the window. Please do not open the window."""
+    """Returns a sentence such as: Please open the window. Please do not open the window."""
     action = draw.fact(draw.world.requested)
     negative = draw.dice.chance(30)
     slots = draw.predicate(action, "present", "plural")
@@ -138,7 +140,7 @@ def request(draw: Derivation) -> Pair:
 
 
 def and_(draw: Derivation) -> Pair:
-    """The girl went to the park and ate an apple."""
+    """Returns a sentence such as: The girl went to the park and ate an apple."""
     trip = draw.fact(draw.world.trips)
     subject = draw.noun_phrase(trip.subject)
     predicate = draw.predicate(trip, "past", subject.agreement)
@@ -149,7 +151,7 @@ def and_(draw: Derivation) -> Pair:
 
 
 def but(draw: Derivation) -> Pair:
-    """The girl ate an apple, but the boy ate a cake."""
+    """Returns a sentence such as: The girl ate an apple, but the boy ate a cake."""
     action = draw.fact(draw.world.actions)
     other = draw.dice.choose(draw.world.actions[action.verb])
     is_contrast = other.subject is not action.subject and other.object is not action.object
@@ -163,7 +165,7 @@ def but(draw: Derivation) -> Pair:
 
 
 def when(draw: Derivation) -> Pair:
-    """The girl was reading a book when the boy opened the door."""
+    """Returns a sentence such as: The girl was reading a book when the boy opened the door."""
     action = draw.fact(draw.world.activities)
     event = draw.fact(draw.world.incidents, without=[action.subject, *_THIRD_PERSONS])
     subject, other = draw.noun_phrase(action.subject), draw.noun_phrase(event.subject)
@@ -175,7 +177,10 @@ def when(draw: Derivation) -> Pair:
 
 
 def because(draw: Derivation) -> Pair:
-    """The girl slept because she was tired. The boy did not go to school because it was snowing."""
+    """Returns a sentence such as: The girl slept because she was tired.
+
+    Also: The boy did not go to school because it was snowing.
+    """
     action = draw.fact(draw.world.motivated)
     negative = action.verb.english in lexicon.EXCUSES
     reason = draw.dice.choose((lexicon.EXCUSES if negative else lexicon.REASONS)[action.verb.english].split())
@@ -191,6 +196,7 @@ def because(draw: Derivation) -> Pair:
 
 
 def _pronoun(noun: Noun, phrase: NounPhrase) -> str:
+    """Returns the English pronoun that refers to a noun phrase."""
     if noun.form == "pronoun":
         return noun.english
     if phrase.agreement == "plural":
@@ -199,7 +205,7 @@ def _pronoun(noun: Noun, phrase: NounPhrase) -> str:
 
 
 def think(draw: Derivation) -> Pair:
-    """My mother thinks that the dog is big."""
+    """Returns a sentence such as: My mother thinks that the dog is big."""
     quality = draw.fact(draw.world.qualities, without=_TOPICAL)
     thinkers = select("he she kin name" if quality.noun.english in ("i", "we") else "i kin name")
     thinker = draw.noun_phrase(draw.dice.choose([noun for noun in thinkers if noun is not quality.noun]))
@@ -213,18 +219,21 @@ def think(draw: Derivation) -> Pair:
     return rules.THINK(SUBJECT=thinker.topic(), THINK=thinks, CLAUSE=thought)
 
 
-# What something is ---------------------------------------------------------------------------------------------------
+# Qualities, professions, comparisons ---------------------------------------------------------------------------------
 
 
 def quality(draw: Derivation) -> Pair:
-    """The dog is very big. The book that the girl bought was not interesting. Is the dog big?"""
+    """Returns a sentence such as: The dog is very big. The book that the girl bought was not interesting.
+
+    Also: Is the dog big?
+    """
     noun, adjective = draw.fact(draw.world.qualities)
     subject = (draw.relative(noun) if draw.dice.chance(25) else None) or draw.noun_phrase(noun, is_plain=True)
     return _being(draw, subject, adjective.english, adjective.japanese, is_gradable=bool(adjective.comparative))
 
 
 def profession(draw: Derivation) -> Pair:
-    """My mother is a doctor. We were not teachers. Is your father a pilot?"""
+    """Returns a sentence such as: My mother is a doctor. We were not teachers. Is your father a pilot?"""
     fact = draw.fact(draw.world.professions)
     subject = draw.noun_phrase(fact.noun, is_plain=True)
     is_plural = subject.agreement == "plural" and fact.noun.english != "you"
@@ -233,7 +242,15 @@ def profession(draw: Derivation) -> Pair:
 
 
 def _being(draw: Derivation, subject: NounPhrase, english: str, japanese: str, *, is_gradable: bool = False) -> Pair:
-    """Returns a statement or question about what the subject is; `japanese` is a predicate's dictionary form."""
+    """Returns a statement or question with "be", such as "the dog is very big".
+
+    Args:
+      draw: the derivation.
+      subject: phrase of the subject.
+      english: English complement.
+      japanese: dictionary form of the Japanese predicate.
+      is_gradable: whether "very" may precede the complement.
+    """
     tense = "past" if draw.dice.chance(30) else "present"
     verb = be(tense, subject.agreement)
     if draw.dice.chance(20) and subject.english not in ("i", "we"):
@@ -253,7 +270,7 @@ def _being(draw: Derivation, subject: NounPhrase, english: str, japanese: str, *
 
 
 def comparison(draw: Derivation) -> Pair:
-    """The dog is bigger than the cat."""
+    """Returns a sentence such as: The dog is bigger than the cat."""
     fact = draw.fact(draw.world.comparisons)
     subject, other = (
         draw.noun_phrase(fact.noun, is_plain=True),
@@ -266,11 +283,14 @@ def comparison(draw: Derivation) -> Pair:
     )
 
 
-# Where something is --------------------------------------------------------------------------------------------------
+# Positions -----------------------------------------------------------------------------------------------------------
 
 
 def there_is(draw: Derivation) -> Pair:
-    """There are three books on the table. How many dogs are there in the garden? My bag is under the desk."""
+    """Returns a sentence such as: There are three books on the table. How many dogs are there in the garden?
+
+    Also: My bag is under the desk.
+    """
     fact = draw.fact(draw.world.positions)
     noun = fact.noun
     landmark = draw.mention(fact.landmark, the(fact.landmark))
@@ -284,7 +304,7 @@ def there_is(draw: Derivation) -> Pair:
     def being(agreement: str, *, negative: bool = False) -> Pair:
         return Pair(be(tense, agreement), inflect(exists, tense, negative=negative))
 
-    kind = draw.dice.below(10)
+    kind = draw.dice.below(10)  # 0 to 2: located, 3: "no", 4: "how many", 5: question, otherwise "there is"
     if kind < 3:
         subject = draw.noun_phrase(noun)
         return rules.LOCATED(SUBJECT=subject.topic(), BE=being(subject.agreement), PLACE=place)
@@ -304,40 +324,42 @@ def there_is(draw: Derivation) -> Pair:
 
 
 def price(draw: Derivation) -> Pair:
-    """These shoes cost three thousand two hundred yen."""
+    """Returns a sentence such as: These shoes cost three thousand two hundred yen."""
     goods = select("garment text plate pen umbrella knife flower ticket watch bag cake")
-    noun, _, amount = _owned(draw, lambda: (draw.dice.choose(goods), "cost", 100 + draw.dice.below(9900)))
+    noun, _, amount = _sample_owned(draw, lambda: (draw.dice.choose(goods), "cost", 100 + draw.dice.below(9900)))
     subject = draw.noun_phrase(noun)
     _, costs = verb_group("cost", "cost", "present", subject.agreement)
     return rules.COST(SUBJECT=subject.topic(), COST=Pair(costs, ""), AMOUNT=_number(amount))
 
 
 def age(draw: Derivation) -> Pair:
-    """My grandfather is seventy two years old."""
+    """Returns a sentence such as: My grandfather is seventy two years old."""
 
     def propose() -> tuple[Noun, str, int]:
         nouns, youngest, oldest = draw.dice.choose(lexicon.AGES)
         return draw.dice.choose(select(nouns)), "age", youngest + draw.dice.below(oldest - youngest + 1)
 
-    noun, _, years = _owned(draw, propose)
+    noun, _, years = _sample_owned(draw, propose)
     subject = draw.noun_phrase(noun, is_plain=True)
     return rules.AGE(SUBJECT=subject.topic(), BE=Pair(be("present", subject.agreement), ""), AGE=_number(years))
 
 
 def birthday(draw: Derivation) -> Pair:
-    """My father's birthday is may 3."""
-    owner, _, date = _owned(draw, lambda: (draw.dice.choose(select("pronoun name kin")), "birthday", draw.date()))
+    """Returns a sentence such as: My father's birthday is may 3."""
+    owner, _, date = _sample_owned(
+        draw, lambda: (draw.dice.choose(select("pronoun name kin")), "birthday", draw.date())
+    )
     return rules.BIRTHDAY(OWNER=possessive(owner), DATE=date)
 
 
 def schedule(draw: Derivation) -> Pair:
-    """The meeting starts at nine thirty."""
+    """Returns a sentence such as: The meeting starts at nine thirty."""
 
     def propose() -> tuple[Noun, Verb, Pair]:
         verb = draw.dice.choose(lexicon.SCHEDULED_VERBS)
         return draw.dice.choose(select(verb.subjects)), verb, draw.clock()
 
-    noun, verb, clock = _owned(draw, propose)
+    noun, verb, clock = _sample_owned(draw, propose)
     action = Action(noun, verb, None)
     tense, day = draw.dice.choose(lexicon.SCHEDULED_DAYS)
     time = Pair(f"at {clock.english} {day.english}".rstrip(), f"{day.japanese} {clock.japanese} に".lstrip())
@@ -348,14 +370,17 @@ def _number(number: int) -> Pair:
     return Pair(english_number(number), japanese_number(number))
 
 
-def _owned(draw: Derivation, propose: Callable[[], Drawn]) -> Drawn:
-    """Samples facts until the split owns one; for facts with a number, which are too many to list."""
+def _sample_owned(draw: Derivation, propose: Callable[[], Drawn]) -> Drawn:
+    """Returns a fact that belongs to the split: calls `propose`, which returns random facts, until one does.
+
+    For facts with a number or time, which are too many to list.
+    """
     while not draw.world.owns(fact := propose()):
         pass
     return draw.tell(fact)
 
 
-CONSTRUCTIONS: tuple[Callable[[Derivation], Pair], ...] = (  # each as often as it is listed
+CONSTRUCTIONS: tuple[Callable[[Derivation], Pair], ...] = (  # repetitions make a construction more likely
     *(statement,) * 21,
     *(with_relative_subject,) * 7,
     *(with_relative_object,) * 8,
