@@ -60,6 +60,13 @@ def test_pre_norm_residual_normalizes_the_branch():
     np.testing.assert_allclose(out, x + 3 * normalized + 1, atol=1e-5)
 
 
+def test_scaled_residual_multiplies_the_branch_and_never_x():
+    x = normal(0, B, T, D)
+    residual = functools.partial(Residual, D, pre_norm=True, output_norm=True, scale=0.22)
+    out, branch = jitted(lambda x: (residual()(lambda x: (x**2, None), x)[0], LayerNorm(D)(LayerNorm(D)(x) ** 2)))(x)
+    np.testing.assert_allclose(out, x + np.float32(0.22) * branch, atol=1e-5)
+
+
 @pytest.mark.parametrize("pre_norm", [False, True])
 def test_residual_hands_the_extra_of_its_sublayer_through(pre_norm):
     extras = []

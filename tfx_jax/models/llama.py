@@ -1,4 +1,6 @@
-"""Llama, and the decoders that differ from it by options: Mistral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss.
+"""Llama, and the decoders that differ from it by options.
+
+These are Mistral, Mixtral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss and Granite.
 
 A layer is x = x + attention(norm(x)), then x = x + feed_forward(norm(x)), with rotary positions, grouped queries, RMS
 norms and a gated feed-forward network or a mixture of such networks. `tfx_jax.models.hf.load` reads Hugging Face
@@ -60,7 +62,9 @@ class LlamaConfig:
     attention_scale: float | None = None  # of the attention logits; None: 1 / sqrt(d_k)
     attention_soft_cap: float | None = None  # bounds the attention logits: 50 in Gemma 2
     logits_soft_cap: float | None = None  # bounds the logits of tokens: 30 in Gemma 2
-    embedding_scale: float = 1.0  # multiplies embeddings: sqrt(d_model) in Gemma
+    logits_divisor: float = 1.0  # divides the logits of tokens, above 0: 16 in Granite
+    embedding_scale: float = 1.0  # multiplies embeddings: sqrt(d_model) in Gemma, 12 in Granite
+    residual_scale: float = 1.0  # multiplies what each branch adds: 0.22 in Granite
     is_tied: bool = False  # whether the output layer is the embedding
     rotary: RotaryConfig = dataclasses.field(default_factory=RotaryConfig)
     window_rotary_base: float | None = None  # rotary base of layers with window attention; None: as the others
@@ -97,6 +101,8 @@ class LlamaConfig:
             )
         if round(self.rotary.fraction * self.head_size / 2) < 1:
             raise ValueError(f"rotary.fraction={self.rotary.fraction} leaves no feature of {self.head_size} to rotate")
+        if self.logits_divisor <= 0:
+            raise ValueError(f"logits_divisor must be above 0, got {self.logits_divisor}")
         self.experts.validate()
         try:
             self.rotary.validate()
@@ -138,6 +144,7 @@ class Llama(LanguageModel):
             pre_norm=True,
             input_norm=c.norms != "output",
             output_norm=c.norms != "pre",
+            scale=c.residual_scale,
             epsilon=c.norm_epsilon,
             make_norm=make_norm,
         )
@@ -221,8 +228,9 @@ class Llama(LanguageModel):
         return self.embedding if self.output_embedding is None else self.output_embedding
 
     def logits_of(self, products: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
-        cap = self.config.logits_soft_cap
-        return products if cap is None else cap * jnp.tanh(products / cap)
+        cap, divisor = self.config.logits_soft_cap, self.config.logits_divisor
+        logits = products if divisor == 1.0 else products / divisor
+        return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 _INIT_STDDEV = 0.02

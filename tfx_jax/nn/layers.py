@@ -20,7 +20,8 @@ class Residual(nnx.Module):
 
     Post-norm, the paper's: norm(x + f(x)). Pre-norm (Xiong et al., 2020): x + f(norm(x)), which trains without warm-up
     and needs another norm after the last layer. `output_norm` also normalizes the output of f:
-    x + output_norm(f(norm(x))) as in Gemma 2, or, without `input_norm`, x + output_norm(f(x)) as in OLMo 2.
+    x + output_norm(f(norm(x))) as in Gemma 2, or, without `input_norm`, x + output_norm(f(x)) as in OLMo 2. `scale`
+    multiplies what is added to x: x + scale * f(norm(x)) as in Granite.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Residual(nnx.Module):
         pre_norm: bool = False,
         input_norm: bool = True,
         output_norm: bool = False,
+        scale: float = 1.0,
         epsilon: float = 1e-6,
         make_norm: Callable[..., nnx.Module] = LayerNorm,
         param_dtype: DTypeLike = jnp.float32,
@@ -43,6 +45,7 @@ class Residual(nnx.Module):
           pre_norm: whether the norm is before the sublayer instead of after the sum.
           input_norm: with `pre_norm`, whether there is a norm before the sublayer.
           output_norm: whether the output of the sublayer is normalized.
+          scale: multiplies what is added to the input of the sublayer.
           epsilon: epsilon of the norms.
           make_norm: makes a norm, such as `LayerNorm`.
           param_dtype: dtype of the norms' parameters.
@@ -52,6 +55,7 @@ class Residual(nnx.Module):
         self.output_norm = make() if output_norm else None
         self.dropout_rate = dropout_rate
         self.pre_norm = pre_norm
+        self.scale = scale
 
     def __call__(
         self,
@@ -62,7 +66,8 @@ class Residual(nnx.Module):
         """Applies `y, extra = sublayer(x)` with residual connection, dropout and norms; returns the sum and `extra`."""
         y, extra = sublayer(self.norm(x) if self.pre_norm and self.norm is not None else x)
         y = y if self.output_norm is None else self.output_norm(y)
-        x = x + drop(y, self.dropout_rate, rngs)
+        y = drop(y, self.dropout_rate, rngs)
+        x = x + (y if self.scale == 1.0 else self.scale * y)
         return (x if self.pre_norm or self.norm is None else self.norm(x)), extra
 
 

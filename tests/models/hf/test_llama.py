@@ -1,14 +1,24 @@
 """Llama and its relatives against transformers, with random weights."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from tests.models.hf.folders import padded_on, redrawn
-from tests.nn.programs import jitted, started
+from tests.models.hf.folders import (
+    assert_comes_back,
+    assert_refused,
+    assert_same,
+    change_config,
+    padded_on,
+    redrawn,
+)
+from tests.nn.programs import draw, jitted, started
 from tfx_jax.functional import greedy_search
-from tfx_jax.models import hf
+from tfx_jax.models import Llama, LlamaConfig, hf
 from tfx_jax.models.hf.llama import ARCHITECTURES
 
 torch = pytest.importorskip("torch")
@@ -42,6 +52,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 GPT_OSS = {**YARN, "beta_fast": 4.0, "beta_slow": 1.0, "truncate": False}
 MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+GRANITE = {"embedding_multiplier": 12, "attention_multiplier": 0.7, "residual_multiplier": 0.22, "logits_scaling": 1.5}
 # Names of architectures without "ForCausalLM", and what differs from SIZES.
 FOLDERS = {
     "Llama": {},
@@ -67,6 +78,8 @@ FOLDERS = {
     "Qwen3Moe every second": {**MOE, "decoder_sparse_step": 2, "norm_topk_prob": True},
     "GptOss": {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 4, "sliding_window": 4},
     "GptOss yarn": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": GPT_OSS, "swiglu_limit": 0.5},
+    "Granite": GRANITE,
+    "Granite without multipliers": {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
 }
 
 
@@ -129,6 +142,34 @@ def test_what_we_save_they_load(theirs, ours, tmp_path):
         assert all(torch.equal(tensors[name], want[name]) for name in want)
     want = logits_of(theirs)  # ours come back without "eager", which rounds otherwise
     np.testing.assert_allclose(logits_of(again), want, atol=1e-5 * np.abs(want).max())
+
+
+def test_a_granite_comes_back_bit_for_bit(tmp_path):
+    """With the scale of the attention logits that a model has which does not name one."""
+    config = LlamaConfig(
+        V, 64, 2, 32, 4, num_kv_heads=2, d_ff=48, embedding_scale=12.0, residual_scale=0.22, logits_divisor=3.0
+    )
+    model = draw(lambda: Llama(config, rngs=nnx.Rngs(0)))
+    hf.save(model, tmp_path)
+    again = hf.load(tmp_path)
+    assert again.config == dataclasses.replace(config, attention_scale=8**-0.5)
+    assert_comes_back(again, tmp_path)
+    assert_same(again, model)
+
+
+@pytest.mark.parametrize("divisor", [0, -1.0])
+def test_logits_are_not_divided_by_zero(tmp_path, divisor):
+    net = transformers.GraniteForCausalLM(transformers.GraniteConfig(**SIZES | GRANITE))
+    net.save_pretrained(tmp_path)
+    change_config(tmp_path, logits_scaling=divisor)
+    assert_refused(tmp_path, r"config.json: logits_divisor must be above 0, got")
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 1e-200])
+def test_a_scale_that_has_no_inverse_square_is_saved(tmp_path, multiplier):
+    """Gemma's folders have the inverse square of the scale."""
+    config = LlamaConfig(V, 64, 1, 32, 4, num_kv_heads=2, d_ff=48, attention_scale=multiplier)
+    assert_comes_back(draw(lambda: Llama(config, rngs=nnx.Rngs(0))), tmp_path)
 
 
 def test_every_architecture_is_compared():

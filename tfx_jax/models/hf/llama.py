@@ -1,4 +1,7 @@
-"""Llama and its relatives in Hugging Face folders: Mistral, Mixtral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss."""
+"""Llama and its relatives in Hugging Face folders.
+
+These are Mistral, Mixtral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss and Granite.
+"""
 
 import dataclasses
 import math
@@ -27,6 +30,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "MixtralForCausalLM": {},
     "Qwen3MoeForCausalLM": {"qk_norm": "head"},
     "GptOssForCausalLM": {"use_sinks": True, "use_ff_bias": True, "ff_gate_offset": 1.0, "activation": "quick_gelu"},
+    "GraniteForCausalLM": {},
 }
 MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -42,16 +46,25 @@ MODEL_TYPES = {
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "granite": "GraniteForCausalLM",
 }
 IGNORED = (r"lm_head\.weight", r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 COPIES = ((r"lm_head\.weight", "model.embed_tokens.weight"),)
-_WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM")
+_WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM", "GraniteForCausalLM")
 # Every layer has the window if "layer_types" is absent.
 _WITHOUT_LAYER_TYPES = ("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
 _PAD_IDS = {"Phi3ForCausalLM": 32_000, "SmolLM3ForCausalLM": 128_004}  # defaults of transformers
 # Architectures with mixtures of experts.
 _SPARSE = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM")
-_GEMMAS = ("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM")
+_LATER_GEMMAS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
+_GEMMAS = ("GemmaForCausalLM", *_LATER_GEMMAS)
+# Our names of Granite's multipliers, each 1 by default.
+_MULTIPLIERS = {
+    "embedding_scale": "embedding_multiplier",
+    "attention_scale": "attention_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logits_divisor": "logits_scaling",
+}
 # Our names of rotary scalings by their names in config.json.
 _SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 
@@ -77,10 +90,12 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
         options |= {"use_qkv_bias": has_bias, "use_out_bias": has_bias}
     if is_gemma:
         options["embedding_scale"] = math.sqrt(d_model)
-    if architecture in ("Gemma2ForCausalLM", "Gemma3ForCausalLM"):
+    if architecture in _LATER_GEMMAS:
         options["attention_scale"] = float(fields.get("query_pre_attn_scalar", 256)) ** -0.5
         options["attention_soft_cap"] = fields.optional("attn_logit_softcapping", float)
         options["logits_soft_cap"] = fields.optional("final_logit_softcapping", float)
+    if architecture == "GraniteForCausalLM":
+        options |= {ours: float(fields.get(theirs, 1.0)) for ours, theirs in _MULTIPLIERS.items()}
     if architecture == "SmolLM3ForCausalLM":
         options["no_rotary_every"] = _no_rotary_every(fields, num_layers)
     if architecture == "GptOssForCausalLM":
@@ -237,7 +252,10 @@ def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
         "attention_bias": config.use_out_bias,
         "rope_parameters": _rope_parameters(config),
     }
-    if config.attention_scale is not None:
+    if architecture == "GraniteForCausalLM":
+        scaled = dataclasses.replace(config, attention_scale=_attention_scale(config))
+        values |= {theirs: getattr(scaled, ours) for ours, theirs in _MULTIPLIERS.items()}
+    if architecture in _LATER_GEMMAS and config.attention_scale is not None:
         values["query_pre_attn_scalar"] = round(config.attention_scale**-2)
     values |= {"attn_logit_softcapping": config.attention_soft_cap, "final_logit_softcapping": config.logits_soft_cap}
     if config.vocab_size <= _PAD_IDS.get(architecture, 0):
@@ -297,9 +315,13 @@ def fits(architecture: str, config: LlamaConfig) -> bool:
     """Returns whether a folder can express a configuration: writing and then reading it gives an equal one."""
     try:
         fields = Fields(write_config(architecture, config), architecture)
-        return read_config(architecture, fields) == _normalized(config)
-    except (UserError, ValueError, KeyError):
+        return _normalized(read_config(architecture, fields)) == _normalized(config)
+    except (UserError, ValueError, KeyError, ArithmeticError):
         return False
+
+
+def _attention_scale(config: LlamaConfig) -> float:
+    return config.head_size**-0.5 if config.attention_scale is None else config.attention_scale
 
 
 def _normalized(config: LlamaConfig) -> LlamaConfig:
@@ -322,6 +344,7 @@ def _normalized(config: LlamaConfig) -> LlamaConfig:
         experts=experts,
         num_kv_heads=config.num_kv_heads or config.num_heads,
         d_k=None if config.head_size * config.num_heads == config.d_model else config.d_k,
+        attention_scale=_attention_scale(config),
         dropout_rate=0.0,
         dtype="float32",
         remat="none",
