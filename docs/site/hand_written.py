@@ -38,7 +38,7 @@ def convert(text: str, file: str) -> str:
     end = 0
     for match in re.finditer(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL):
         # The tests read the name of a file after the language of a block; the site shows it as a caption.
-        block = re.sub(r"^```(text|json) (\\S+)\\n", r"```{code-block} \1\n:caption: \2\n\n", match[0])
+        block = re.sub(r"^```(text|json) (\S+)\n", r"```{code-block} \1\n:caption: \2\n\n", match[0])
         parts += [_prose(text[end : match.start()], file), block]
         end = match.end()
     return "".join([*parts, _prose(text[end:], file)])

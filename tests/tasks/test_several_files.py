@@ -3,6 +3,7 @@
 import pytest
 
 from tfx_jax.errors import UserError
+from tfx_jax.tasks.text.classification import LabeledData
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.text.translation import PairData
 
@@ -59,3 +60,71 @@ def test_texts_follow_each_other_and_the_last_gives_its_end_for_validation(folde
     data = TextData(dataset="files", data_dir=folder, train_file="a.en,a.de", validation_share=0.5)
     assert list(data.load("train")) == ["one\ntwo\n", "e"]
     assert list(data.load("validation")) == ["ins\nzwei\n"]
+
+
+@pytest.fixture
+def tables(folder):
+    """Two Parquet files beside the texts."""
+    arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    for name, texts in {"a.parquet": ["one\r\n\r\ntwo", "", "three"], "b.parquet": ["four"]}.items():
+        parquet.write_table(arrow.table({"text": texts, "id": range(len(texts))}), f"{folder}/{name}")
+    return folder
+
+
+def documents_of(folder, split="train", **fields):
+    texts = TextData(dataset="files", data_dir=folder, **fields).load(split)
+    return ["".join(document) for document in texts.by_document()]
+
+
+@pytest.mark.parametrize("kind", ["file", "lines"])
+def test_each_row_of_a_parquet_file_is_a_document(tables, kind):
+    fields = {"train_file": "*.parquet", "documents": kind}
+    rows = ["one\n\ntwo", "", "three", "four"]
+    assert documents_of(tables, **fields) == rows
+    assert documents_of(tables, validation_share=0.5, **fields) == rows[:2]
+    assert documents_of(tables, "validation", validation_share=0.5, **fields) == rows[2:]
+
+
+def test_rows_and_lines_follow_each_other(tables):
+    found = documents_of(tables, train_file="b.parquet,a.en", documents="lines")
+    assert found == ["four", "one", "two"]
+
+
+def test_a_long_row_comes_in_pieces(tables):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    text = "a long text " * 20_000
+    parquet.write_table(arrow.table({"body": [text]}), f"{tables}/long.parquet")
+    data = TextData(dataset="files", data_dir=tables, train_file="long.parquet", text_column="body")
+    pieces = list(data.load("train"))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) < 140_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"train_file": "a.parquet,a.en"},
+            r"train_file names \.parquet files and files of text: .*documents=\"lines\"",
+        ),
+        (
+            {"train_file": "a.parquet", "documents": "articles"},
+            r"documents=\"articles\" is for the text of WikiText, but",
+        ),
+        (
+            {"train_file": "a.parquet", "text_column": "body"},
+            r"a\.parquet: 0 columns named 'body'; there are text, id$",
+        ),
+        ({"train_file": "a.parquet", "text_column": "id"}, r"a\.parquet: the column 'id' must be text, got int64$"),
+    ],
+)
+def test_mistakes_with_parquet_files(tables, fields, message):
+    with pytest.raises(UserError, match=message) as caught:
+        documents_of(tables, **fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_of_a_parquet_file(tables):
+    data = LabeledData(dataset="files", data_dir=tables, train_file="b.parquet", first_column="text", label_column="id")
+    assert data.load("train") == [("four", "0")]

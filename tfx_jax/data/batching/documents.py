@@ -79,7 +79,7 @@ def read_pieces(path: epath.PathLike, begin: int, end: int) -> Iterator[str]:
     Raises:
       UserError: while iterating, if the file is missing, empty, not UTF-8 or a damaged `.gz`.
     """
-    return _cut(_characters(path, begin, end))
+    return cut_pieces(_characters(path, begin, end))
 
 
 def document_lines(texts: TextDocuments) -> Iterator[str]:
@@ -112,8 +112,8 @@ def _texts(path: epath.PathLike) -> Iterator[str]:
     yield rest
 
 
-def _cut(parts: Iterable[str]) -> Iterator[str]:
-    """Yields the text of `parts` in pieces of at least `_PIECE` characters, cut at `_CUT`."""
+def cut_pieces(parts: Iterable[str]) -> Iterator[str]:
+    """Yields the text of `parts` in pieces of at least 65,536 characters, cut where tokens begin."""
     rest = ""
     for part in parts:
         text, begin = rest + part, 0

@@ -1,4 +1,4 @@
-"""Reader of tables with named columns: TSV and CSV with a header line, and JSON lines."""
+"""Reader of tables with named columns: TSV and CSV with a header line, JSON lines, and Parquet."""
 
 import csv
 import io
@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from etils import epath
 
 from tfx_jax.data.sources.lines import is_blank, read_lines
+from tfx_jax.data.sources.parquet import is_parquet, read_parquet
 from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json
 
 
 def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Reads columns of a UTF-8 file, plain or `.gz`: `.csv` with quotes as in RFC 4180, `.jsonl`, otherwise TSV.
+    """Reads columns of a `.parquet`, or of UTF-8, plain or `.gz`: `.csv` (RFC 4180), `.jsonl`, otherwise TSV.
 
     Args:
       path: path of the file.
@@ -22,16 +23,17 @@ def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[s
 
     Yields:
       (location for messages, values in the order of `names`) of each row. White space around values is removed. In
-      JSON, numbers, true and false become their JSON text.
+      JSON and Parquet, numbers, true and false become their JSON text.
 
     Raises:
       UserError: if the file cannot be read, is empty or not UTF-8, a column is missing or named twice, or a row has
-        another number of columns or a blank value.
+        another number of columns or a blank value; and as for `tfx_jax.data.sources.parquet.read_parquet`.
     """
     kind = str(path).removesuffix(".gz").rpartition(".")[2].lower()
-    rows = {"csv": _csv, "jsonl": _json_lines}.get(kind, _tsv)(path, names)
-    for number, values in rows:
-        where = f"{path}, line {number}"
+    read = read_parquet if is_parquet(path) else {"csv": _csv, "jsonl": _json_lines}.get(kind, _tsv)
+    unit = "row" if is_parquet(path) else "line"
+    for number, values in read(path, names):
+        where = f"{path}, {unit} {number}"
         for name, value in zip(names, values, strict=True):
             if is_blank(value):
                 raise UserError(f"{where}: the column {name!r} is blank")

@@ -60,7 +60,7 @@ class LabeledData(FileData):
     )  # grammar: built-in texts; grammar_pairs: pairs of them
     # files: folder of the files below; each field may list several, as "a.txt,b.txt" or "part-*.txt" (sorted)
     data_dir: str = ""
-    # files: lines of label, TAB, text; or, with the column names below, TSV, .csv or .jsonl.
+    # files: lines of label, TAB, text; or, with the column names below, TSV, .csv, .jsonl or .parquet.
     train_file: str = ""
     validation_file: str = ""
     test_file: str = ""

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from etils import epath
 
-from tfx_jax.data.batching.documents import TextDocuments, count_characters, read_pieces
+from tfx_jax.data.batching.documents import TextDocuments, count_characters, cut_pieces, read_pieces
 from tfx_jax.data.sources.lines import read_lines
+from tfx_jax.data.sources.parquet import is_parquet, read_parquet
 from tfx_jax.data.sources.splits import Split
 from tfx_jax.data.sources.wikitext import read_articles
 from tfx_jax.errors import UserError
@@ -28,15 +29,16 @@ class TextData(FileData):
     dataset: str = one_of(("grammar", "files"), "grammar")  # grammar: built-in text
     # files: folder of the files below; each field may list several, as "a.txt,b.txt" or "part-*.txt" (sorted)
     data_dir: str = ""
-    train_file: str = ""  # files: UTF-8 text, plain or .gz
+    train_file: str = ""  # files: UTF-8 text, plain or .gz; or .parquet, of which each row is a document
     validation_file: str = ""
     test_file: str = ""
     validation_share: float = fraction(
         0.0
     )  # without validation_file: fraction at the end of the training text used for validation
     # A document is a whole "file" (for BERT, the text between empty lines of it), each of its "lines" or, in WikiText,
-    # each of its "articles".
+    # each of its "articles". Of a .parquet file it is a row, with "file" and "lines" alike.
     documents: str = one_of(("file", "lines", "articles"), "file")
+    text_column: str = "text"  # of a .parquet file: the column of the documents
     tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
     max_length: int = at_least(1, 256)  # tokens of an example
     tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
@@ -81,13 +83,24 @@ class TextData(FileData):
         Everything is read once here, so that unreadable data is an error before training.
         """
         paths = split_paths(self, split)
-        if self.documents == "file":
+        num_tables = sum(map(is_parquet, paths))
+        if num_tables and self.documents == "articles":
+            raise UserError(
+                'config.task.data.documents="articles" is for the text of WikiText, but each row of a .parquet file is '
+                'a document: set documents="lines"'
+            )
+        if self.documents == "file" and 0 < num_tables < len(paths):
+            raise UserError(
+                f"config.task.data.{split}_file names .parquet files and files of text: name files of one kind, or set "
+                'documents="lines", so that each row and each line is a document'
+            )
+        if self.documents == "file" and not num_tables:
             sizes = [count_characters(path) for path in paths]
             begin, end = self._bounds(sum(sizes), is_held_out)
             return TextDocuments(lambda: _files(paths, sizes, begin, end))
-        read = functools.partial(_lines_or_articles, paths, self.documents)
+        read = functools.partial(_documents, paths, self.documents, self.text_column)
         begin, end = self._bounds(sum(1 for _ in read()), is_held_out)
-        return TextDocuments(lambda: ([document] for document in itertools.islice(read(), begin, end)))
+        return TextDocuments(lambda: itertools.islice(read(), begin, end))
 
     def _bounds(self, size: int, is_held_out: bool | None) -> tuple[int, int]:
         """Returns the (begin, end) of the selected units, documents or characters, of `size`; see `_open`."""
@@ -111,10 +124,13 @@ def _files(paths: Sequence[epath.Path], sizes: Sequence[int], begin: int, end: i
         begin, end = begin - size, end - size  # positions relative to the next file
 
 
-def _lines_or_articles(paths: Sequence[epath.Path], kind: str) -> Iterator[str]:
-    """Yields the articles or, if `kind` is "lines", the lines of files."""
+def _documents(paths: Sequence[epath.Path], kind: str, column: str) -> Iterator[Iterable[str]]:
+    """Yields the rows of Parquet files, and the articles or lines of others, each as an iterable of pieces."""
     for path in paths:
-        if kind == "articles":
-            yield from ("\n".join(article.lines) for article in read_articles(path))
+        if is_parquet(path):
+            rows = read_parquet(path, [column], text_only=True)
+            yield from (cut_pieces([text.replace("\r\n", "\n")]) for _, (text,) in rows)
+        elif kind == "articles":
+            yield from (["\n".join(article.lines)] for article in read_articles(path))
         else:
-            yield from read_lines(path)
+            yield from ([line] for line in read_lines(path))
