@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tfx_jax.models import transformer
+from tfx_jax.models import encoder_decoder
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.nn.stack import unstack_layers
 from tfx_jax.tasks import translation_loss
@@ -54,10 +54,10 @@ class Compiled(NamedTuple):
 
 
 def loop_over_layers(
-    fn: Callable[..., Any], layers: Any, x: jax.Array, rngs: Any, *, remat: str, unroll: bool
+    fn: Callable[..., Any], layers: Any, x: jax.Array, rngs: Any, *, inputs: None, remat: str, unroll: bool
 ) -> tuple[Any, None]:
     """Replaces `tfx_jax.nn.scan_layers` by a Python loop over the layers, for comparison."""
-    assert (remat, unroll) == ("none", False)
+    assert (inputs, remat, unroll) == (None, "none", False)
     for layer in unstack_layers(layers):
         x, _ = fn(layer, x, None if rngs is None else nnx.Rngs(dropout=rngs.dropout()))
     return x, None
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             found[layers, remat] = compile_step(config, arguments.rows, arguments.length)
     for layers in arguments.unrolled:
         print(f"{layers} layers, unrolled", file=sys.stderr)
-        with mock.patch.object(transformer, "scan_layers", loop_over_layers):
+        with mock.patch.object(encoder_decoder, "scan_layers", loop_over_layers):
             found[layers, "unrolled"] = compile_step(make_config(num_layers=layers), arguments.rows, arguments.length)
     device = f"{jax.devices()[0].device_kind} ({os.cpu_count()} cores), jax {jax.__version__}"
     print(f"# Depth\n\n{device}; a batch of {arguments.rows} x {arguments.length} tokens of each side\n")

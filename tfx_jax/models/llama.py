@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from tfx_jax.fields import at_least, documented, fraction, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of, within
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.language_model import LanguageModel
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
@@ -54,7 +54,7 @@ class LlamaConfig:
     experts: ExpertsConfig = dataclasses.field(default_factory=lambda: ExpertsConfig(every=1))
     norms: str = one_of(NORMS, "pre")  # norms of a branch: before it, of its output, or both
     norm_epsilon: float = at_least(0, 1e-5)
-    norm_scale_offset: float = 0.0  # added to the scales of norms: 1 in Gemma
+    norm_scale_offset: float = within(0, 1, 0.0)  # added to the scales of norms: 1 in Gemma
     qk_norm: str = one_of(QK_NORMS, "none")  # norms of queries and keys: of each head, or of all heads together
     use_qkv_bias: bool = False  # whether queries, keys and values have a bias
     use_out_bias: bool = False  # whether the output projection of the attention has one
