@@ -43,16 +43,12 @@ class LossOutput(NamedTuple):
 
 def add_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
     """Adds metrics of the same name over parts of the examples."""
-    by_name: dict[str, list[Metric]] = collections.defaultdict(list)
+    by_name = collections.defaultdict(list)
     for part in parts:
         for name, metric in part.items():
             by_name[name].append(metric)
-    return {
-        name: Metric(
-            sum=math.fsum(metric.sum for metric in metrics), weight=math.fsum(metric.weight for metric in metrics)
-        )
-        for name, metrics in by_name.items()
-    }
+    # Metrics of other processes arrive as plain lists, so (sum, weight) is read by position.
+    return {name: Metric(*map(math.fsum, zip(*metrics, strict=True))) for name, metrics in by_name.items()}
 
 
 def summed_cross_entropy(
