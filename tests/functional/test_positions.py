@@ -336,6 +336,11 @@ def test_arrays_in_another_layout_are_named():
         ({"scaling": "llama3", "low_frequency_factor": 4.0}, "low_frequency_factor=4.0 must be below high_frequency_f"),
         ({"scaling": "yarn", "base": 1.0}, "scaling='yarn' needs base above 1"),
         ({"scaling": "yarn", "beta_slow": 0.0}, "beta_slow above 0"),
+        (
+            {"scaling": "linear", "factor": 0.0},
+            "base, factor and original_max_length must be above 0, got 10000.0, 0.0",
+        ),
+        ({"scaling": "yarn", "original_max_length": 0}, "original_max_length must be above 0"),
         ({"scaling": "ntk"}, "scaling must be one of none, linear, llama3, yarn, got 'ntk'"),
     ],
 )

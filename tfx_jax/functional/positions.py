@@ -212,6 +212,10 @@ def rotary_frequencies(
         raise ValueError(f"size, the number of rotated features, must be even and at least 2, got {size}")
     if scaling not in ROTARY_SCALINGS:
         raise ValueError(f"scaling must be one of {', '.join(ROTARY_SCALINGS)}, got {scaling!r}")
+    if not (base > 0 and factor > 0 and original_max_length > 0):
+        raise ValueError(
+            f"base, factor and original_max_length must be above 0, got {base}, {factor} and {original_max_length}"
+        )
     if scaling == "llama3" and not low_frequency_factor < high_frequency_factor:
         raise ValueError(
             f"low_frequency_factor={low_frequency_factor} must be below high_frequency_factor={high_frequency_factor}"
