@@ -6,6 +6,7 @@ without adapters that computes the same.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -57,10 +58,7 @@ class Adapter(nnx.Module):
           config: rank and alpha.
           rngs: stream `params`.
         """
-        fan_in = 1
-        for size in inputs:
-            fan_in *= size
-        limit = fan_in**-0.5
+        limit = math.prod(inputs) ** -0.5
         shape = (*stack, *inputs, config.rank)
         self.a = nnx.Param(jax.random.uniform(rngs.params(), shape, minval=-limit, maxval=limit))
         self.b = nnx.Param(jnp.zeros((*stack, config.rank, *outputs)))
