@@ -366,7 +366,7 @@ class LearnedAttention(nnx.Module):
         if is_training and spec.update_state is not None:
             for name, x in spec.update_state(arrays, query, key, mask, **bound_options).items():
                 getattr(self, name)[...] = x
-        return spec.function(query, key, value, bias, mask, **arrays, **bound_options, **options)
+        return spec.function(query, key, value, bias, mask, **arrays, **spec.passed(bound_options), **options)
 
     def arrays(self, dtype: DTypeLike) -> dict[str, Array]:
         """Returns the parameters, cast to `dtype`, and the state by name, as options of the attention."""
@@ -574,8 +574,9 @@ class AttentionConfig:
 @functools.lru_cache(maxsize=256)
 def _bound(name: str, options: AttentionOptions) -> AttentionFn:
     """Returns the attention with options bound; the same object for equal options."""
-    function = SPECS[name].function
-    return functools.partial(function, **options.given) if options.given else function
+    spec = SPECS[name]
+    passed = spec.passed(options.given)
+    return functools.partial(spec.function, **passed) if passed else spec.function
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,7 +1,6 @@
 """Attention to a fixed number of keys, with memory linear in the length: Linformer and induced attention."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -159,29 +158,19 @@ def _init_projections(
     return dict(zip(("key_projection", "value_projection"), projections.astype(dtype), strict=True))
 
 
-def _project(*arguments: Any, max_length: int, num_projected: int, **options: Any) -> Any:
-    """Calls `linformer_attention`; `max_length` and `num_projected` are options of the initializer only."""
-    del max_length, num_projected
-    return linformer_attention(*arguments, **options)
-
-
 def _init_points(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, num_inducing: int) -> dict[str, Array]:
     return {"inducing": jax.random.normal(rng, (num_heads, num_inducing, d_k), jnp.float32).astype(dtype)}
 
 
-def _induce(*arguments: Any, num_inducing: int, **options: Any) -> Any:
-    """Calls `induced_attention`; `num_inducing` is an option of the initializer only."""
-    del num_inducing
-    return induced_attention(*arguments, **options)
-
-
 LINFORMER = AttentionSpec(
     name="linformer",
-    function=_project,
+    function=linformer_attention,
     reference="Wang et al. (2020), equation 7",
     options={
-        "max_length": Option("tokens of the longest sequence", required=True, at_least=1),
-        "num_projected": Option("keys and values that are left, the paper's k", required=True, at_least=1),
+        "max_length": Option("tokens of the longest sequence", required=True, at_least=1, is_passed=False),
+        "num_projected": Option(
+            "keys and values that are left, the paper's k", required=True, at_least=1, is_passed=False
+        ),
     },
     example=lambda length: {"max_length": 2 * length, "num_projected": max(length // 4, 1)},
     causal=False,
@@ -192,9 +181,11 @@ LINFORMER = AttentionSpec(
 INDUCED = dataclasses.replace(
     LINFORMER,
     name="induced",
-    function=_induce,
+    function=induced_attention,
     reference="Lee et al. (2019), equations 9 and 10",
-    options={"num_inducing": Option("learned points between queries and keys", required=True, at_least=1)},
+    options={
+        "num_inducing": Option("learned points between queries and keys", required=True, at_least=1, is_passed=False)
+    },
     example=lambda length: {"num_inducing": max(length // 4, 1)},
     parameters=_init_points,
 )

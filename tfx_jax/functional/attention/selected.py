@@ -3,7 +3,7 @@
 Keys that are not selected are hidden by a mask, so time and memory are those of dense attention.
 """
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import jax
@@ -414,15 +414,6 @@ def _chosen_tokens(
     return _at_tokens(among_largest(scores, begun, num_blocks), first)
 
 
-def _without(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """Returns `function` with options `names` that it ignores: they concern only its parameters or gates."""
-
-    def attend(*arguments: Any, **options: Any) -> Any:
-        return function(*arguments, **{name: option for name, option in options.items() if name not in names})
-
-    return attend
-
-
 def _init_compression(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, block_size: int, **_: int) -> Any:
     """Returns parameters with which a compressed key or value is the mean of its block."""
     mean = jnp.full(block_size, 1 / block_size, dtype)
@@ -452,10 +443,10 @@ MOBA = AttentionSpec(
 )
 NATIVE_SPARSE = AttentionSpec(
     name="native_sparse",
-    function=_without(native_sparse_attention, "block_size"),
+    function=native_sparse_attention,
     reference="Yuan et al. (2025), equations 5 to 12",
     options={
-        "block_size": _BLOCK,
+        "block_size": dataclasses.replace(_BLOCK, is_passed=False),
         "num_blocks": _CHOSEN,
         "window": Option("nearest tokens that the third branch reads", required=True, at_least=1),
     },
@@ -467,12 +458,12 @@ NATIVE_SPARSE = AttentionSpec(
 )
 INDEXED = AttentionSpec(
     name="indexed",
-    function=_without(indexed_attention, "num_index_heads", "index_size"),
+    function=indexed_attention,
     reference="DeepSeek-V3.2 (2025), equations 1 and 2",
     options={
         "num_keys": Option("keys that a query reads", required=True, at_least=1),
-        "num_index_heads": Option("heads of the indexer; None: 4", at_least=1),
-        "index_size": Option("size of a head of the indexer; None: 32", at_least=1),
+        "num_index_heads": Option("heads of the indexer; None: 4", at_least=1, is_passed=False),
+        "index_size": Option("size of a head of the indexer; None: 32", at_least=1, is_passed=False),
     },
     example=lambda length: {"num_keys": max(length // 4, 1)},
     gates=_index_gates,

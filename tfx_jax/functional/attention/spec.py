@@ -27,6 +27,8 @@ class Option:
     required: bool = False
     at_least: float | None = None
     at_most: float | None = None
+    is_passed: bool = True
+    """Whether the attention function takes it; otherwise it only sizes learned arrays or gates."""
 
 
 class CachedDecoding(NamedTuple):
@@ -108,6 +110,11 @@ class AttentionSpec:
     state: Callable[..., dict[str, Array]] | None = None
     update_state: Callable[..., dict[str, Array]] | None = None
     decoding: Callable[..., CachedDecoding | RecurrentDecoding | None] | None = None
+
+    def passed(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the options that `function` takes: all but those that only size learned arrays or gates."""
+        of_arrays = {name for name, option in self.options.items() if not option.is_passed}
+        return {name: option for name, option in options.items() if name not in of_arrays}
 
 
 def unbound(attention_fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:

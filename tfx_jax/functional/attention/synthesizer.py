@@ -1,7 +1,6 @@
 """Attention without products of queries and keys: Synthesizers, whose logits are parameters or depend on one token."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -192,17 +191,13 @@ def _init(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, max_length:
     return {"logits": jax.random.normal(rng, (num_heads, max_length, max_length), jnp.float32).astype(dtype)}
 
 
-def _ignore_max_length(*arguments: Any, max_length: int, **options: Any) -> Any:
-    """Calls `synthesizer_attention`; `max_length` is an option of the initializer only."""
-    del max_length
-    return synthesizer_attention(*arguments, **options)
-
-
 SYNTHESIZER_ATTENTION = AttentionSpec(
     name="synthesizer",
-    function=_ignore_max_length,
+    function=synthesizer_attention,
     reference="Tay et al. (2020), the random variant",
-    options={"max_length": Option("length of the longest sequence, in tokens", required=True, at_least=1)},
+    options={
+        "max_length": Option("length of the longest sequence, in tokens", required=True, at_least=1, is_passed=False)
+    },
     example=lambda length: {"max_length": 2 * length},
     parameters=_init,
 )
@@ -219,16 +214,10 @@ def _init_dense(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, max_l
     return arrays
 
 
-def _ignore_max_length_dense(*arguments: Any, max_length: int, **options: Any) -> Any:
-    """Calls `dense_synthesizer_attention`; `max_length` is an option of the initializer only."""
-    del max_length
-    return dense_synthesizer_attention(*arguments, **options)
-
-
 DENSE_SYNTHESIZER_ATTENTION = dataclasses.replace(
     SYNTHESIZER_ATTENTION,
     name="dense_synthesizer",
-    function=_ignore_max_length_dense,
+    function=dense_synthesizer_attention,
     reference="Tay et al. (2020), equations 1 to 3",
     parameters=_init_dense,
 )
