@@ -185,7 +185,7 @@ def main() -> None:
         "--packages", nargs="*", default=list(PACKAGES), choices=list(PACKAGES), help="these alone (all)"
     )
     arguments = parser.parse_args()
-    sys.argv = sys.argv[:1]  # tokamax reads flags of its own from it
+    sys.argv = sys.argv[:1]  # tokamax reads its flags from it
     table = ["| package | passed | refused | unsupported | wrong |", "|---|--:|--:|--:|--:|"]
     details = []
     for package in arguments.packages:

@@ -29,7 +29,7 @@ def test_our_attention_passes_all_cases(function):
     assert list(found) == list(CASES)
     assert len(CASES) >= 60
     missing = {name for name, outcome in found.items() if outcome != "passed"}
-    # `chunked_attention` has a derivative of its own, in reverse.
+    # `chunked_attention` defines its derivative, for reverse mode.
     assert missing == ({"gradients: forward mode equals reverse mode"} if function is chunked_attention else set())
 
 

@@ -93,7 +93,7 @@ def _default(field: Any) -> str:
 
 
 _PARTS = {"launch": tuple(TARGETS), "bench": ("train", "step", "decode", "attention", "data")}
-"""Verbs whose first argument has a parser of its own."""
+"""Verbs whose first argument selects another parser."""
 
 
 class _FoundError(Exception):

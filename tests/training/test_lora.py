@@ -37,7 +37,7 @@ def tiny_config(name):
 
 
 def made(config, workdir):
-    """The model of a configuration, with a tokenizer of its own whatever it starts from."""
+    """Makes the model of a configuration with the same new tokenizer, whatever model it starts from."""
     config = validate(config)
     task = make_run(dataclasses.replace(config, init_from=""), workdir).task
     return nnx.eval_shape(lambda: make_model(config, task))

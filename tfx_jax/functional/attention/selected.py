@@ -67,7 +67,7 @@ def moba_attention(
       num_blocks: blocks that a query reads, its own among them. Blocks that tie with the last of them are read too.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences, each with blocks of its own; 0 is padding.
+      segment_ids: packed sequences, each divided into blocks separately; 0 is padding.
       dropout_rate: probability in [0, 1) of dropping an attention weight.
       dropout_rng: PRNG key.
       return_weights: also return the weights.
@@ -168,7 +168,7 @@ def native_sparse_attention(
       window: tokens of the third branch.
       is_causal: must be true: blocks are compressed when they are complete.
       scale: multiplies the logits; None means 1 / sqrt(H).
-      segment_ids: packed sequences, each with blocks of its own; 0 is padding.
+      segment_ids: packed sequences, each divided into blocks separately; 0 is padding.
       dropout_rate: probability in [0, 1) of dropping a weight of the sum of branches.
       dropout_rng: PRNG key.
       return_weights: also return the weights of the sum, [B, N, T, S], which do not add up to 1.

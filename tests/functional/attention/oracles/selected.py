@@ -33,7 +33,7 @@ def best(scores, number):
 
 
 def rows_of(weights_fn, query, key, *, bias=0.0, mask=True, is_causal=False, scale=None):
-    """`weights_fn(row, head, t, position, logits, seen)` gives the weights of a query of a text of its own, [S]."""
+    """Returns an oracle: `weights_fn(query, key, head, t, logits, seen, scale)` gives the weights of query t, [S]."""
 
     def oracle(query, key, columns=None, *, bias=0.0, mask=True, is_causal=False):
         seen = visible(query, key, mask, is_causal)
