@@ -11,7 +11,7 @@ from jaxtyping import Array
 from tfx_jax.models.config import SelfAttentionConfig
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding.attention import check_kernels
+from tfx_jax.training.sharding.layers import check_kernels
 from tfx_jax.training.sharding.strategies import TrainSetup, shard_training
 from tfx_jax.training.step import LossFn
 

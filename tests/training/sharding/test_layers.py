@@ -16,8 +16,7 @@ from tfx_jax.functional import dot_product_attention
 from tfx_jax.planning.measure import without_compilation_cache
 from tfx_jax.planning.programs import collectives
 from tfx_jax.training.sharding import attention as sharded_attention
-from tfx_jax.training.sharding.attention import shard_attention
-from tfx_jax.training.sharding.mesh_axes import BATCH_AXES
+from tfx_jax.training.sharding.layers import BATCH_AXES, shard_attention
 from tfx_jax.training.sharding.strategies import make_mesh
 
 DIMS = chex.Dimensions(B=4, T=6, S=5, N=4, K=2, H=8, U=3)
