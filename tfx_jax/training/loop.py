@@ -260,6 +260,7 @@ class _Trainer:
           UserError: at a bad step that was not skipped, or after too many skipped ones; checkpoints are not affected.
         """
         for step, metrics in finished:
+            self.progress.step(step)
             # A finite loss with a non-finite gradient has corrupted the parameters: they must not be saved.
             numbers = metrics.numbers
             values = {"loss": metrics.means["loss"].mean, "grad_norm": numbers["grad_norm"]}
