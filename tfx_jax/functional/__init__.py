@@ -79,6 +79,7 @@ from tfx_jax.functional.search import (
     sample,
     with_repetition_penalty,
 )
+from tfx_jax.functional.signatures import make_readable
 
 __all__ = attention.__all__ + [
     "BeamInvariant",
@@ -126,3 +127,5 @@ __all__ = attention.__all__ + [
     "z_loss",
 ]
 __all__ += attention.__all__
+
+make_readable(globals()[name] for name in __all__)

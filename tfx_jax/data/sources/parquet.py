@@ -9,7 +9,7 @@ from typing import Any
 from etils import epath
 
 from tfx_jax.data.sources.lines import MAX_LINE_BYTES
-from tfx_jax.errors import UserError, one_line
+from tfx_jax.errors import UserError, install_command, one_line
 from tfx_jax.files import open_regular
 
 _BATCH_ROWS = 64  # rows in memory; each value may have MAX_LINE_BYTES
@@ -119,4 +119,4 @@ def _import_pyarrow(path: epath.PathLike) -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise UserError(f'{path} needs pyarrow ({one_line(error)}): pip install "tfx-jax[parquet]"') from None
+        raise UserError(f"{path} needs pyarrow ({one_line(error)}): {install_command('parquet')}") from None

@@ -1,4 +1,7 @@
-"""Attention functions of arrays, all under the signature of `dot_product_attention`.
+"""Attention functions of arrays, under the signature of `dot_product_attention`.
+
+Four have other arguments, because they do not compare queries with keys: `kernel_regression`, `decomposable_attention`,
+`structured_pooling` and `attention_from_logits`.
 
 Read `dense` first: the formula. `masks` holds masks and argument checks, `chunked` the formula in linear memory,
 `implementations` the kernels of accelerators, and `dot_product` chooses among these. Every other module is one
