@@ -4,7 +4,7 @@ from tfx_jax.functional.attention import SPECS
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 
 ON_CPU = [name for name, spec in SPECS.items() if spec.platform is None]
-"""Kernels of accelerators are tested in tests/functional/attention/test_implementations.py."""
+"""Kernels of accelerators are tested in tests/functional/attention/test_kernels.py."""
 CAUSAL = [name for name in ON_CPU if SPECS[name].causal]
 ENCODING = [name for name in ON_CPU if not SPECS[name].causal_only]
 KINDS = ("dense", "chunked", "window", "lsh", "linear", "additive", "gated_delta_rule")

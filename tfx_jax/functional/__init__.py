@@ -37,12 +37,14 @@ from tfx_jax.functional.layers import (
     dropout,
     feed_forward,
     int8_product,
+    last_tokens,
     layer_norm,
     linear,
     linear_logits,
     lookup,
     quantize_rows,
     rms_norm,
+    short_convolution,
 )
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 from tfx_jax.functional.moe import (
@@ -98,6 +100,7 @@ __all__ = attention.__all__ + [
     "greedy_search",
     "int8_product",
     "label_smoothed_cross_entropy",
+    "last_tokens",
     "layer_norm",
     "learned_positions",
     "linear",
@@ -117,6 +120,7 @@ __all__ = attention.__all__ + [
     "rotary_frequencies",
     "router_z_loss",
     "sample",
+    "short_convolution",
     "sinusoidal_positions",
     "spec_augment",
     "t5_score_mod",

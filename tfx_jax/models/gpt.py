@@ -61,6 +61,7 @@ class GPTConfig:
     activation: str = one_of(ACTIVATIONS, "gelu_tanh")
     layer_norm_epsilon: float = at_least(0, 1e-5)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
+    convolution_width: int = at_least(0, 0)  # tokens in a causal convolution of queries, keys and values; 0: none
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
     remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
@@ -140,6 +141,7 @@ class GPT(LanguageModel):
                 c.num_heads,
                 d_k=c.d_k,
                 use_bias=c.use_bias,
+                convolution_width=c.convolution_width,
                 dropout_rate=c.attention_dropout_rate,
                 attention_fn=attention_fn or layer_attention.make(c.num_heads, d_k, rngs=rngs),
                 dtype=dtype,

@@ -70,6 +70,7 @@ class LlamaConfig:
     window_rotary_base: float | None = None  # rotary base of layers with window attention; None: as the others
     no_rotary_every: int = at_least(0, 0)  # every such layer has no rotary positions: 4 in SmolLM3; 0: all have
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
+    convolution_width: int = at_least(0, 0)  # tokens in a causal convolution of queries, keys and values; 0: none
     dropout_rate: float = fraction(0.0)  # of embeddings and branches
     attention_dropout_rate: float = fraction(0.0)
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
@@ -171,6 +172,7 @@ class Llama(LanguageModel):
                 use_out_bias=c.use_out_bias,
                 use_sinks=c.use_sinks,
                 rotary=rotary,
+                convolution_width=c.convolution_width,
                 dropout_rate=c.attention_dropout_rate,
                 attention_fn=attention_fn or attention_config.make(c.num_heads, c.head_size, rngs=rngs),
                 scale=c.attention_scale,

@@ -47,6 +47,7 @@ FSDP: Rules = (
 TENSOR_PARALLEL: Rules = (
     (r".*/(query|key|value)/kernel", P("tensor", None)),
     (r".*/(query|key|value)/bias", P("tensor", None)),
+    (r".*/(query|key|value)_convolution/kernel", P("tensor", None)),
     (r".*/out/kernel", P("tensor", None, None)),
     (r".*/(up|up_bias|gate|gate_bias)", P("tensor")),
     (r".*/down", P("tensor", None)),
