@@ -107,6 +107,7 @@ class FusedDecoderLayer(nnx.Module):
         self.d_v = attention.value.kernel.shape[2]
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         self.rotary, self.sinks = attention.rotary, attention.sinks
+        self.output_gate = attention.output_gate
         convolutions = {name: getattr(attention, f"{name}_convolution") for name in ("query", "key", "value")}
         self.convolutions = nnx.Dict({name: layer for name, layer in convolutions.items() if layer is not None})
         self.gates = nnx.Dict({name: getattr(attention, f"gate_{name}") for name in attention.gate_names})
@@ -214,7 +215,10 @@ class FusedDecoderLayer(nnx.Module):
                 attend = cast(AttentionFn, self.attention_fn)
                 context = attend(query, *extended.keys_and_values(), bias, mask=mask, **options)
             extended = ConvolvedPast(extended, newest) if newest else extended
-            return self.self_out(context.reshape(*shape[:2], -1)), extended
+            context = context.reshape(*shape[:2], -1)
+            if self.output_gate is not None:
+                context = context * jax.nn.sigmoid(self.output_gate(x)).reshape(context.shape)
+            return self.self_out(context), extended
 
         def attend_memory(attend: AttentionFn, memory: FusedKVCache, x: Array) -> tuple[Array, None]:
             query = self.cross_query(x).reshape(*beams, -1, memory.key.shape[2])
@@ -480,7 +484,7 @@ def fusing_obstacle(layers: Any) -> str | None:
     if isinstance(layers, DecoderLayer) and not _is_plain(layers.cross_attention):
         return (
             "cross-attention must have only projections and a scale: no norms, rotary positions, sinks, soft cap, "
-            "or convolution"
+            "convolution or output gate"
         )
     return None
 
@@ -501,7 +505,7 @@ def _warn_of_slow_decoding(obstacle: str) -> None:
 def _is_plain(cross: MultiHeadAttention) -> bool:
     """Whether cross-attention has only projections and a scale, which is all that the fused layer supports."""
     others = (cross.query_norm, cross.key_norm, cross.rotary, cross.sinks, cross.logits_soft_cap)
-    others += (cross.query_convolution,)
+    others += (cross.query_convolution, cross.output_gate)
     is_recurrent = isinstance(decoding_of(cross.attention_fn), RecurrentDecoding)
     return not is_recurrent and all(other is None for other in others)
 
