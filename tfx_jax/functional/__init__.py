@@ -78,6 +78,7 @@ from tfx_jax.functional.search import (
     greedy_search,
     sample,
     with_repetition_penalty,
+    without_repeated_ngrams,
 )
 
 __all__ = attention.__all__ + [
@@ -123,6 +124,7 @@ __all__ = attention.__all__ + [
     "top_2_routing",
     "top_k_routing",
     "with_repetition_penalty",
+    "without_repeated_ngrams",
     "z_loss",
 ]
 __all__ += attention.__all__
