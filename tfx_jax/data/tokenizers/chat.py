@@ -3,7 +3,7 @@
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from etils import epath
 
@@ -128,7 +128,7 @@ def _environment() -> Any:
     class Generation(jinja2.ext.Extension):
         """The block {% generation %}, which marks a reply for training and renders what is in it."""
 
-        tags: ClassVar[set[str]] = {"generation"}
+        tags = {"generation"}  # noqa: RUF012  pyright: as the base class declares it
 
         def parse(self, parser: Any) -> Any:
             line = next(parser.stream).lineno
