@@ -80,6 +80,7 @@ from tfx_jax.functional.search import (
     greedy_search,
     sample,
     with_repetition_penalty,
+    without_repeated_ngrams,
 )
 from tfx_jax.functional.signatures import make_readable
 
@@ -128,6 +129,7 @@ __all__ = attention.__all__ + [
     "top_2_routing",
     "top_k_routing",
     "with_repetition_penalty",
+    "without_repeated_ngrams",
     "z_loss",
 ]
 __all__ += attention.__all__
