@@ -54,8 +54,8 @@ SPARSE = {
 }
 CONFIGS |= SPARSE
 CONVOLVED = {
-    "gpt with a convolution": dataclasses.replace(CONFIGS["gpt"], convolution_width=4),
-    "llama with a convolution": dataclasses.replace(CONFIGS["llama"], convolution_width=2),
+    "gpt with convolutions": dataclasses.replace(CONFIGS["gpt"], convolution_width=4, use_output_gate=True),
+    "llama with convolutions": dataclasses.replace(CONFIGS["llama"], convolution_width=2),
 }
 CONFIGS |= CONVOLVED
 MODELS = {"gpt": GPT, "llama": Llama, "transformer": Transformer, "t5": T5, "bert": Bert, "vit": ViT}
@@ -215,7 +215,7 @@ def texts_of(search, tokens):
     ("kind", "name"),
     [
         *(pytest.param("gpt", n, marks=() if n in ("local", "lsh") else pytest.mark.slow) for n in CAUSAL),
-        ("gpt with a convolution", "gated_delta_rule,dense"),
+        ("gpt with convolutions", "gated_delta_rule,dense"),
     ],
 )
 def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(kind, name):

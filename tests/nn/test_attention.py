@@ -333,7 +333,7 @@ def _self_attention_oracle(layer, x, width=0):
     return np.einsum("tnu,nud->td", out, params["out"]["kernel"]) + params["out"]["bias"]
 
 
-@pytest.mark.parametrize("options", [{"convolution_width": 3}], ids=str)
+@pytest.mark.parametrize("options", [{"convolution_width": 3, "use_output_gate": True}], ids=str)
 def test_convolutions_and_gates_are_those_of_the_tokens_without_padding(options):
     layer, x = _over_tokens(**options), np.where(TOKENS[..., None], normal(5, B, T, D), np.nan)
     got = _attend_causally(layer, x)
@@ -361,3 +361,33 @@ def test_what_a_flax_user_types_works():
 
     out, kernel = jax.eval_shape(shapes)
     assert (out.shape, kernel.shape) == ((2, 4), (3, 4))
+
+
+@pytest.mark.parity
+def test_equals_the_gated_attention_of_qwen3_next():
+    """With norms of queries and keys, grouped queries, and positions of which none rotates."""
+    torch = pytest.importorskip("torch")
+    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    sizes = {"hidden_size": D, "num_attention_heads": N, "num_key_value_heads": K, "head_dim": H}
+    config = modeling.Qwen3NextConfig(**sizes, attention_bias=False, attn_implementation="eager")
+    reference, x = modeling.Qwen3NextAttention(config, 0).float(), normal(5, B, T, D)
+    norms = {f"{name}_norm": RMSNorm(H, epsilon=config.rms_norm_eps, scale_offset=1.0) for name in ("query", "key")}
+    layer = draw(
+        lambda: MultiHeadAttention(D, N, d_k=H, num_kv_heads=K, use_output_gate=True, **norms, rngs=nnx.Rngs(0))
+    )
+    params = jax.tree.map(torch.tensor, params_of(layer))
+    kernels = {name: params[name]["kernel"] for name in ("query", "key", "value", "output_gate")}
+    matrices = {
+        "q_proj": torch.cat([kernels["query"], kernels["output_gate"]], dim=-1).reshape(D, -1).T,
+        "k_proj": kernels["key"].reshape(D, -1).T,
+        "v_proj": kernels["value"].reshape(D, -1).T,
+        "o_proj": params["out"]["kernel"].reshape(-1, D).T,
+        "q_norm": params["query_norm"]["scale"],
+        "k_norm": params["key_norm"]["scale"],
+    }
+    reference.load_state_dict({f"{name}.weight": matrix for name, matrix in matrices.items()})
+    upright = torch.ones(1, T, H - 1), torch.zeros(1, T, H - 1)  # cosines and sines of an even number of features
+    mask = torch.full((T, T), -1e30).triu(1)[None, None]
+    want, _ = reference(torch.tensor(x), upright, mask)
+    got = jitted(lambda layer: layer(x, is_causal=True))(layer)
+    np.testing.assert_allclose(got, want.detach(), rtol=1e-5, atol=1e-5)

@@ -303,7 +303,13 @@ def test_a_text_read_in_parts_with_a_cache_is_the_text_read_at_once(first, convo
 
 @pytest.mark.parametrize(
     "option",
-    [{"logits_soft_cap": 5.0}, {"use_sinks": True}, {"rotary": RotaryConfig()}, {"convolution_width": 2}],
+    [
+        {"logits_soft_cap": 5.0},
+        {"use_sinks": True},
+        {"rotary": RotaryConfig()},
+        {"convolution_width": 2},
+        {"use_output_gate": True},
+    ],
     ids=str,
 )
 def test_a_layer_whose_cross_attention_has_more_than_a_scale_is_not_fused(option):

@@ -87,6 +87,7 @@ class MultiHeadAttention(nnx.Module):
         key_norm: nnx.Module | None = None,
         rotary: "RotaryConfig | None" = None,
         convolution_width: int = 0,
+        use_output_gate: bool = False,
         dropout_rate: float = 0.0,
         attention_fn: AttentionFn = dot_product_attention,
         scale: float | None = None,
@@ -117,6 +118,8 @@ class MultiHeadAttention(nnx.Module):
           rotary: rotates queries and keys by their positions; None means no rotation.
           convolution_width: number of tokens in a causal convolution of queries, keys and values, which is before norms
             and rotary positions: 4 in Mamba-2 and Gated DeltaNet. For self-attention only. 0 means no convolution.
+          use_output_gate: whether the output of each head is multiplied by the logistic function of a linear map of the
+            query inputs, element by element (Qiu et al., 2025, https://arxiv.org/abs/2505.06708; Qwen3-Next).
           dropout_rate: dropout rate of the attention weights; 0 in the paper's text, 0.1 in its code.
           attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`, a function or a
             Module that owns parameters.
@@ -182,6 +185,7 @@ class MultiHeadAttention(nnx.Module):
         self.query_convolution = convolution(num_heads, d_k)
         self.key_convolution = convolution(num_kv_heads, d_k)
         self.value_convolution = convolution(num_kv_heads, d_v)
+        self.output_gate = project(d_model, (num_heads, d_v)) if use_output_gate else None
         self.gate_names = ()
         if (spec := spec_of(attention_fn)) is not None and spec.gates is not None:
             shapes = spec.gates(num_heads=num_heads, num_kv_heads=num_kv_heads, d_k=d_k, **options_of(attention_fn))
@@ -348,8 +352,12 @@ class MultiHeadAttention(nnx.Module):
         result = current_distribution().attend(self.attention_fn, query, key, value, **options)
         if return_weights:
             context, weights = result
-            return self.out(context), weights
-        return self.out(result)
+            return self.out(self._gated(context, x)), weights
+        return self.out(self._gated(result, x))
+
+    def _gated(self, context: Float[Array, "B T N U"], x: Float[Array, "B T D"]) -> Float[Array, "B T N U"]:
+        """Multiplies the outputs of the heads by their gates, if there are any."""
+        return context if self.output_gate is None else context * jax.nn.sigmoid(self.output_gate(x))
 
 
 @documented

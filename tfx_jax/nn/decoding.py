@@ -349,7 +349,7 @@ def fusing_obstacle(layers: Any) -> str | None:
     if isinstance(layers, DecoderLayer) and not _is_plain(layers.cross_attention):
         return (
             "cross-attention must have only projections and a scale: no norms, rotary positions, sinks, soft cap, "
-            "or convolution"
+            "convolution or output gate"
         )
     return None
 
@@ -370,7 +370,7 @@ def _warn_of_slow_decoding(obstacle: str) -> None:
 def _is_plain(cross: MultiHeadAttention) -> bool:
     """Whether cross-attention has only projections and a scale, which is all that `FusedCrossAttention` supports."""
     others = (cross.query_norm, cross.key_norm, cross.rotary, cross.sinks, cross.logits_soft_cap)
-    others += (cross.query_convolution,)
+    others += (cross.query_convolution, cross.output_gate)
     is_recurrent = isinstance(decoding_of(cross.attention_fn), RecurrentDecoding)
     return not is_recurrent and all(other is None for other in others)
 

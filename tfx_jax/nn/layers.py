@@ -350,6 +350,7 @@ class FusedSelfAttention(nnx.Module):
         self.d_v = attention.value.kernel.shape[2]
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         self.rotary, self.sinks = attention.rotary, attention.sinks
+        self.output_gate = attention.output_gate
         convolutions = {name: getattr(attention, f"{name}_convolution") for name in ("query", "key", "value")}
         self.convolutions = nnx.Dict({name: layer for name, layer in convolutions.items() if layer is not None})
         self.gates = nnx.Dict({name: getattr(attention, f"gate_{name}") for name in attention.gate_names})
@@ -440,7 +441,10 @@ class FusedSelfAttention(nnx.Module):
             attend = cast(AttentionFn, self.attention_fn)
             context = attend(query, *extended.keys_and_values(), bias, mask=mask, **options)
         extended = ConvolvedPast(extended, newest) if newest else extended
-        return self.out(context.reshape(*shape[:2], -1)), extended
+        context = context.reshape(*shape[:2], -1)
+        if self.output_gate is not None:
+            context = context * jax.nn.sigmoid(self.output_gate(x)).reshape(context.shape)
+        return self.out(context), extended
 
 
 class FusedCrossAttention(nnx.Module):

@@ -1,4 +1,7 @@
-"""Attention functions of arrays, all under the signature of `dot_product_attention`.
+"""Attention functions of arrays, under the signature of `dot_product_attention`.
+
+Four have other arguments, because they do not compare queries with keys: `kernel_regression`, `decomposable_attention`,
+`structured_pooling` and `attention_from_logits`.
 
 Read `dense` first: the formula. `dot_product` is the function around it and chooses between the formula, `chunked`,
 which needs linear memory, and the `kernels` of accelerators. `signature` holds argument types, masks, checks and
