@@ -49,14 +49,14 @@ def log_mel(
         )
     size = 1 << (window - 1).bit_length()  # the next power of two
     rows, length = samples.shape
-    num_frames = -(-length // hop)
+    num_frames = -(-length // hop)  # rounded up: frame i starts at sample i * hop
     padded = jnp.pad(samples.astype(jnp.float32), ((0, 0), (0, num_frames * hop + window - length)))
     # Frames are concatenated from pieces of one hop: slices are faster than a gather by indices.
-    num_pieces = -(-window // hop)
+    num_pieces = -(-window // hop)  # of a frame, rounded up
     pieces = jnp.pad(padded, ((0, 0), (0, -padded.shape[1] % hop))).reshape(rows, -1, hop)
     pieces = jnp.pad(pieces, ((0, 0), (0, max(0, num_frames + num_pieces - 1 - pieces.shape[1])), (0, 0)))
     frames = jnp.concatenate([pieces[:, start : start + num_frames] for start in range(num_pieces)], axis=2)
-    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)  # the Hann window
     frames = frames[:, :, :window] * hann.astype(np.float32)[None, None]
     spectrum = jnp.fft.rfft(frames, n=size, axis=2)
     power = jnp.square(spectrum.real) + jnp.square(spectrum.imag)
@@ -78,9 +78,10 @@ def mel_filters(num_bands: int, size: int, sample_rate: int) -> Float[np.ndarray
     Raises:
       ValueError: if there are so many bands that one contains no bin.
     """
-    highest = 2595 * math.log10(1 + sample_rate / 2 / 700)
-    corners = 700 * (10 ** (np.linspace(0, highest, num_bands + 2) / 2595) - 1)
-    bins = np.arange(size // 2 + 1) * sample_rate / size
+    highest = 2595 * math.log10(1 + sample_rate / 2 / 700)  # in mels
+    corners = 700 * (10 ** (np.linspace(0, highest, num_bands + 2) / 2595) - 1)  # in Hz
+    bins = np.arange(size // 2 + 1) * sample_rate / size  # frequencies in Hz
+    # Band i rises from corner i to its peak at corner i + 1 and falls to corner i + 2.
     low, peak, high = corners[:-2, None], corners[1:-1, None], corners[2:, None]
     filters = np.maximum(0, np.minimum((bins - low) / (peak - low), (high - bins) / (high - peak)))
     if not filters.any(axis=1).all():

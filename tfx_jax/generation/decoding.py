@@ -338,7 +338,7 @@ def _batches(
     count = len(lengths)
     if tokens_per_batch is None:
         if count:
-            yield 1 << (count - 1).bit_length(), list(range(count))
+            yield 1 << (count - 1).bit_length(), list(range(count))  # rounded up to a power of two: few shapes
         return
     # A smaller batch for few inputs, which would otherwise be mostly padding.
     batch_tokens = min(tokens_per_batch, _MIN_LENGTH << max(1, count - 1).bit_length())

@@ -236,7 +236,7 @@ class EncoderDecoderDecoder(nnx.Module):
         """Projects the memory to keys and values of each layer (kept as it is without a KV cache); no target yet."""
         limit, batch_size = self.model.max_positions, memory.output.shape[0]
         if limit is not None and max_length > limit:
-            raise ValueError(f"max_length={max_length}, but there are {limit} learned positions")
+            raise ValueError(f"max_length={max_length} must be at most {limit}, the number of learned positions")
         start = jnp.full(batch_size, self.model.config.start_id)
         if self.fused is None:
             tokens = jnp.full((batch_size, max_length), self.pad_id, jnp.int32)
@@ -292,7 +292,7 @@ def check_token_ids(config: TokenIds) -> None:
     """
     for name in ("pad_id", "start_id"):
         if not 0 <= getattr(config, name) < config.vocab_size:
-            raise ValueError(f"{name}={getattr(config, name)} is no token of a vocabulary of {config.vocab_size}")
+            raise ValueError(f"{name}={getattr(config, name)} must be in 0 .. {config.vocab_size - 1} (vocab_size - 1)")
 
 
 def with_padding(tokens: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None, pad_id: int) -> Int[Array, "B S"]:

@@ -418,7 +418,14 @@ def with_positions(
     rotary: RotaryConfig | None,
     positions: Int[Array, "#B T"] | None,
 ) -> Float[Array, "B T N H"]:
-    """Applies the norm and then the rotary positions to queries or keys; None skips either."""
+    """Normalizes queries or keys, then rotates them by their positions (rotary embedding); None skips either step.
+
+    Args:
+      heads: queries or keys, [B, T, N, H].
+      norm: normalization with a `scale` of size H, for each head, or N * H, for all heads together.
+      rotary: rotary embedding.
+      positions: positions of the tokens, [B or 1, T]; None means 0 .. T - 1.
+    """
     if norm is not None:
         is_shared = norm.scale.shape[-1] != heads.shape[-1]  # one norm over all heads
         heads = norm(heads.reshape(*heads.shape[:2], -1) if is_shared else heads).reshape(heads.shape)
