@@ -43,7 +43,7 @@ from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts, check_artifa
 from tfx_jax.training.config import validate
 from tfx_jax.training.init_from import init_from_state
 from tfx_jax.training.sharding import distributed
-from tfx_jax.training.sharding.attention import _attend_in_a_ring
+from tfx_jax.training.sharding.layers import _attend_in_a_ring
 from tfx_jax.training.workdir import find_workdir, make_workdir
 
 VIT = (ViTConfig, ImageClassificationConfig, ImageData)

@@ -9,10 +9,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.basic import Embedding
-from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import FusedKVCache, fuse_for_decoding, fused_step, init_fused_cache
+from tfx_jax.nn.decoding import (
+    Decoder,
+    at_last,
+    fuse_for_decoding,
+    fused_step,
+    init_fused_cache,
+    init_replay,
+    project_memories,
+    replay_step,
+)
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
-from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import scan_layers
 
 
@@ -241,10 +248,10 @@ class EncoderDecoderDecoder(nnx.Module):
         if self.fused is None:
             tokens = jnp.full((batch_size, max_length), self.pad_id, jnp.int32)
             return init_replay(tokens, jnp.zeros(batch_size, jnp.int32), memory), start
-        steps, memories = self.fused.steps, FusedKVCache.of_memory(self.model.decoder_layers, memory.output)
+        layers, memories = self.fused.layers, project_memories(self.model.decoder_layers, memory.output)
         cache = init_fused_cache(
-            steps,
-            [step.empty_cache(batch_size, memories[0].key.dtype) for step in steps],
+            layers,
+            [layer.self_attention.empty_cache(batch_size, memories[0].key.dtype) for layer in layers],
             max_new_tokens=max_length,
             num_beams=num_beams,
             memories=memories,
@@ -265,7 +272,7 @@ class EncoderDecoderDecoder(nnx.Module):
             return output(model.last_norm(x), jnp.float32)[:, 0]
 
         bias = model.step_bias if model.config.has_position_bias else None
-        return fused_step(self.fused.steps, embed, score, tokens, cache, bias=bias)
+        return fused_step(self.fused.layers, embed, score, tokens, cache, bias=bias)
 
     def _score_last(
         self, tokens: Int[Array, "R C"], lengths: Int[Array, " R"], memory: EncoderMemory

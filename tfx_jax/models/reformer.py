@@ -18,9 +18,8 @@ from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.padding import hide_padding, left_aligned, positions_from_mask
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
-from tfx_jax.nn.decoding import Decoder
+from tfx_jax.nn.decoding import Decoder, at_last, init_replay, replay_step
 from tfx_jax.nn.distribution import current_distribution
-from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import stack_layers, unstack_layers
 
 

@@ -23,8 +23,8 @@ from tfx_jax.tasks.task import EvalResult, Task
 from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
 from tfx_jax.training.config import ExperimentConfig, load_valid_config, validate
 from tfx_jax.training.init_from import tokenizer_folder
-from tfx_jax.training.sharding.attention import with_supported_kernels
 from tfx_jax.training.sharding.distributed import gather_lists
+from tfx_jax.training.sharding.layers import with_supported_kernels
 from tfx_jax.training.sharding.strategies import num_batch_shards, process_shard, shard_whole_batch
 from tfx_jax.training.step import Params
 

@@ -14,7 +14,7 @@ from tfx_jax.nn.lora import matrices_of
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding.attention import check_kernels
+from tfx_jax.training.sharding.layers import check_kernels
 from tfx_jax.training.sharding.strategies import TrainSetup, shard_training
 from tfx_jax.training.step import LossFn
 

@@ -18,12 +18,9 @@ from jaxtyping import Array
 
 from tfx_jax.data.batching.batches import ProcessShard
 from tfx_jax.errors import UserError
-from tfx_jax.nn.distribution import Distribution
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.training.sharding.attention import shard_attention
-from tfx_jax.training.sharding.experts import expert_exchange
-from tfx_jax.training.sharding.mesh_axes import BATCH_AXES, num_batch_shards
+from tfx_jax.training.sharding.layers import BATCH_AXES, make_distribution, num_batch_shards
 from tfx_jax.training.step import Batch, LossFn, Metrics, TrainState, init_state, jit_update
 
 Rules = tuple[tuple[str, P], ...]
@@ -218,16 +215,6 @@ def gather_embeddings(mesh: Mesh, loss_fn: LossFn) -> LossFn:
         return loss_fn(model, *arguments)
 
     return loss
-
-
-@functools.cache  # one object per mesh, so that JAX finds the functions it has traced
-def make_distribution(mesh: Mesh) -> Distribution:
-    """Returns how attention and experts run on a mesh; a training step enters `tfx_jax.nn.distributed` with it.
-
-    Evaluation and decoding do not enter it: examples and positions of their batches need not divide evenly. If
-    parameters are sharded there, the compiler chooses how to shard attention.
-    """
-    return Distribution(shard_attention(mesh), num_batch_shards(mesh), functools.partial(expert_exchange, mesh))
 
 
 class TrainSetup(NamedTuple):
