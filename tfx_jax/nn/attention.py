@@ -374,22 +374,30 @@ class RotaryConfig:
     high_frequency_factor: float = 4.0  # llama3: number of turns above which a frequency is unchanged
     beta_fast: float = 32.0  # yarn: number of turns above which a frequency is unchanged
     beta_slow: float = 1.0  # yarn: number of turns below which a frequency is divided by factor
-    attention_factor: float | None = None  # yarn: multiplies queries and keys; None means the paper's value
+    attention_factor: float | None = None  # yarn, longrope: multiplies queries and keys; None: the paper's value
     is_truncated: bool = True  # yarn: whether the interpolation starts and ends at whole pairs of features
+    short_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies up to original_max_length tokens
+    long_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies of longer texts
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies depend on the length of the text."""
+        return self.scaling in ("dynamic", "longrope")
 
     def validate(self) -> None:
         """Raises ValueError for options that `rotary_frequencies` rejects for every head size."""
-        dataclasses.replace(self, fraction=1.0).frequencies(head_size=2)
+        dataclasses.replace(self, fraction=1.0).frequencies(head_size=max(4, 2 * len(self.short_factors)))
 
-    def frequencies(self, head_size: int) -> tuple[np.ndarray, float]:
+    def frequencies(self, head_size: int, length: Int[Array, " B"] | None = None) -> tuple[Any, float]:
         """Returns the pair of `rotary_frequencies` for a head size: radians per position of each pair, and a scale."""
         options = dataclasses.asdict(self)
         size = 2 * round(options.pop("fraction") * head_size / 2)  # an even number of features
-        return rotary_frequencies(size, **options)
+        return rotary_frequencies(size, **options, length=length)
 
     def rotate(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"]) -> Float[Array, "B T N H"]:
-        """Rotates queries or keys."""
-        frequencies, factor = self.frequencies(x.shape[-1])
+        """Rotates queries or keys; the length of a text, if a scaling depends on it, is its last position plus 1."""
+        length = positions.max(axis=-1) + 1 if self.depends_on_length else None
+        frequencies, factor = self.frequencies(x.shape[-1], length)
         return rotary_embedding(x, positions, frequencies=frequencies, scale=factor)
 
 
