@@ -446,16 +446,18 @@ class LearnedAttention(nnx.Module):
         d_k: int,
         options: dict[str, Any],
         *,
+        num_kv_heads: int | None = None,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         """Initializes the parameters and the state of the attention called `name` in `SPECS`."""
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         spec = SPECS[name]
         self.name = name
         self.options = tuple(options.items())  # a tuple, because static parts of a module must be hashable
         self.has_running_statistics = spec.update_state is not None
         for kind, init in ((nnx.Param, spec.parameters), (nnx.BatchStat, spec.state)):
-            arrays = init(rngs.params(), num_heads, d_k, param_dtype, **options) if init else {}
+            arrays = init(rngs.params(), num_heads, num_kv_heads, d_k, param_dtype, **options) if init else {}
             for array_name, array in arrays.items():
                 setattr(self, array_name, kind(array))
 
@@ -662,7 +664,15 @@ class AttentionConfig:
             return [self]
         return [AttentionConfig(name, self.options.only(SPECS[name].options)) for name in self.names]
 
-    def make(self, num_heads: int, d_k: int, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> AttentionFn:
+    def make(
+        self,
+        num_heads: int,
+        d_k: int,
+        *,
+        num_kv_heads: int | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> AttentionFn:
         """Returns the attention of one layer: a function, or a `LearnedAttention` if its spec has parameters or state.
 
         For equal options the same function object is returned, so that compiled programs are shared.
@@ -670,13 +680,15 @@ class AttentionConfig:
         Args:
           num_heads: N.
           d_k: H, the size of a query and a key.
+          num_kv_heads: K; None means N.
           param_dtype: dtype of the parameters, if the attention has any.
           rngs: stream `params` initializes the parameters.
         """
         (name,) = self.names  # a pattern is split by `pattern` first
         spec = SPECS[name]
         if spec.parameters or spec.state:
-            return LearnedAttention(name, num_heads, d_k, self.options.given, param_dtype=param_dtype, rngs=rngs)
+            sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
+            return LearnedAttention(name, options=self.options.given, **sizes, param_dtype=param_dtype, rngs=rngs)
         return _bound(name, self.options)
 
 
@@ -700,7 +712,7 @@ def _check_options(attention: AttentionConfig, num_heads: int, num_kv_heads: int
     gates = {name: jax.ShapeDtypeStruct((1, 8, *shape), jnp.float32) for name, shape in shapes.items()}
     try:
         jax.eval_shape(
-            lambda query, key, gates: attention.make(num_heads, d_k, rngs=nnx.Rngs(0))(query, key, key, **gates),
+            lambda query, key, gates: attention.make(**sizes, rngs=nnx.Rngs(0))(query, key, key, **gates),
             query,
             key,
             gates,
