@@ -151,7 +151,7 @@ class Llama(LanguageModel):
             make_norm=make_norm,
         )
         num_kv_heads = c.num_kv_heads or c.num_heads
-        head_sizes = {"num_heads": c.num_heads, "num_kv_heads": num_kv_heads, "d_k": c.head_size}
+        head_sizes: dict[str, Any] = {"num_heads": c.num_heads, "num_kv_heads": num_kv_heads, "d_k": c.head_size}
 
         def make_layer(index: int, attention_config: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             """Makes layer `index` of the pattern that the layers repeat."""

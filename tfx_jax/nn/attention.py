@@ -707,7 +707,7 @@ def _check_options(attention: AttentionConfig, num_heads: int, num_kv_heads: int
         return
     spec = SPECS[attention.names[0]]
     query, key = (jax.ShapeDtypeStruct((1, 8, heads, d_k), jnp.float32) for heads in (num_heads, num_kv_heads))
-    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
+    sizes: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
     shapes = spec.gates(**sizes, **attention.options.given) if spec.gates is not None else {}
     gates = {name: jax.ShapeDtypeStruct((1, 8, *shape), jnp.float32) for name, shape in shapes.items()}
     try:
