@@ -80,7 +80,9 @@ from tfx_jax.functional.search import (
     greedy_search,
     sample,
     with_repetition_penalty,
+    without_repeated_ngrams,
 )
+from tfx_jax.functional.signatures import make_readable
 
 __all__ = attention.__all__ + [
     "BeamInvariant",
@@ -127,6 +129,9 @@ __all__ = attention.__all__ + [
     "top_2_routing",
     "top_k_routing",
     "with_repetition_penalty",
+    "without_repeated_ngrams",
     "z_loss",
 ]
 __all__ += attention.__all__
+
+make_readable(globals()[name] for name in __all__)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Int8, Shaped, UInt32
 
-from tfx_jax.functional.attention.masks import check_floats
+from tfx_jax.functional.attention.signature import check_floats
 
 
 def lookup(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:

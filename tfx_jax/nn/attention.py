@@ -20,7 +20,7 @@ from tfx_jax.fields import at_least, documented, one_of, within
 from tfx_jax.functional.attention import SPECS, AttentionSpec
 from tfx_jax.functional.attention.axial import attention_over_axes
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.signature import Bias, Mask, SegmentIds
 from tfx_jax.functional.attention.spec import CachedDecoding, RecurrentDecoding, unbound
 from tfx_jax.functional.positions import ROTARY_SCALINGS, rotary_embedding, rotary_frequencies
 from tfx_jax.nn.basic import Linear, ShortConvolution

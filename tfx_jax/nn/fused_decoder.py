@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
-from tfx_jax.functional.attention.masks import Bias, Mask
+from tfx_jax.functional.attention.signature import Bias, Mask
 from tfx_jax.functional.attention.spec import CachedDecoding, RecurrentDecoding
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.nn.attention import (

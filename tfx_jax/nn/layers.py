@@ -9,7 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from tfx_jax.functional.attention.masks import Bias, Mask
+from tfx_jax.functional.attention.signature import Bias, Mask
 from tfx_jax.nn.attention import KVCache, MultiHeadAttention
 from tfx_jax.nn.basic import FeedForward, LayerNorm, drop
 from tfx_jax.nn.moe import MixtureOfExperts
