@@ -374,22 +374,30 @@ class RotaryConfig:
     high_frequency_factor: float = 4.0  # llama3: number of turns above which a frequency is unchanged
     beta_fast: float = 32.0  # yarn: number of turns above which a frequency is unchanged
     beta_slow: float = 1.0  # yarn: number of turns below which a frequency is divided by factor
-    attention_factor: float | None = None  # yarn: multiplies queries and keys; None means the paper's value
+    attention_factor: float | None = None  # yarn, longrope: multiplies queries and keys; None: the paper's value
     is_truncated: bool = True  # yarn: whether the interpolation starts and ends at whole pairs of features
+    short_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies up to original_max_length tokens
+    long_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies of longer texts
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies depend on the length of the text."""
+        return self.scaling in ("dynamic", "longrope")
 
     def validate(self) -> None:
         """Raises ValueError for options that `rotary_frequencies` rejects for every head size."""
-        dataclasses.replace(self, fraction=1.0).frequencies(head_size=2)
+        dataclasses.replace(self, fraction=1.0).frequencies(head_size=max(4, 2 * len(self.short_factors)))
 
-    def frequencies(self, head_size: int) -> tuple[np.ndarray, float]:
+    def frequencies(self, head_size: int, length: Int[Array, " B"] | None = None) -> tuple[Any, float]:
         """Returns the pair of `rotary_frequencies` for a head size: radians per position of each pair, and a scale."""
         options = dataclasses.asdict(self)
         size = 2 * round(options.pop("fraction") * head_size / 2)  # an even number of features
-        return rotary_frequencies(size, **options)
+        return rotary_frequencies(size, **options, length=length)
 
     def rotate(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"]) -> Float[Array, "B T N H"]:
-        """Rotates queries or keys."""
-        frequencies, factor = self.frequencies(x.shape[-1])
+        """Rotates queries or keys; the length of a text, if a scaling depends on it, is its last position plus 1."""
+        length = positions.max(axis=-1) + 1 if self.depends_on_length else None
+        frequencies, factor = self.frequencies(x.shape[-1], length)
         return rotary_embedding(x, positions, frequencies=frequencies, scale=factor)
 
 
@@ -445,16 +453,18 @@ class LearnedAttention(nnx.Module):
         d_k: int,
         options: dict[str, Any],
         *,
+        num_kv_heads: int | None = None,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         """Initializes the parameters and the state of the attention called `name` in `SPECS`."""
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         spec = SPECS[name]
         self.name = name
         self.options = tuple(options.items())  # a tuple, because static parts of a module must be hashable
         self.has_running_statistics = spec.update_state is not None
         for kind, init in ((nnx.Param, spec.parameters), (nnx.BatchStat, spec.state)):
-            arrays = init(rngs.params(), num_heads, d_k, param_dtype, **options) if init else {}
+            arrays = init(rngs.params(), num_heads, num_kv_heads, d_k, param_dtype, **options) if init else {}
             for array_name, array in arrays.items():
                 setattr(self, array_name, kind(array))
 
@@ -661,7 +671,15 @@ class AttentionConfig:
             return [self]
         return [AttentionConfig(name, self.options.only(SPECS[name].options)) for name in self.names]
 
-    def make(self, num_heads: int, d_k: int, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> AttentionFn:
+    def make(
+        self,
+        num_heads: int,
+        d_k: int,
+        *,
+        num_kv_heads: int | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> AttentionFn:
         """Returns the attention of one layer: a function, or a `LearnedAttention` if its spec has parameters or state.
 
         For equal options the same function object is returned, so that compiled programs are shared.
@@ -669,13 +687,15 @@ class AttentionConfig:
         Args:
           num_heads: N.
           d_k: H, the size of a query and a key.
+          num_kv_heads: K; None means N.
           param_dtype: dtype of the parameters, if the attention has any.
           rngs: stream `params` initializes the parameters.
         """
         (name,) = self.names  # a pattern is split by `pattern` first
         spec = SPECS[name]
         if spec.parameters or spec.state:
-            return LearnedAttention(name, num_heads, d_k, self.options.given, param_dtype=param_dtype, rngs=rngs)
+            sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
+            return LearnedAttention(name, options=self.options.given, **sizes, param_dtype=param_dtype, rngs=rngs)
         return _bound(name, self.options)
 
 
@@ -694,12 +714,12 @@ def _check_options(attention: AttentionConfig, num_heads: int, num_kv_heads: int
         return
     spec = SPECS[attention.names[0]]
     query, key = (jax.ShapeDtypeStruct((1, 8, heads, d_k), jnp.float32) for heads in (num_heads, num_kv_heads))
-    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
+    sizes: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
     shapes = spec.gates(**sizes, **attention.options.given) if spec.gates is not None else {}
     gates = {name: jax.ShapeDtypeStruct((1, 8, *shape), jnp.float32) for name, shape in shapes.items()}
     try:
         jax.eval_shape(
-            lambda query, key, gates: attention.make(num_heads, d_k, rngs=nnx.Rngs(0))(query, key, key, **gates),
+            lambda query, key, gates: attention.make(**sizes, rngs=nnx.Rngs(0))(query, key, key, **gates),
             query,
             key,
             gates,
