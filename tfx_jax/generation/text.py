@@ -26,6 +26,7 @@ class Generator:
         model: DecodingModel,
         *,
         eos_ids: Sequence[int] = (),
+        first_ids: Sequence[int] = (),
         max_new_tokens: int = 64,
         search: Search = Sampling(),
         int8: bool = False,
@@ -36,6 +37,7 @@ class Generator:
         Args:
           model: a Module; it is not changed.
           eos_ids: tokens that end a text.
+          first_ids: tokens that every output begins with, see `tfx_jax.generation.decoding.decode`.
           max_new_tokens: maximum number of new tokens, EOS included.
           search: search method and its options.
           int8: whether to decode with int8 weights, see `DecodeDriver`.
@@ -48,7 +50,9 @@ class Generator:
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         graphdef, params = nnx.split(model)
-        self._driver = DecodeDriver(graphdef, search, eos_ids=eos_ids, int8=int8, observer=observer)
+        self._driver = DecodeDriver(
+            graphdef, search, eos_ids=eos_ids, first_ids=first_ids, int8=int8, observer=observer
+        )
         self._decoder = self._driver.decoder(params)
         max_prompt_length = self._decoder.max_input_length(max_new_tokens)
         if max_prompt_length is not None and max_prompt_length < 1:
@@ -101,11 +105,14 @@ class TextGenerator:
         tokenizer: HFTokenizer,
         *,
         eos_ids: Sequence[int] = (),
+        first_ids: Sequence[int] = (),
         max_new_tokens: int = 64,
         search: Search = Sampling(),
         stop: Sequence[str] = (),
         on_text: Callable[[str], object] | None = None,
         int8: bool = False,
+        source_language: str | None = None,
+        target_language: str | None = None,
     ):
         """Prepares the model for decoding.
 
@@ -113,15 +120,18 @@ class TextGenerator:
           model: any model that generates; it is not changed.
           tokenizer: its tokenizer.
           eos_ids: tokens that end a text.
+          first_ids: tokens that every output begins with.
           max_new_tokens: maximum number of new tokens for each prompt, EOS included.
           search: search method and its options.
           stop: strings that end a text; they are not part of it.
           on_text: called with each new part of the text of the first prompt as soon as it is final.
           int8: decode with int8 weights, see `DecodeDriver`.
+          source_language: of the prompts, as `HFTokenizer.languages` names it; None means the tokenizer's default.
+          target_language: of the outputs, whose token then replaces `first_ids`.
 
         Raises:
           UserError: if the model has no room for that many tokens, or `stop` or `on_text` is combined with beam search,
-            which has no single growing text.
+            which has no single growing text; if the tokenizer lacks a language, or the model continues prompts.
         """
         if not all(stop):
             raise UserError("a stop string must not be empty")
@@ -130,14 +140,22 @@ class TextGenerator:
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._observer = _StopObserver(tokenizer, self._stop, on_text)
         is_observed = bool(stop) or on_text is not None
+        if target_language is not None:
+            first_ids = (tokenizer.language_id(target_language),)
+        self._source_language = source_language
+        if source_language is not None:
+            tokenizer.encode_source("", source_language)  # raises for an unknown language
         self._generator = Generator(
             model,
             eos_ids=eos_ids,
+            first_ids=first_ids,
             max_new_tokens=max_new_tokens,
             search=search,
             int8=int8,
             observer=self._observer if is_observed else None,
         )
+        if self.continues_prompts and (source_language, target_language) != (None, None):
+            raise UserError("the languages of a source and a target are those of an encoder-decoder: leave them out")
 
     @property
     def continues_prompts(self) -> bool:
@@ -174,7 +192,7 @@ class TextGenerator:
         """Returns the token ids of a prompt as the model was trained to see them."""
         tokenizer = self._tokenizer
         if not self.continues_prompts:
-            return tokenizer.encode_with_specials(prompt).ids
+            return tokenizer.encode_source(prompt, self._source_language)
         ids = tokenizer.encode_prompt(prompt)
         if not ids:
             raise UserError(f"prompt {number} has no tokens, and the tokenizer has no token to start a text with")
@@ -199,6 +217,11 @@ class TextModel(Protocol):
         """Tokens that end a text."""
         ...
 
+    @property
+    def first_ids(self) -> Sequence[int]:
+        """Tokens that every output begins with."""
+        ...
+
 
 def generate(
     model: TextModel,
@@ -215,6 +238,8 @@ def generate(
     on_text: Callable[[str], object] | None = None,
     seed: int = 0,
     int8: bool = False,
+    source_language: str | None = None,
+    target_language: str | None = None,
 ) -> str | list[str]:
     """Continues prompts with a language model, or answers them with an encoder-decoder.
 
@@ -235,6 +260,8 @@ def generate(
       on_text: for streaming, called with each new part of the first text as soon as it is final.
       seed: sampling seed.
       int8: decode with int8 weights: faster, not exact.
+      source_language: language of the prompts of a multilingual translator such as NLLB: "eng_Latn".
+      target_language: language to translate into.
 
     Returns:
       The generated text without the prompt; a list of them for several prompts.
@@ -251,11 +278,14 @@ def generate(
         model.model,
         model.tokenizer,
         eos_ids=model.eos_ids,
+        first_ids=model.first_ids,
         max_new_tokens=max_new_tokens,
         search=search,
         stop=(stop,) if isinstance(stop, str) else stop,
         on_text=on_text,
         int8=int8,
+        source_language=source_language,
+        target_language=target_language,
     )
     texts = [output.text for output in generator([prompts] if isinstance(prompts, str) else prompts, seed=seed)]
     return texts[0] if isinstance(prompts, str) else texts

@@ -302,7 +302,17 @@ def base_folder(path: epath.PathLike) -> epath.Path:
 
 
 def end_ids(path: epath.PathLike) -> tuple[int, ...]:
-    """Returns the ids of tokens that end a text: `eos_token_id` of generation_config.json or, if unset, of config.json.
+    """Returns the ids of tokens that end a text, the field `eos_token_id`; see `token_ids`."""
+    return token_ids(path, "eos_token_id")
+
+
+def first_ids(path: epath.PathLike) -> tuple[int, ...]:
+    """Returns the ids of tokens that every output begins with, the field `forced_bos_token_id`; see `token_ids`."""
+    return token_ids(path, "forced_bos_token_id")
+
+
+def token_ids(path: epath.PathLike, field: str) -> tuple[int, ...]:
+    """Returns a field with one token id or several of generation_config.json or, if unset, of config.json.
 
     Empty if neither file sets it.
 
@@ -311,11 +321,11 @@ def end_ids(path: epath.PathLike) -> tuple[int, ...]:
     """
     for name in ("generation_config.json", "config.json"):
         file = base_folder(path) / name
-        value = read_json(file).get("eos_token_id") if file.exists() else None
+        value = read_json(file).get(field) if file.exists() else None
         if value is not None:
             ids = value if isinstance(value, list) else [value]
             if not all(type(index) is int and index >= 0 for index in ids):
-                raise UserError(f"{file}: eos_token_id is {value!r}, not a token or a list of them")
+                raise UserError(f"{file}: {field} is {value!r}, not a token or a list of them")
             return tuple(ids)
     return ()
 
