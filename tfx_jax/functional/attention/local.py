@@ -14,17 +14,24 @@ from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.attention.blocks import attend_in_blocks, check_over_keys, cut
 from tfx_jax.functional.attention.dot_product import decode_densely, dot_product_attention
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, are_known
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    are_known,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option, SeesBack, SeesBlock
 from tfx_jax.functional.attention.token_order import TokenOrder, attend_in_order, order_tokens, positions_of
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 SMALLEST_BLOCK = 32
 """Fewest queries in a block by default: smaller products leave matrix units idle."""
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def local_attention(
     query: Float[Array, "B T N H"],
@@ -104,7 +111,7 @@ def local_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def sliding_window_attention(
     query: Float[Array, "B T N H"],
