@@ -120,7 +120,13 @@ def run(argv: Sequence[str]) -> int:
         folder = local_folder(arguments.model)
         tokenizer = load_folder_tokenizer(folder)
         template = load_chat_template(folder) if arguments.chat else None
-        model = hf.load(folder, dtype=arguments.dtype, allow_nonfinite=arguments.allow_nonfinite)
+        model = hf.load(
+            folder,
+            dtype=arguments.dtype,
+            allow_nonfinite=arguments.allow_nonfinite,
+            # Decoding then casts nothing; int8 weights are rounded from float32.
+            keep_bfloat16=arguments.dtype == "bfloat16" and not arguments.int8,
+        )
         eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
     else:
         model, tokenizer = load_trained(arguments, arguments.dtype)
