@@ -7,12 +7,13 @@ from typing import Any
 import jax
 from flax import nnx
 
-from benchmarks.peers.sizes import LABEL_SMOOTHING, RECURRENT_SIZES, SIZES
+from benchmarks.peers.sizes import DECODER_SIZES, LABEL_SMOOTHING, RECURRENT_SIZES, SIZES
 from benchmarks.peers.worker import Workload
+from tfx_jax.models.gpt import GPTConfig
 from tfx_jax.models.seq2seq import Seq2SeqConfig
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.planning import workloads
-from tfx_jax.tasks import PairData, TranslationConfig, translation_loss
+from tfx_jax.tasks import LanguageModelConfig, PairData, TextData, TranslationConfig, translation_loss
 from tfx_jax.training import ExperimentConfig
 from tfx_jax.training.sharding.strategies import make_mesh
 from tfx_jax.training.step import TrainState
@@ -28,7 +29,16 @@ def training(*, model: str, rows: int, length: int, dtype: str, count: str = "to
     """Returns a step of `tfx-jax train`, counted in target tokens (`count` "tokens") or model FLOPs ("flops")."""
     ours = workloads.training(config_of(model, dtype), batch=rows, length=length)
     assert ours.flops is not None
-    return Workload(ours.run, ours.target_tokens if count == "tokens" else ours.flops)
+    return Workload(ours.run, ours.target_tokens if count == "tokens" else ours.flops, {"flops": ours.flops})
+
+
+def gpt_training(*, model: str, rows: int, length: int, dtype: str) -> Workload:
+    """Returns a training step of a GPT-2 without dropout, counted in tokens."""
+    config = GPTConfig(**DECODER_SIZES[model]._asdict(), dropout_rate=0.0, attention_dropout_rate=0.0, dtype=dtype)
+    task = LanguageModelConfig(TextData(max_length=length, tokens_per_batch=rows * length))
+    ours, plan = workloads.planned_training(ExperimentConfig(config, task))
+    assert plan.batch["inputs"] == (rows, length)
+    return Workload(ours.run, ours.target_tokens, {"flops": ours.flops})
 
 
 def recurrent_training(*, model: str, rows: int, length: int, is_attending: bool, dtype: str) -> Workload:

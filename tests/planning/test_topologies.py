@@ -58,7 +58,7 @@ def test_topology_that_does_not_exist_is_one_line():
 
 def test_missing_libtpu_is_one_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'^v5e:4x4 needs libtpu: pip install "tfx-jax\[plan\]"'):
+    with pytest.raises(UserError, match=r'^v5e:4x4 needs libtpu: pip install "tfx-jax\[plan\] @ git\+https'):
         topologies.tpu_devices("v5e:4x4")
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import re
 import typing
+from collections.abc import Mapping
 from typing import Any, cast
 
 from etils import epath
@@ -137,9 +138,18 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def unknown_field(name: str, config: Any) -> UserError:
-    """Returns the error for an override of a field that does not exist, with the most similar existing field."""
-    near = difflib.get_close_matches(name, flat(config), n=1, cutoff=0.4)
-    hint = f"; did you mean config.{near[0]}?" if near else ""
+    """Returns the error for an override of a field that does not exist, with the field that is spelled alike, if any.
+
+    Only the last part of the dotted name has to be alike: it is what users remember.
+    """
+
+    def last(path: str) -> str:
+        return path.rpartition(".")[2]
+
+    alike = difflib.get_close_matches(last(name), {last(path) for path in flat(config)}, n=1, cutoff=0.8)
+    paths = [path for path in flat(config) if alike and last(path) == alike[0]]
+    near = difflib.get_close_matches(name, paths, n=1, cutoff=0)
+    hint = f"; did you mean config.{near[0]}?" if near else "; --print-config prints all fields"
     return UserError(f"config has no field {name}{hint}")
 
 
@@ -210,6 +220,17 @@ def load_config(workdir: epath.PathLike) -> ExperimentConfig:
             f"{path} is damaged or from another version ({error}): restore a copy, or delete it and rerun the training "
             "command, which writes it"
         ) from None
+
+
+def config_of_fields(values: Mapping[str, Any]) -> ExperimentConfig:
+    """Returns the configuration with these fields, nested as in `config.json`; others have their defaults.
+
+    A checksum, "sha256", is ignored: the fields may have been edited on purpose.
+
+    Raises:
+      ValueError: if a field or class does not exist, or a value is not an object; the message names it.
+    """
+    return _from_dict(ExperimentConfig, {name: value for name, value in values.items() if name != "sha256"})
 
 
 def _described(config: ExperimentConfig) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from tfx_jax.training.sharding.distributed import abort_together, check_agreemen
 from tfx_jax.training.sharding.strategies import TrainSetup, make_mesh, shard_batch
 from tfx_jax.training.step import Metrics, TrainState
 from tfx_jax.training.train_setup import base_rng, make_train_setup
-from tfx_jax.training.workdir import find_workdir, make_workdir
+from tfx_jax.training.workdir import find_workdir, make_workdir, removes_rejected_run
 
 _MAX_BAD_STEPS = 20  # consecutive skipped steps after which the run stops
 
@@ -88,12 +88,14 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
         splits["validation"]
     elif config.eval_every or config.patience:
         raise UserError(
-            "config.eval_every and config.patience need a validation split, but config.task.data has none: add one, or "
-            "set both to 0"
+            "config.eval_every and config.patience need a validation split, but config.task.data has none: name its "
+            "validation files, or set both to 0"
         )
+    is_new = not workdir.exists()
     make_workdir(workdir)
     with (
         locked(workdir) if is_primary() else contextlib.nullcontext(),
+        removes_rejected_run(workdir, is_new=is_new) if is_primary() else contextlib.nullcontext(),
         stop_on_signals() as stop,
         _open_checkpoints(config, workdir) as checkpoints,
         contextlib.closing(Watchdog(config.hang_seconds)) as watchdog,
@@ -262,6 +264,7 @@ class _Trainer:
           UserError: at a bad step that was not skipped, or after too many skipped ones; checkpoints are not affected.
         """
         for step, metrics in finished:
+            self.progress.step(step)
             # A finite loss with a non-finite gradient has corrupted the parameters: they must not be saved.
             numbers = metrics.numbers
             values = {"loss": metrics.means["loss"].mean, "grad_norm": numbers["grad_norm"]}

@@ -155,7 +155,7 @@ def test_files_that_are_not_there(arrow, tmp_path):
 def test_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
-        UserError, match=r'a\.parquet needs pyarrow \(.*\): pip install "tfx-jax\[parquet\]"$'
+        UserError, match=r'a\.parquet needs pyarrow \(.*\): pip install "tfx-jax\[parquet\] @ git\+\S+"$'
     ) as caught:
         list(read_columns(pathlib.Path("a.parquet"), ["text"]))
     assert "\n" not in str(caught.value)

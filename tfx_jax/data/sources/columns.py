@@ -40,6 +40,30 @@ def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[s
         yield where, [value.strip() for value in values]
 
 
+def describe_columns(path: epath.PathLike) -> str | None:
+    """Describes the format and the columns of a text file, such as "CSV with columns text, stars".
+
+    Returns None if the name is not that of a `.csv` or `.jsonl`, and line 1 does not have several columns.
+
+    Raises:
+      UserError: if the file cannot be read, is empty or not UTF-8.
+    """
+    kind = str(path).removesuffix(".gz").rpartition(".")[2].lower()
+    first_line = next(read_lines(path))
+    if kind == "jsonl":
+        try:
+            row = parse_json(first_line)
+        except ValueError:
+            return None
+        return f"JSON lines with fields {', '.join(row)}" if isinstance(row, dict) else None
+    delimiter, name = ("\t", "TSV") if kind != "csv" and "\t" in first_line else (",", "CSV")
+    try:
+        columns = next(csv.reader([first_line], delimiter=delimiter, strict=True), [])
+    except csv.Error:
+        return None
+    return f"{name} with columns {', '.join(map(str.strip, columns))}" if len(columns) > 1 else None
+
+
 def csv_lines(path: epath.PathLike) -> Iterator[str]:
     r"""Yields the lines of a UTF-8 file, plain or `.gz`, for `csv.reader`, which also ends lines at a lone "\r".
 

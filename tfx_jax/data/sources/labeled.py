@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from etils import epath
 
-from tfx_jax.data.sources.columns import read_columns
+from tfx_jax.data.sources.columns import describe_columns, read_columns
 from tfx_jax.data.sources.lines import is_blank, read_lines
 from tfx_jax.data.sources.parquet import is_columnar
 from tfx_jax.errors import UserError
@@ -44,7 +44,10 @@ def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) ->
         where = f"{path}, line {number}"
         fields = [field.strip() for field in line.split("\t")]
         if len(fields) != 2 or any(map(is_blank, fields)):
-            raise UserError(f"{where}: {line[:40]!r} is not a label, one TAB and its text")
+            problem = f"{where}: {line[:40]!r} is not a label, one TAB and its text"
+            if number == 1 and (columns := describe_columns(path)):
+                problem += f"; if it is {columns}, set config.task.data.first_column and label_column to two of them"
+            raise UserError(problem)
         label, text = fields
         examples.append(LabeledText(text, _known(label, labels, where)))
     return examples

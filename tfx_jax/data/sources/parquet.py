@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from etils import epath
 
 from tfx_jax.data.sources.lines import MAX_LINE_BYTES
-from tfx_jax.errors import UserError, one_line
+from tfx_jax.errors import UserError, install_command, one_line
 from tfx_jax.files import open_regular
 
 _ARROW_MAGIC = b"ARROW1"  # of the format "file"
@@ -149,4 +149,4 @@ def _import_pyarrow(path: epath.PathLike) -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise UserError(f'{path} needs pyarrow ({one_line(error)}): pip install "tfx-jax[parquet]"') from None
+        raise UserError(f"{path} needs pyarrow ({one_line(error)}): {install_command('parquet')}") from None

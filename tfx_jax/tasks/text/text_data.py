@@ -16,7 +16,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.synthetic.grammar import grammar_documents
-from tfx_jax.tasks.files import FileData, check_files, split_paths
+from tfx_jax.tasks.files import FileData, check_files, check_share, split_paths
 
 _GRAMMAR_DOCUMENTS = {"train": 2_000, "validation": 100, "test": 100}
 
@@ -42,10 +42,6 @@ class TextData(FileData):
     tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
     max_length: int = at_least(1, 256)  # tokens of an example
     tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
-
-    def has_split(self, split: Split) -> bool:
-        """Returns whether the configuration names a split, or takes it from the end of the training text."""
-        return super().has_split(split) or (split == "validation" and self.validation_share > 0)
 
     def load(self, split: Split) -> TextDocuments:
         """Opens the documents of a split; lines, including empty ones, come without line breaks.
@@ -75,10 +71,7 @@ class TextData(FileData):
           UserError: if they are not.
         """
         check_files(self, model, what="row")
-        if self.validation_file and self.validation_share:
-            raise UserError(
-                "config.task.data.validation_file and validation_share must not both be set: keep one of them"
-            )
+        check_share(self)
 
     def tiny(self) -> None:
         """Sets a small built-in text."""

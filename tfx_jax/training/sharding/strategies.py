@@ -35,7 +35,7 @@ DATA_PARALLEL: Rules = ()
 # Every device holds a shard of each matrix; a layer's matrices are gathered when the layer runs (ZeRO stage 3:
 # Rajbhandari et al., 2020).
 FSDP: Rules = (
-    (r".*/(query|key|value)/kernel", P("fsdp", None, None)),
+    (r".*/(query|key|value|output_gate)/kernel", P("fsdp", None, None)),
     (r".*/out/kernel", P("fsdp")),
     (r".*/(up|gate)", P("fsdp", None)),
     (r".*/down", P("fsdp")),
@@ -45,8 +45,9 @@ FSDP: Rules = (
 # Every device computes some heads, some hidden units and the logits of a part of the vocabulary. Each sublayer ends
 # with a sum over devices (Megatron: Shoeybi et al., 2019).
 TENSOR_PARALLEL: Rules = (
-    (r".*/(query|key|value)/kernel", P("tensor", None)),
-    (r".*/(query|key|value)/bias", P("tensor", None)),
+    (r".*/(query|key|value|output_gate)/kernel", P("tensor", None)),
+    (r".*/(query|key|value|output_gate)/bias", P("tensor", None)),
+    (r".*/(query|key|value)_convolution/kernel", P("tensor", None)),
     (r".*/out/kernel", P("tensor", None, None)),
     (r".*/(up|up_bias|gate|gate_bias)", P("tensor")),
     (r".*/down", P("tensor", None)),
