@@ -221,7 +221,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.stream and arguments.json:
         raise UserError("--stream prints each token at once, --json only complete texts: choose one of them")
     if arguments.chat and arguments.model is None:
-        raise UserError("--chat needs --model: a workdir has no chat template; convert the run and add the template")
+        raise UserError("--chat needs --model: convert the run first, with the chat template of its tokenizer")
     if arguments.beam > 1 and (arguments.slide or arguments.chat):
         raise UserError("--slide and --chat need sampling, but --beam is above 1 (beam search): leave one of them out")
     if not all(arguments.stop):
