@@ -190,7 +190,9 @@ def test_labels_that_read_alike():
         as_written = staticmethod(_spelled)
         labels_as_written = TextToTextTask.labels_as_written
 
-    with pytest.raises(UserError, match="'card_arrival' and 'Card arrival' have the same text in words: rename one"):
+    with pytest.raises(
+        UserError, match="'card_arrival' and 'Card arrival' are both written as 'card arrival': rename one"
+    ):
         TextToTextTask._check_labels(Task())
 
 

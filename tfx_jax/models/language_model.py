@@ -79,7 +79,9 @@ class LanguageModel(nnx.Module):
           ValueError: if T exceeds `config.max_length`, or the attention does not support `segment_ids`.
         """
         if tokens.shape[1] > self.config.max_length:
-            raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
+            raise ValueError(
+                f"a sequence must have at most max_length={self.config.max_length} tokens, got {tokens.shape[1]}"
+            )
         x, extras = self.read(tokens, token_mask, positions, segment_ids, rngs, return_weights=return_attention)
         logits = self.logits_of(self.output().attend(self.last_norm(x)))
         if not return_attention:

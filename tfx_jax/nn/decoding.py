@@ -346,6 +346,8 @@ def fusing_obstacle(layers: Any) -> str | None:
     for attention in (layers.self_attention, getattr(layers, "cross_attention", None)):
         if attention is not None and decoding_of(attention.attention_fn) is None:
             return f"{_name_of(attention.attention_fn)} cannot decode from a cache (it has no `AttentionSpec.decoding`)"
+    if layers.self_attention.rotary is not None and layers.self_attention.rotary.depends_on_length:
+        return f"{layers.self_attention.rotary.scaling} rotary positions rotate all keys again as a text grows"
     if isinstance(layers, DecoderLayer) and not _is_plain(layers.cross_attention):
         return (
             "cross-attention must have only projections and a scale: no norms, rotary positions, sinks, soft cap, "

@@ -528,8 +528,13 @@ def _decoding_of(attention: MultiHeadAttention) -> CachedDecoding | RecurrentDec
 def _joined(*projections: Linear) -> tuple[Float[Array, "D N"], Float[Array, " N"] | None]:
     """Returns kernel and bias of one fused projection for several projections of the same input; flattens heads."""
     kernels = [projection.kernel[...].reshape(math.prod(projection.in_features), -1) for projection in projections]
-    biases = [projection.bias[...].reshape(-1) for projection in projections if projection.bias is not None]
-    return jnp.concatenate(kernels, axis=1), jnp.concatenate(biases) if biases else None
+    if all(projection.bias is None for projection in projections):
+        return jnp.concatenate(kernels, axis=1), None
+    biases = [
+        jnp.zeros(kernel.shape[1], kernel.dtype) if projection.bias is None else projection.bias[...].reshape(-1)
+        for projection, kernel in zip(projections, kernels, strict=True)
+    ]
+    return jnp.concatenate(kernels, axis=1), jnp.concatenate(biases)
 
 
 def _value(param: nnx.Param[Array] | None) -> Array | None:

@@ -130,7 +130,7 @@ class Run(Generic[AnyTask]):
         mesh = sharded[0].sharding.mesh
         if mesh not in self._models_by_mesh:
             self._models_by_mesh[mesh] = TrainedModel(
-                self.graphdef, None, place=functools.partial(shard_whole_batch, mesh)
+                self.graphdef, None, place=functools.partial(shard_whole_batch, mesh=mesh)
             )
         return self._models_by_mesh[mesh].replace(params, on_batch)
 

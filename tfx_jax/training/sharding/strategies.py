@@ -295,7 +295,10 @@ def _shards_of(mesh: Mesh, process_index: int | None) -> tuple[ProcessShard, tup
     process_index = jax.process_index() if process_index is None else process_index
     shards = _shards_by_process(mesh)
     if process_index not in shards:
-        raise UserError(f"config.mesh: process {process_index} has no device in the mesh; data=-1 uses all devices")
+        raise UserError(
+            f"config.mesh: process {process_index} has no device in the mesh, but every process needs one: set "
+            "config.mesh.data=-1 to use all devices"
+        )
     return shards[process_index]
 
 
@@ -327,7 +330,10 @@ def _shards_by_process(mesh: Mesh) -> dict[int, tuple[ProcessShard, tuple[int, .
 
 
 def batch_sharding(mesh: Mesh, num_axes: int) -> NamedSharding:
-    """Returns the sharding of a batch array: examples over the batch axes, positions (if any) over "sequence"."""
+    """Returns the sharding of a batch array: examples over the batch axes, positions over "sequence".
+
+    With `num_axes=1` only the examples are sharded; positions are not.
+    """
     return NamedSharding(mesh, P(*BATCH[:num_axes]))
 
 
@@ -362,12 +368,16 @@ def take_batch_shard(examples: np.ndarray, index: Any, mesh: Mesh, process_index
     return examples[first : first + shard_size, *index[1:]]
 
 
-def shard_whole_batch(mesh: Mesh, batch: Batch) -> Batch:
-    """Distributes a batch that every process has in full over the mesh, if its size divides evenly."""
+def shard_whole_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """Distributes a batch of NumPy arrays that every process has in full: examples over the batch axes of the mesh.
+
+    An array whose number of examples is not a multiple of `num_batch_shards` is returned unchanged, as a NumPy array.
+    """
 
     def spread(examples: np.ndarray) -> jax.Array | np.ndarray:
         if len(examples) % num_batch_shards(mesh):
             return examples
-        return jax.make_array_from_callback(examples.shape, batch_sharding(mesh, 1), examples.__getitem__)
+        by_example = batch_sharding(mesh, num_axes=1)  # positions are not sharded
+        return jax.make_array_from_callback(examples.shape, by_example, examples.__getitem__)
 
     return jax.tree.map(spread, batch)
