@@ -19,7 +19,7 @@ byte pairs, as in the paper, learned by SentencePiece.
     tfx-jax plan --config=transformer_wmt14_ende:big --topology=v5e:4x4 --config.model.dtype=bfloat16
 
 The first command downloads 1.7 GB from statmt.org, checks them against TFDS's checksums and builds array records in
-DIR, without TensorFlow (`pip install 'tfx-jax[tfds]'`). Interrupted, it goes on when it is run again; it takes about
+DIR, without TensorFlow (with the extra `tfds` of tfx-jax). Interrupted, it goes on when it is run again; it takes about
 3 GB of memory. For other machines, copy DIR/wmt14_translate to gs://BUCKET/DATA and train with that data_dir: each
 copies it to its own disk once (needs gcsfs). Neither statmt.org nor a real bucket could be reached where this was
 tested, on archives of the same layout and size.

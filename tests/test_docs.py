@@ -15,6 +15,7 @@ from tfx_jax import cli, training
 from tfx_jax.arguments import Parser
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.data.tokenizers.train import train_or_load_folder
+from tfx_jax.errors import SOURCE
 from tfx_jax.models import GPT, BertConfig, BertMaskedLM, GPTConfig, hf
 from tfx_jax.training.config import validate
 
@@ -270,3 +271,14 @@ def test_links_lead_somewhere(page):
     places = [place for place in re.findall(r"\]\(([^)#]+)", text) if "://" not in place]
     places += re.findall(r'<img src="([^"]+)"', text)
     assert [place for place in places if not (ROOT / page).parent.joinpath(place).exists()] == []
+
+
+def test_extras_are_installed_from_where_they_are():
+    """Before a release, `pip install "tfx-jax[plan]"` finds nothing."""
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("colab/*.py")]
+    files += [path for folder in ("tfx_jax", "experiments", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    commands = [line for path in files for line in path.read_text().splitlines() if 'install "tfx-jax' in line]
+    assert len(commands) > 5
+    assert [line for line in commands if f"] @ {SOURCE}" not in line and f"tfx-jax @ {SOURCE}" not in line] == [
+        "    return f'pip install \"tfx-jax[{extra}] @ {SOURCE}\"'"
+    ]

@@ -6,8 +6,8 @@
     tfx.load("runs/topics").predict(["The market fell."])
     tfx.generate(tfx.load("gpt2"), "Once upon")
 
-Packages: `functional` (jax and numpy only), `nn`, `models`, `generation`, `data`, `synthetic`, `metrics`, `tasks`,
-`training` and `planning`. Each is imported at its first use, which keeps `import tfx_jax` fast.
+Packages: `functional` (needs jax and jaxtyping only), `nn`, `models`, `generation`, `data`, `synthetic`, `metrics`,
+`tasks`, `training` and `planning`. Each is imported at its first use, which keeps `import tfx_jax` fast.
 """
 
 import importlib
@@ -46,10 +46,17 @@ else:  # hidden from type checkers: with `__getattr__` they would accept any att
             from importlib.metadata import version
 
             return version("tfx-jax")
-        if name in _FUNCTIONS:
-            return getattr(importlib.import_module(f"tfx_jax.{_FUNCTIONS[name]}"), name)
-        if name in __all__:
-            return importlib.import_module(f"tfx_jax.{name}")
+        try:
+            if name in _FUNCTIONS:
+                return getattr(importlib.import_module(f"tfx_jax.{_FUNCTIONS[name]}"), name)
+            if name in __all__:
+                return importlib.import_module(f"tfx_jax.{name}")
+        except ModuleNotFoundError as error:  # installed with jax and jaxtyping only, which `functional` needs
+            # `help(tfx_jax)` skips missing attributes, but does not survive other errors.
+            raise AttributeError(
+                f"tfx_jax.{name} needs the package {error.name}, which is not installed: install tfx-jax with its "
+                "dependencies (without --no-deps)"
+            ) from error
         raise AttributeError(f"module 'tfx_jax' has no attribute {name!r}")
 
 

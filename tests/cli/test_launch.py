@@ -541,7 +541,7 @@ def test_a_dry_run_says_in_a_line_what_it_would_plan_with(capfd, monkeypatch):
     written = capfd.readouterr().err
     assert written.count("\n") == 1
     assert "v5e:4x4" in written
-    assert 'pip install "tfx-jax[plan]"' in written
+    assert 'pip install "tfx-jax[plan] @ git+https' in written
     monkeypatch.setattr(launch, "has_libtpu", lambda: True)
     evaluate = ["evaluate", "--workdir=gs://bucket/demo"]
     assert main(["launch", "xpk", "--dry-run", *OPTIONS["xpk"], "--", *evaluate]) == 0

@@ -29,10 +29,10 @@ def _attention(**options):
 
 
 @functools.cache
-def _encoder_layer(pre_norm=False, dropout_rate=0.0):
+def _encoder_layer(pre_norm=False, dropout_rate=0.0, **options):
     def make(rngs):
         residual = functools.partial(Residual, D, pre_norm=pre_norm, dropout_rate=dropout_rate)
-        return EncoderLayer(_attention(rngs=rngs), FeedForward(D, F, rngs=rngs), residual)
+        return EncoderLayer(_attention(rngs=rngs, **options), FeedForward(D, F, rngs=rngs), residual)
 
     return _drawn(lambda: make(nnx.Rngs(0)))
 
@@ -283,8 +283,8 @@ def test_a_target_read_in_parts_with_a_cache_is_the_target_read_at_once(first):
     np.testing.assert_allclose(found, want, rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("first", [0, 1, 3])
-def test_a_text_read_in_parts_with_a_cache_is_the_text_read_at_once(first):
+@pytest.mark.parametrize(("first", "convolution_width"), [(0, 3), (1, 0), (3, 3)])
+def test_a_text_read_in_parts_with_a_cache_is_the_text_read_at_once(first, convolution_width):
     """What the cache holds then are the keys and values of the whole; one token of the text is padding."""
     x, exists = normal(1, B, T, D), np.ones((B, T), bool)
     exists[1, 2] = False
@@ -299,12 +299,22 @@ def test_a_text_read_in_parts_with_a_cache_is_the_text_read_at_once(first):
             parts, cache = [*parts, y], found["cache"]
         return (whole, extras["cache"]), (jnp.concatenate(parts, axis=1), cache)
 
-    want, found = run(_encoder_layer())
+    want, found = run(_encoder_layer(convolution_width=convolution_width))
     assert found[1].key.shape == (B, T, N, H)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-5), found, want)
 
 
-@pytest.mark.parametrize("option", [{"logits_soft_cap": 5.0}, {"use_sinks": True}, {"rotary": RotaryConfig()}], ids=str)
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"logits_soft_cap": 5.0},
+        {"use_sinks": True},
+        {"rotary": RotaryConfig()},
+        {"convolution_width": 2},
+        {"use_output_gate": True},
+    ],
+    ids=str,
+)
 def test_a_layer_whose_cross_attention_has_more_than_a_scale_is_not_fused(option):
     def make(own, cross):
         attentions = _attention(rngs=nnx.Rngs(0), **own), _attention(rngs=nnx.Rngs(0), **cross)

@@ -74,7 +74,7 @@ def test_libtpu_does_not_describe_it(tpu_devices, monkeypatch, topology):
 
 def test_missing_libtpu_is_one_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'^v5e:4x4 needs libtpu: pip install "tfx-jax\[plan\]"'):
+    with pytest.raises(UserError, match=r'^v5e:4x4 needs libtpu: pip install "tfx-jax\[plan\] @ git\+https'):
         topologies.tpu_devices("v5e:4x4")
 
 

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.attentions import KINDS
 from tests.flops import encoder_decoder, search
 from tests.nn.programs import started
+from tests.tiers import slow_but
 from tfx_jax.errors import UserError
 from tfx_jax.functional import beam_search
 from tfx_jax.generation.decoding import BeamSearch, decode
@@ -126,7 +128,7 @@ def test_search_never_stops_early(monkeypatch, int8):
 
 @pytest.mark.compiles(24, "what an attention is bound to, such as random features, is drawn outside of the program")
 @pytest.mark.parametrize("with_gradient", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", slow_but(ATTENTIONS, *KINDS))
 def test_every_attention_runs_or_says_why_not(name, with_gradient):
     if name in TAKES_ANOTHER_DEVICE:
         with pytest.raises(

@@ -41,7 +41,11 @@ def test_flat_names_every_leaf():
         ("model.num_layer", "; did you mean config.model.num_layers?"),
         ("num_layers", "; did you mean config.model.num_layers?"),
         ("label_smothing", "; did you mean config.task.label_smoothing?"),
-        ("xyzzy", ""),
+        ("model.learning_rate", "; did you mean config.optimizer.peak_learning_rate?"),
+        ("task.data.vocab_size", "; did you mean config.model.vocab_size?"),
+        ("batch_size", "; --print-config prints all fields"),
+        ("model.window_length", "; --print-config prints all fields"),
+        ("xyzzy", "; --print-config prints all fields"),
     ],
 )
 def test_unknown_field_names_the_nearest(name, hint):

@@ -145,6 +145,7 @@ def typed(monkeypatch, text):
     monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=io.BytesIO(text.encode())))
 
 
+@pytest.mark.slow
 def test_lines_in_as_many_answers_out(workdir, monkeypatch, capfd):
     expected = load(workdir).predict([line.split("\t") for line in LINES])
     assert load(workdir).predict([]) == []

@@ -1,6 +1,7 @@
 """The command `tfx-jax VERB`: runs the module of the verb and prints errors as one line."""
 
 import contextlib
+import difflib
 import importlib
 import importlib.metadata
 import os
@@ -31,10 +32,11 @@ VERBS = {
     "check-attention": "compare any attention function, yours or a library's, with the formula on 94 cases",
     "plan": "predict, without the accelerators, whether a training run fits on TPUs or GPUs and how long it takes",
     "launch": "run a verb on several processes, a TPU slice or a cluster",
+    "completion": "print the script with which bash, zsh or tcsh completes verbs, options and experiments",
 }
 
 _USAGE = (
-    "usage: tfx-jax VERB [options]; tfx-jax VERB --help lists the options of a verb; tfx-jax --version\n\n"
+    "usage: tfx-jax VERB [options]; tfx-jax help VERB lists the options of a verb; tfx-jax --version\n\n"
     + "".join(f"  {verb:<15} {summary}\n" for verb, summary in VERBS.items())
 )
 
@@ -50,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         process.set_up_streams()
     process.use_utf8(sys.stdin, sys.stdout, sys.stderr)
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if len(arguments) > 1 and arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
         return _flush(0 if arguments else 2)
@@ -62,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     verb = arguments.pop(0)
     if verb not in VERBS:
-        print(f"tfx-jax: unknown verb {verb!r}; use one of {', '.join(VERBS)}", file=sys.stderr)
+        similar = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {similar[0]}?" if similar else f"use one of {', '.join(VERBS)}"
+        print(f"tfx-jax: unknown verb {printable(verb)!r}; {hint}", file=sys.stderr)
         return 2
     if sys.stdout is None:  # the parent process closed it
         print(f"tfx-jax {verb}: standard output is closed", file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from tfx_jax.arguments import Parser
 from tfx_jax.cli import VERBS
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, install_command
 from tfx_jax.launch import TARGETS, Plan
 from tfx_jax.planning.topologies import has_libtpu
 
@@ -85,7 +85,7 @@ def _write(text: str, output: str | None) -> int:
 def _print_plan(arguments: Sequence[str], topology: str, num_slices: int) -> None:
     """Prints to stderr the plan of `tfx-jax plan` for the TPU slices of the launch, or why there is none."""
     if not has_libtpu():
-        lines = [f'no prediction for {topology}: pip install "tfx-jax[plan]" to see whether the run fits and its speed']
+        lines = [f"no prediction for {topology}: {install_command('plan')} to see whether the run fits and its speed"]
     else:
         from tfx_jax.cli.plan import described, plan_topology  # takes seconds to import
 

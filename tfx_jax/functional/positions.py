@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
-from tfx_jax.functional.attention.masks import ScoreMod, check_floats
+from tfx_jax.functional.attention.signature import ScoreMod, check_floats
 from tfx_jax.functional.layers import lookup
 
 

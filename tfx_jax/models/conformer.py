@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.attention.masks import padding_mask
+from tfx_jax.functional.attention.signature import padding_mask
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention

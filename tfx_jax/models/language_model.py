@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention.masks import SegmentIds
+from tfx_jax.functional.attention.signature import SegmentIds
 from tfx_jax.models.padding import hide_padding, left_aligned, positions_from_mask
 from tfx_jax.nn.attention import KVCache
 from tfx_jax.nn.basic import Embedding

@@ -70,6 +70,8 @@ class LlamaConfig:
     window_rotary_base: float | None = None  # rotary base of layers with window attention; None: as the others
     no_rotary_every: int = at_least(0, 0)  # every such layer has no rotary positions: 4 in SmolLM3; 0: all have
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
+    convolution_width: int = at_least(0, 0)  # tokens in a causal convolution of queries, keys and values; 0: none
+    use_output_gate: bool = False  # whether the outputs of heads are multiplied by sigmoids of the layer's input
     dropout_rate: float = fraction(0.0)  # of embeddings and branches
     attention_dropout_rate: float = fraction(0.0)
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
@@ -171,6 +173,8 @@ class Llama(LanguageModel):
                 use_out_bias=c.use_out_bias,
                 use_sinks=c.use_sinks,
                 rotary=rotary,
+                convolution_width=c.convolution_width,
+                use_output_gate=c.use_output_gate,
                 dropout_rate=c.attention_dropout_rate,
                 attention_fn=attention_fn or attention_config.make(c.num_heads, c.head_size, rngs=rngs),
                 scale=c.attention_scale,
@@ -193,8 +197,9 @@ class Llama(LanguageModel):
             )
             # Replace the initial values of all matrices except the router's by the normal distribution.
             network = feed_forward.experts if isinstance(feed_forward, MixtureOfExperts) else feed_forward
-            for param in (attention.query, attention.key, attention.value, attention.out):
-                param.kernel[...] = _normal(rngs, param.kernel)
+            for param in (attention.query, attention.key, attention.value, attention.out, attention.output_gate):
+                if param is not None:
+                    param.kernel[...] = _normal(rngs, param.kernel)
             for param in (network.up, network.gate, network.down):
                 if param is not None:
                     param[...] = _normal(rngs, param)

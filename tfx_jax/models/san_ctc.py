@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.attention.masks import padding_mask
+from tfx_jax.functional.attention.signature import padding_mask
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention

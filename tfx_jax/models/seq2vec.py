@@ -15,7 +15,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.additive import additive_attention
 from tfx_jax.functional.attention.dense import attention_from_logits
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.masks import Mask
+from tfx_jax.functional.attention.signature import Mask
 from tfx_jax.functional.attention.structured import redundancy_penalty, structured_pooling
 from tfx_jax.functional.layers import lookup
 from tfx_jax.models.config import DTYPES

@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
-from tfx_jax.functional.attention.masks import Bias, Mask
+from tfx_jax.functional.attention.signature import Bias, Mask
 from tfx_jax.functional.attention.spec import CachedDecoding, RecurrentDecoding
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.nn.attention import (
@@ -73,6 +73,13 @@ class FusedKVCache(NamedTuple):
         return self.key.transpose(0, 3, 1, 2), self.value.swapaxes(1, 2)
 
 
+class ConvolvedPast(NamedTuple):
+    """Past of a layer with a short convolution: that of its attention, and the last tokens before the convolution."""
+
+    past: Any
+    recent: dict[str, Float[Array, "R W-1 heads _"]]
+
+
 class FusedDecoderLayer(nnx.Module):
     """A layer of a decoder or of a language model that processes one token per row."""
 
@@ -100,6 +107,9 @@ class FusedDecoderLayer(nnx.Module):
         self.d_v = attention.value.kernel.shape[2]
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         self.rotary, self.sinks = attention.rotary, attention.sinks
+        self.output_gate = attention.output_gate
+        convolutions = {name: getattr(attention, f"{name}_convolution") for name in ("query", "key", "value")}
+        self.convolutions = nnx.Dict({name: layer for name, layer in convolutions.items() if layer is not None})
         self.gates = nnx.Dict({name: getattr(attention, f"gate_{name}") for name in attention.gate_names})
         decoding = _decoding_of(attention)
         is_recurrent = isinstance(decoding, RecurrentDecoding)
@@ -121,16 +131,22 @@ class FusedDecoderLayer(nnx.Module):
         """Returns an empty cache of keys, values and gates."""
         gates = {name: jnp.zeros((batch_size, 0, *gate.kernel.shape[1:]), dtype) for name, gate in self.gates.items()}
         empty = KVCache.empty(batch_size, self.num_kv_heads, self.d_k, self.d_v, dtype)
-        return empty._replace(gates=gates)
+        recent = {
+            name: jnp.zeros((batch_size, layer.kernel.shape[0] - 1, *layer.kernel.shape[1:]), dtype)
+            for name, layer in self.convolutions.items()
+        }
+        return empty._replace(gates=gates, recent=recent or None)
 
     def init_cache(
         self, past: KVCache, is_past: Bool[Array, "B P"] | None, *, max_new_tokens: int, num_beams: int
     ) -> "FusedKVCache | Any":
         """Returns the `past` of the first `__call__`: a cache with room for `max_new_tokens`, or a recurrent state."""
         if self.read_fn is None:
-            return _extended_cache(FusedKVCache.of(past.key, past.value), max_new_tokens, num_beams)
-        mask = None if is_past is None else is_past[:, None, None, :]
-        return self.read_fn(past.key, past.value, mask, **(past.gates or {}), **self._parameters(past.key.dtype))
+            state = _extended_cache(FusedKVCache.of(past.key, past.value), max_new_tokens, num_beams)
+        else:
+            mask = None if is_past is None else is_past[:, None, None, :]
+            state = self.read_fn(past.key, past.value, mask, **(past.gates or {}), **self._parameters(past.key.dtype))
+        return state if past.recent is None else ConvolvedPast(state, past.recent)
 
     def _parameters(self, dtype: DTypeLike) -> dict[str, Array]:
         """Returns the attention's own parameters and state as options; empty for most attentions."""
@@ -152,7 +168,8 @@ class FusedDecoderLayer(nnx.Module):
         Args:
           x: the newest token of each row; R = B * W rows, the W beams of an input next to each other.
           past: keys and values of all beams so far, [B, K, H, S] and [B, K, S, U], S = L * W, with room for L tokens;
-            or the recurrent state of each row, for an attention that decodes from one.
+            or the recurrent state of each row, for an attention that decodes from one. With a short convolution a
+            `ConvolvedPast` of either.
           position: number of tokens in the cache; x is written there.
           mask: which keys of an input belong to the tokens of each beam, x included.
           memory: projected keys and values of the encoder's output, [B, K, H, S] and [B, K, S, U]; None for a layer
@@ -166,6 +183,10 @@ class FusedDecoderLayer(nnx.Module):
         """
         shape, beams = x.shape, (mask.shape[0], x.shape[0] // mask.shape[0])
 
+        recent = {}
+        if isinstance(past, ConvolvedPast):
+            past, recent = past
+
         def attend_self(x: Array) -> tuple[Array, Any]:
             # The beams of an input are the queries of one attention to the keys of all its beams; the mask selects.
             joined = self.query_key_value(x).reshape(*beams, -1)
@@ -174,6 +195,13 @@ class FusedDecoderLayer(nnx.Module):
             query, key, value = (
                 part.reshape(*beams, -1, size) for part, size in zip(parts, (self.d_k, self.d_k, self.d_v), strict=True)
             )
+            newest = {}
+            if self.convolutions:
+                parts = {"query": query, "key": key, "value": value}
+                rows = {name: part.reshape(*shape[:2], *part.shape[2:]) for name, part in parts.items()}
+                newest = {name: self.convolutions[name].last_tokens(x, recent[name]) for name, x in rows.items()}
+                rows = {name: self.convolutions[name](x, recent[name]) for name, x in rows.items()}
+                query, key, value = (rows[name].reshape(parts[name].shape) for name in ("query", "key", "value"))
             token_positions = jnp.broadcast_to(position if positions is None else positions, beams)
             query = with_positions(query, self.query_norm, self.rotary, token_positions)
             key = with_positions(key, self.key_norm, self.rotary, token_positions)
@@ -186,7 +214,11 @@ class FusedDecoderLayer(nnx.Module):
                 extended = past.append(FusedKVCache.of(key, value), position)
                 attend = cast(AttentionFn, self.attention_fn)
                 context = attend(query, *extended.keys_and_values(), bias, mask=mask, **options)
-            return self.self_out(context.reshape(*shape[:2], -1)), extended
+            extended = ConvolvedPast(extended, newest) if newest else extended
+            context = context.reshape(*shape[:2], -1)
+            if self.output_gate is not None:
+                context = context * jax.nn.sigmoid(self.output_gate(x)).reshape(context.shape)
+            return self.self_out(context), extended
 
         def attend_memory(attend: AttentionFn, memory: FusedKVCache, x: Array) -> tuple[Array, None]:
             query = self.cross_query(x).reshape(*beams, -1, memory.key.shape[2])
@@ -324,8 +356,8 @@ def init_fused_cache(
         "position": jnp.full((), num_past, jnp.int32),
         # Which beam wrote each token of a row. The prompt is stored once, as if the first beam had written it.
         "beam_ancestry": jnp.zeros((batch_size, num_past + max_new_tokens), jnp.int32),
-        "past": BeamInvariant([past if isinstance(past, FusedKVCache) else None for past in pasts]),
-        "states": [None if isinstance(past, FusedKVCache) else past for past in pasts],
+        "past": BeamInvariant([_split_past(past)[0] for past in pasts]),
+        "states": [_split_past(past)[1] for past in pasts],
         "constants": BeamInvariant(constants),
     }
 
@@ -387,7 +419,7 @@ def fused_step(
     ):
         x, extended = step(
             x,
-            state if layer_cache is None else layer_cache,
+            _joined_past(layer_cache, state),
             position,
             masks[step.is_visible],
             memory,
@@ -395,10 +427,27 @@ def fused_step(
             layer_bias,
             positions=newest,
         )
-        pasts.append(None if layer_cache is None else extended)
-        states.append(extended if layer_cache is None else None)
+        layer_cache, state = _split_past(extended)
+        pasts.append(layer_cache)
+        states.append(state)
     new_cache = {"position": position + 1, "beam_ancestry": beam_ancestry}
     return score(x), cache | new_cache | {"past": BeamInvariant(pasts), "states": states}
+
+
+def _split_past(past: Any) -> tuple[FusedKVCache | None, Any]:
+    """Splits a layer's past into what stays when beams are reordered, keys and values, and the state of each row."""
+    if isinstance(past, FusedKVCache):
+        return past, None
+    if isinstance(past, ConvolvedPast) and isinstance(past.past, FusedKVCache):
+        return past.past, past._replace(past=None)
+    return None, past
+
+
+def _joined_past(cache: FusedKVCache | None, state: Any) -> Any:
+    """Returns the past that `_split_past` split."""
+    if cache is None:
+        return state
+    return cache if state is None else ConvolvedPast(cache, state.recent)
 
 
 def _extended_cache(past: FusedKVCache, max_new_tokens: int, num_beams: int) -> FusedKVCache:
@@ -433,7 +482,10 @@ def fusing_obstacle(layers: Any) -> str | None:
         if attention is not None and decoding_of(attention.attention_fn) is None:
             return f"{_name_of(attention.attention_fn)} cannot decode from a cache (it has no `AttentionSpec.decoding`)"
     if isinstance(layers, DecoderLayer) and not _is_plain(layers.cross_attention):
-        return "cross-attention must have only projections and a scale: no norms, rotary positions, sinks or soft cap"
+        return (
+            "cross-attention must have only projections and a scale: no norms, rotary positions, sinks, soft cap, "
+            "convolution or output gate"
+        )
     return None
 
 
@@ -453,6 +505,7 @@ def _warn_of_slow_decoding(obstacle: str) -> None:
 def _is_plain(cross: MultiHeadAttention) -> bool:
     """Whether cross-attention has only projections and a scale, which is all that the fused layer supports."""
     others = (cross.query_norm, cross.key_norm, cross.rotary, cross.sinks, cross.logits_soft_cap)
+    others += (cross.query_convolution, cross.output_gate)
     is_recurrent = isinstance(decoding_of(cross.attention_fn), RecurrentDecoding)
     return not is_recurrent and all(other is None for other in others)
 

@@ -9,7 +9,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from tfx_jax.functional.attention.masks import Bias, Mask
+from tfx_jax.functional.attention.signature import Bias, Mask
 from tfx_jax.nn.attention import KVCache, MultiHeadAttention
 from tfx_jax.nn.basic import FeedForward, LayerNorm, drop
 from tfx_jax.nn.moe import MixtureOfExperts
@@ -189,9 +189,11 @@ def _attend(
     **options: Any,
 ) -> tuple[Array, dict[str, Any]]:
     """Attends from `x` to a cache and to `x`; returns the output and the extras "self" (weights) and "cache"."""
-    new_entries = attention.project_cache(x, positions)
+    recent = None if cache is None else cache.recent
+    tokens = {"mask": options.get("mask"), "segment_ids": options.get("segment_ids"), "recent": recent}
+    new_entries = attention.project_cache(x, positions, **tokens)
     extended = new_entries if cache is None else cache.append(new_entries)
-    options |= {"gates": extended.gates, "positions": positions, "return_weights": return_weights}
+    options |= {"gates": extended.gates, "positions": positions, "recent": recent, "return_weights": return_weights}
     y, weights = _with_extra(attention.attend(x, extended.key, extended.value, **options))
     extras: dict[str, Any] = {"self": weights} if return_weights else {}
     return y, extras | {"cache": extended} if return_cache or cache is not None else extras

@@ -41,7 +41,7 @@ from tfx_jax.training.sharding.distributed import abort_together, check_agreemen
 from tfx_jax.training.sharding.strategies import TrainSetup, make_mesh, shard_batch
 from tfx_jax.training.step import Metrics, TrainState
 from tfx_jax.training.train_setup import base_rng, make_train_setup
-from tfx_jax.training.workdir import find_workdir, make_workdir
+from tfx_jax.training.workdir import find_workdir, make_workdir, removes_rejected_run
 
 _MAX_BAD_STEPS = 20  # consecutive skipped steps after which the run stops
 
@@ -88,12 +88,14 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
         splits["validation"]
     elif config.eval_every or config.patience:
         raise UserError(
-            "config.eval_every and config.patience need a validation split, but config.task.data has none: add one, or "
-            "set both to 0"
+            "config.eval_every and config.patience need a validation split, but config.task.data has none: name its "
+            "validation files, or set both to 0"
         )
+    is_new = not workdir.exists()
     make_workdir(workdir)
     with (
         locked(workdir) if is_primary() else contextlib.nullcontext(),
+        removes_rejected_run(workdir, is_new=is_new) if is_primary() else contextlib.nullcontext(),
         stop_on_signals() as stop,
         _open_checkpoints(config, workdir) as checkpoints,
         contextlib.closing(Watchdog(config.hang_seconds)) as watchdog,
@@ -154,6 +156,7 @@ class _Trainer:
         check_state(self.memory, device_memory(self.mesh))
         self.evaluations: list[dict[str, float]] = []
         self.start_message = ""
+        self.base: dict[str, Any] | None = None  # record of frozen parameters that checkpoints leave out
         self.state = self._restore(training)
         self.rng = base_rng(config)
         self.saved_step = self.last_done_step = int(self.state.step)  # waits until the state is computed
@@ -182,11 +185,13 @@ class _Trainer:
                 self.watchdog.beat("initializes the parameters")
                 return training.first_state()
             self.watchdog.beat(None)  # no limit: the pretrained model may have to be downloaded
-            state, self.start_message = init_from_state(training, self.config.init_from)
+            state, self.base, self.start_message = init_from_state(
+                training, self.config.init_from, self.run.frozen_paths
+            )
             return state
         state, extra = restored
         self.iterator.set_state(extra["data"])
-        self.evaluations = extra["evaluations"]
+        self.evaluations, self.base = extra["evaluations"], extra.get("base")
         return state
 
     def train(self, stop: StopRequest) -> None:
@@ -247,6 +252,7 @@ class _Trainer:
     def _save(self, score: float | None = None) -> None:
         self.watchdog.beat("saves")
         extra = {"data": self.iterator.get_state(), "evaluations": self.evaluations}
+        extra |= {"base": self.base} if self.base else {}
         with self.meter.timed("save"):
             self.checkpoints.save(self.state, extra, score=score)
         self.saved_step = int(self.state.step)
@@ -258,6 +264,7 @@ class _Trainer:
           UserError: at a bad step that was not skipped, or after too many skipped ones; checkpoints are not affected.
         """
         for step, metrics in finished:
+            self.progress.step(step)
             # A finite loss with a non-finite gradient has corrupted the parameters: they must not be saved.
             numbers = metrics.numbers
             values = {"loss": metrics.means["loss"].mean, "grad_norm": numbers["grad_norm"]}

@@ -1,5 +1,6 @@
 """Loading a trained or pretrained model for predictions and text generation."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from etils import epath
 from flax import nnx
 
 from tfx_jax.data.sources.lines import is_blank, list_of_texts
+from tfx_jax.data.tokenizers.chat import ChatTemplate, load_chat_template
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, load_folder_tokenizer
 from tfx_jax.errors import UserError, check_text
 from tfx_jax.hub import local_folder
@@ -95,6 +97,7 @@ class LoadedModel:
         eos_ids: Sequence[int] = (),
         predictor: Predictor | None = None,
         reason: str = "",
+        source: epath.PathLike = "the model",
     ):
         """Combines the parts.
 
@@ -104,9 +107,19 @@ class LoadedModel:
           eos_ids: tokens that end a generated text.
           predictor: computes predictions; None if the model has no task that takes text.
           reason: error message for `predict` if there is no predictor.
+          source: folder of the chat template.
         """
         self.model, self.tokenizer, self.eos_ids = model, tokenizer, tuple(eos_ids)
-        self._predictor, self._reason = predictor, reason
+        self._predictor, self._reason, self._source = predictor, reason, source
+
+    @functools.cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The template that turns a conversation into a prompt.
+
+        Raises:
+          UserError: if the folder has none, see `load_chat_template`.
+        """
+        return load_chat_template(self._source)
 
     def predict(self, inputs: Sequence[str | Sequence[str]]) -> list[Prediction]:
         """Returns labels, tags, answers or translations; see `Predictor.predict`.
@@ -142,6 +155,7 @@ def load(source: epath.PathLike) -> LoadedModel:
             tokenizer,
             eos_ids=() if tokenizer is None or tokenizer.eos_id is None else (tokenizer.eos_id,),
             predictor=Predictor(run, params) if is_answering else None,
+            source=folder,
             reason=f"{source} was trained as a {type(run.task).__name__}, which answers no text: use tfx_jax.generate",
         )
     model, reason = hf.load(folder), f"{source} is a pretrained model without a task: fine-tune it, or use generate"
@@ -151,4 +165,4 @@ def load(source: epath.PathLike) -> LoadedModel:
         if isinstance(model, DecodingModel):  # cannot generate without a tokenizer
             raise
         tokenizer = None
-    return LoadedModel(model, tokenizer, eos_ids=hf.end_ids(folder), reason=reason)
+    return LoadedModel(model, tokenizer, eos_ids=hf.end_ids(folder), reason=reason, source=folder)

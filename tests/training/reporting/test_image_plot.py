@@ -90,6 +90,7 @@ def test_mistakes_are_one_line(workdir, arguments, message, capsys):
     assert message in line
 
 
+@pytest.mark.slow
 def test_attend_draws_what_makes_a_class(classifier, tmp_path, capsys):
     """Files may have any size: the square in their middle is what the model reads."""
     scene = draw_scene((0, 1, 2), held_out=True).image

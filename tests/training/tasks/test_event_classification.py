@@ -145,6 +145,7 @@ def test_what_does_not_go_together_is_refused(values, message, tmp_path):
 
 
 @pytest.mark.parametrize(("pooling", "columns"), [("additive", 4), ("structured", 7)])
+@pytest.mark.slow
 def test_every_row_of_attention_is_listed(pooling, columns, tmp_path, capsys):
     """On the command line: behind weight, name, value and time, if there are several."""
     fields = {"model.pooling": pooling, "model.num_hops": 3, "num_steps": 1, "mesh.data": 1}

@@ -217,6 +217,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.compiles(60, "two trainings, and a search of each kind")
+@pytest.mark.slow
 def test_training_learns_and_goes_on_bit_for_bit(trained, tmp_path):
     workdir, config, result = trained
     assert result.evaluations[-1]["cer"] < 25

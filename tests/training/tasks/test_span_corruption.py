@@ -69,6 +69,7 @@ def restored(task, rows):
     return found
 
 
+@pytest.mark.slow
 def test_training_learns_and_evaluates(trained):
     workdir, result = trained
     first, last = result.evaluations

@@ -130,6 +130,7 @@ def trained(folder, tmp_path_factory):
     return workdir, train(config, workdir)
 
 
+@pytest.mark.slow
 def test_training_learns(trained):
     _, result = trained
     assert result.evaluations[-1]["accuracy"] > 90

@@ -15,13 +15,19 @@ from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.dense import attention_from_logits
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def additive_attention(
     query: Float[Array, "B T N H"],
@@ -116,7 +122,7 @@ def additive_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def general_attention(
     query: Float[Array, "B T N H"],

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.linear_recurrences import RETENTION, init_steps_and_rates, steps_and_rates
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
 from tfx_jax.functional.attention.recurrent import (
     Updates,
     check_recurrent,
@@ -19,12 +18,19 @@ from tfx_jax.functional.attention.recurrent import (
     recurrent_decoding,
     to_float32,
 )
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import RecurrentDecoding
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def delta_rule(
     query: Float[Array, "B T N H"],
@@ -94,7 +100,7 @@ def _delta(key: Float[Array, "B S K H"], beta: Float[Array, "B S K"]) -> Updates
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def gated_delta_rule(
     query: Float[Array, "B T N H"],
@@ -166,7 +172,7 @@ def gated_delta_rule(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def kimi_delta_attention(
     query: Float[Array, "B T N H"],

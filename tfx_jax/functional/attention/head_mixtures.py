@@ -9,14 +9,20 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.dense import masked_logits, masked_softmax, weighted_values
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.layers import dropout
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def talking_heads_attention(
     query: Float[Array, "B T N H"],
@@ -84,7 +90,7 @@ def talking_heads_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def differential_attention(
     query: Float[Array, "B T N H"],

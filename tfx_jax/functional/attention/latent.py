@@ -8,13 +8,19 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    check_shapes,
+    shard_like_query,
+    weights_on_request,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 def latent_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K R"],

@@ -14,17 +14,23 @@ from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.attention.blocks import attend_in_blocks, check_over_keys, cut
 from tfx_jax.functional.attention.dot_product import decode_densely
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option, SeesBack, SeesBlock
 from tfx_jax.functional.attention.token_order import TokenOrder, attend_in_order, order_tokens, positions_of
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 SMALLEST_BLOCK = 32
 """Fewest queries in a block by default: smaller products leave matrix units idle."""
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def local_attention(
     query: Float[Array, "B T N H"],
@@ -104,7 +110,7 @@ def local_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def sliding_window_attention(
     query: Float[Array, "B T N H"],

@@ -9,14 +9,20 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import dot_product_weights, weighted_values
-from tfx_jax.functional.attention.masks import check_shapes, refuse_pairs, visible_keys
+from tfx_jax.functional.attention.signature import (
+    check_shapes,
+    refuse_pairs,
+    shard_like_query,
+    visible_keys,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.layers import dropout
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def linformer_attention(
     query: Float[Array, "B T N H"],
@@ -88,7 +94,7 @@ def linformer_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def induced_attention(
     query: Float[Array, "B T N H"],

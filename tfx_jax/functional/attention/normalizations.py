@@ -10,9 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.dense import among_largest, masked_logits, masked_softmax, weighted_values
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.layers import dropout
 
 WeightsFn = Callable[[Float[Array, "B N T S"], Mask | None], Float[Array, "B N T S"]]
@@ -20,7 +26,7 @@ WeightsFn = Callable[[Float[Array, "B N T S"], Mask | None], Float[Array, "B N T
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def sigmoid_attention(
     query: Float[Array, "B T N H"],
@@ -80,7 +86,7 @@ def sigmoid_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def entmax_attention(
     query: Float[Array, "B T N H"],
@@ -169,7 +175,7 @@ def _(alpha: float, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Arra
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def topk_attention(
     query: Float[Array, "B T N H"],
@@ -227,7 +233,7 @@ def topk_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def stick_breaking_attention(
     query: Float[Array, "B T N H"],

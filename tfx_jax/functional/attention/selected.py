@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.functional.attention.blocks import check_over_keys
 from tfx_jax.functional.attention.dense import among_largest, dot_product_logits, masked_softmax, weighted_values
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.masks import (
+from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     SegmentIds,
@@ -23,15 +23,17 @@ from tfx_jax.functional.attention.masks import (
     check_shapes,
     combine_masks,
     segment_mask,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
 )
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.token_order import attend_to_tokens, positions_of
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.layers import dropout
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def moba_attention(
     query: Float[Array, "B T N H"],
@@ -114,7 +116,7 @@ def moba_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def native_sparse_attention(
     query: Float[Array, "B T N H"],
@@ -236,7 +238,7 @@ def native_sparse_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def indexed_attention(
     query: Float[Array, "B T N H"],

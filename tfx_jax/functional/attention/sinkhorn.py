@@ -8,15 +8,20 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import dot_product_weights, hidden_logit, weighted_values
-from tfx_jax.functional.attention.masks import check_shapes, refuse_pairs
+from tfx_jax.functional.attention.signature import (
+    check_shapes,
+    refuse_pairs,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.token_order import attend_to_tokens
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.layers import dropout
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def sinkhorn_attention(
     query: Float[Array, "B T N H"],

@@ -9,13 +9,21 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.attention.dense import attention_from_logits
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    check_shapes,
+    pair_of_segment_ids,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def synthesizer_attention(
     query: Float[Array, "B T N H"],
@@ -82,7 +90,7 @@ def synthesizer_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def dense_synthesizer_attention(
     query: Float[Array, "B T N H"],

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Num, Shaped
 
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, pair_of_segment_ids
+from tfx_jax.functional.attention.signature import Bias, Mask, SegmentIds, pair_of_segment_ids
 
 
 class TokenOrder(NamedTuple):

@@ -36,7 +36,15 @@ from tfx_jax.tasks.classification import (
     label_arrays,
     labels_of,
 )
-from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
+from tfx_jax.tasks.files import (
+    GRAMMAR_SIZES,
+    FileData,
+    check_files,
+    check_share,
+    few_boundaries,
+    split_paths,
+    split_rows,
+)
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
@@ -63,6 +71,7 @@ class LabeledData(FileData):
     # files: lines of label, TAB, text; or, with the column names below, TSV, .csv, .jsonl or .parquet.
     train_file: str = ""
     validation_file: str = ""
+    validation_share: float = fraction(0.0)  # without validation_file: fraction of the training rows held out for it
     test_file: str = ""
     first_column: str = ""  # files: column of the text, or of the first text of a pair
     second_column: str = ""  # files: column of the second text of a pair; empty for single texts
@@ -81,11 +90,13 @@ class LabeledData(FileData):
             return grammar_labeled(split, GRAMMAR_SIZES[split])
         if self.dataset == "grammar_pairs":
             return grammar_labeled_pairs(split, GRAMMAR_SIZES[split])
-        paths = split_paths(self, split)
-        texts = cast(LabeledTexts, [text for path in paths for text in self._read(path)])
+        texts = cast(LabeledTexts, split_rows(self, split, self._read_files))
         if split == "train":
-            check_repeated(texts, paths[0])
+            check_repeated(texts, split_paths(self, split)[0])
         return texts
+
+    def _read_files(self, paths: Sequence[epath.Path]) -> list[LabeledText | LabeledPair]:
+        return [text for path in paths for text in self._read(path)]
 
     def _read(self, path: epath.Path) -> LabeledTexts:
         """Reads a file in the format that the names of columns imply; see the fields."""
@@ -103,6 +114,7 @@ class LabeledData(FileData):
           UserError: if they are not.
         """
         check_files(self, model, what="row")
+        check_share(self)
         if bool(self.first_column) != bool(self.label_column) or (self.second_column and not self.first_column):
             raise UserError(
                 "config.task.data.first_column, second_column and label_column must be given together, or all be "

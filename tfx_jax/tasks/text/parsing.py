@@ -27,7 +27,7 @@ from tfx_jax.metrics.brackets import bracket_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.synthetic.grammar import grammar_trees
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
-from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_batch, few_boundaries, split_paths
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_batch, check_share, few_boundaries, split_rows
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
@@ -49,6 +49,7 @@ class TreeData(FileData):
     data_dir: str = ""
     train_file: str = ""  # files: trees, "(TOP (S (NP (DT a) ...", plain or .gz, without function tags
     validation_file: str = ""
+    validation_share: float = fraction(0.0)  # without validation_file: fraction of the training trees held out for it
     test_file: str = ""
     tokenizer: str = one_of(("sentencepiece", "words", "characters"), "sentencepiece")  # tokenizer of the words
     # Tokens of a sentence or of its tree, including EOS. Longer training trees are left out; a longer sentence is not
@@ -64,7 +65,7 @@ class TreeData(FileData):
         """
         if self.dataset == "grammar":
             return grammar_trees(split, GRAMMAR_SIZES[split])
-        return [tree for path in split_paths(self, split) for tree in read_trees(path)]
+        return split_rows(self, split, lambda paths: [tree for path in paths for tree in read_trees(path)])
 
     def tiny(self) -> None:
         """Sets a small built-in treebank."""
@@ -87,6 +88,7 @@ class ParsingConfig(TaskConfig):
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "encoder_decoder", "parsing")
         check_batch(self.data, what="tree")
+        check_share(self.data)
         check_output_length(model, self.data.max_length, self.decoding, what="tree")
 
     def tiny(self) -> None:

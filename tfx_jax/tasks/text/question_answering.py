@@ -22,13 +22,13 @@ from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.data.sources.squad import Answer, Question, read_questions
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, documented, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.metrics.answers import answer_scores, character_exact_match, character_f1
 from tfx_jax.models.bert import BertConfig, BertQuestionAnswering
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.synthetic.grammar import grammar_questions
 from tfx_jax.tasks.artifacts import setup_tokenizer
-from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, check_share, few_boundaries, split_rows
 from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
@@ -209,6 +209,9 @@ class QuestionData(FileData):
     data_dir: str = ""
     train_file: str = ""  # files: JSON in SQuAD's format
     validation_file: str = ""
+    validation_share: float = fraction(
+        0.0
+    )  # without validation_file: fraction of the training contexts held out for it
     test_file: str = ""
     scoring: str = one_of(
         ("words", "characters"), "words"
@@ -226,7 +229,7 @@ class QuestionData(FileData):
         """
         if self.dataset == "grammar":
             return grammar_questions(split, GRAMMAR_SIZES[split])
-        return read_questions(*split_paths(self, split))
+        return split_rows(self, split, lambda paths: read_questions(*paths), group=lambda question: question.context)
 
     def score(self, answers: Mapping[str, str], questions: Questions) -> EvalResult:
         """Scores answers by the id of their question; of several true answers the best match counts."""
@@ -240,6 +243,7 @@ class QuestionData(FileData):
 
     def validate(self, model: ModelConfig) -> None:
         check_files(self, model, what="row")
+        check_share(self)
 
     def tiny(self) -> None:
         """Sets a small built-in data set."""

@@ -23,7 +23,7 @@ from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.elmo import ElmoTagger
 from tfx_jax.synthetic.grammar import grammar_tagged
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
-from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, check_share, few_boundaries, split_rows
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
@@ -48,6 +48,9 @@ class TaggedData(FileData):
     data_dir: str = ""
     train_file: str = ""  # files: lines of word, TAB, BIO tag, or of CoNLL-2003; an empty line between sentences
     validation_file: str = ""
+    validation_share: float = fraction(
+        0.0
+    )  # without validation_file: fraction of the training sentences held out for it
     test_file: str = ""
     # One of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from, and for a model that reads characters.
     tokenizer: str = "wordpiece"
@@ -62,11 +65,12 @@ class TaggedData(FileData):
         """
         if self.dataset == "grammar":
             return grammar_tagged(split, GRAMMAR_SIZES[split])
-        sentences = (sentence for path in split_paths(self, split) for sentence in read_tagged(path))
+        sentences = split_rows(self, split, lambda paths: [row for path in paths for row in read_tagged(path)])
         return [TaggedSentence(sentence.words, repair_tags(sentence.tags)) for sentence in sentences]
 
     def validate(self, model: ModelConfig) -> None:
         check_files(self, model, what="row")
+        check_share(self)
 
     def tiny(self) -> None:
         """Sets a small built-in data set."""

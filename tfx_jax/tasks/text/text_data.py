@@ -9,14 +9,14 @@ from etils import epath
 
 from tfx_jax.data.batching.documents import TextDocuments, count_characters, cut_pieces, read_pieces
 from tfx_jax.data.sources.lines import read_lines
-from tfx_jax.data.sources.parquet import is_parquet, read_parquet
+from tfx_jax.data.sources.parquet import is_columnar, read_columnar
 from tfx_jax.data.sources.splits import Split
 from tfx_jax.data.sources.wikitext import read_articles
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.synthetic.grammar import grammar_documents
-from tfx_jax.tasks.files import FileData, check_files, split_paths
+from tfx_jax.tasks.files import FileData, check_files, check_share, split_paths
 
 _GRAMMAR_DOCUMENTS = {"train": 2_000, "validation": 100, "test": 100}
 
@@ -43,10 +43,6 @@ class TextData(FileData):
     max_length: int = at_least(1, 256)  # tokens of an example
     tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
 
-    def has_split(self, split: Split) -> bool:
-        """Returns whether the configuration names a split, or takes it from the end of the training text."""
-        return super().has_split(split) or (split == "validation" and self.validation_share > 0)
-
     def load(self, split: Split) -> TextDocuments:
         """Opens the documents of a split; lines, including empty ones, come without line breaks.
 
@@ -59,6 +55,15 @@ class TextData(FileData):
             return self._open("train", is_held_out=split == "validation")
         return self._open(split)
 
+    def train_sources(self) -> list[TextDocuments]:
+        """Opens each entry of `train_file`, a file or a pattern, as documents of its own.
+
+        Raises:
+          UserError: as `load`.
+        """
+        entries = self.train_file.split(",")
+        return [dataclasses.replace(self, train_file=entry.strip())._open("train") for entry in entries]
+
     def validate(self, model: ModelConfig) -> None:
         """Checks that the fields are consistent.
 
@@ -66,10 +71,7 @@ class TextData(FileData):
           UserError: if they are not.
         """
         check_files(self, model, what="row")
-        if self.validation_file and self.validation_share:
-            raise UserError(
-                "config.task.data.validation_file and validation_share must not both be set: keep one of them"
-            )
+        check_share(self)
 
     def tiny(self) -> None:
         """Sets a small built-in text."""
@@ -83,7 +85,7 @@ class TextData(FileData):
         Everything is read once here, so that unreadable data is an error before training.
         """
         paths = split_paths(self, split)
-        num_tables = sum(map(is_parquet, paths))
+        num_tables = sum(map(is_columnar, paths))
         if num_tables and self.documents == "articles":
             raise UserError(
                 'config.task.data.documents="articles" is for the text of WikiText, but each row of a .parquet file is '
@@ -127,8 +129,8 @@ def _files(paths: Sequence[epath.Path], sizes: Sequence[int], begin: int, end: i
 def _documents(paths: Sequence[epath.Path], kind: str, column: str) -> Iterator[Iterable[str]]:
     """Yields the rows of Parquet files, and the articles or lines of others, each as an iterable of pieces."""
     for path in paths:
-        if is_parquet(path):
-            rows = read_parquet(path, [column], text_only=True)
+        if is_columnar(path):
+            rows = read_columnar(path, [column], kinds=("text",))
             yield from (cut_pieces([text.replace("\r\n", "\n")]) for _, (text,) in rows)
         elif kind == "articles":
             yield from (["\n".join(article.lines)] for article in read_articles(path))

@@ -12,8 +12,8 @@ from jaxtyping import Array
 
 from tfx_jax.errors import UserError, one_line
 from tfx_jax.functional.attention import SPECS
-from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.implementations import default_implementations, make_request
+from tfx_jax.functional.attention.dense import make_request
+from tfx_jax.functional.attention.dot_product import default_implementations, dot_product_attention
 from tfx_jax.functional.attention.ring import ring_attention
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn
 from tfx_jax.training.sharding.mesh_axes import BATCH_AXES, num_batch_shards

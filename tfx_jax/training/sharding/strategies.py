@@ -35,7 +35,7 @@ DATA_PARALLEL: Rules = ()
 # Every device holds a shard of each matrix; a layer's matrices are gathered when the layer runs (ZeRO stage 3:
 # Rajbhandari et al., 2020).
 FSDP: Rules = (
-    (r".*/(query|key|value)/kernel", P("fsdp", None, None)),
+    (r".*/(query|key|value|output_gate)/kernel", P("fsdp", None, None)),
     (r".*/out/kernel", P("fsdp")),
     (r".*/(up|gate)", P("fsdp", None)),
     (r".*/down", P("fsdp")),
@@ -45,8 +45,9 @@ FSDP: Rules = (
 # Every device computes some heads, some hidden units and the logits of a part of the vocabulary. Each sublayer ends
 # with a sum over devices (Megatron: Shoeybi et al., 2019).
 TENSOR_PARALLEL: Rules = (
-    (r".*/(query|key|value)/kernel", P("tensor", None)),
-    (r".*/(query|key|value)/bias", P("tensor", None)),
+    (r".*/(query|key|value|output_gate)/kernel", P("tensor", None)),
+    (r".*/(query|key|value|output_gate)/bias", P("tensor", None)),
+    (r".*/(query|key|value)_convolution/kernel", P("tensor", None)),
     (r".*/out/kernel", P("tensor", None, None)),
     (r".*/(up|up_bias|gate|gate_bias)", P("tensor")),
     (r".*/down", P("tensor", None)),
@@ -247,6 +248,7 @@ def shard_training(
     optimizer: optax.GradientTransformation,
     *,
     make_carry: Callable[[], Any] = lambda: None,
+    ema_decay: float = 0.0,
     **options: Any,
 ) -> TrainSetup:
     """Builds the training program for a mesh.
@@ -257,12 +259,14 @@ def shard_training(
       loss_fn: loss and metrics of a batch, as for `update`.
       optimizer: turns gradients into updates.
       make_carry: returns the carry of the first batch; see `init_state`.
+      ema_decay: see `update`.
       **options: options of `update`.
     """
-    graphdef, first_state = init_state(make_model, optimizer, make_carry=make_carry)
+    graphdef, first_state = init_state(make_model, optimizer, make_carry=make_carry, has_ema=ema_decay > 0)
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(shapes, mesh)
     loss_fn, distribution = gather_embeddings(mesh, loss_fn), make_distribution(mesh)
+    options["ema_decay"] = ema_decay
     step_fn = jit_update(graphdef, loss_fn, optimizer, shardings, distribution=distribution, **options)
     return TrainSetup(step_fn, jax.jit(first_state, out_shardings=shardings), with_shardings(shapes, shardings))
 
