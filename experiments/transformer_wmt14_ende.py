@@ -110,14 +110,12 @@ def get_config(variant: str = "base") -> ExperimentConfig:
     config.num_steps = 100_000
     config.checkpoint_every = 1_500
     config.keep_last = 5
-    if variant == "big-pod":
-        config = get_config("big")
-        config.model.dtype, config.model.unroll = "bfloat16", True
-        config.task.data.tokens_per_batch *= 8  # a slice of 16 chips gets 48 rows of 256 tokens on each
-        config.optimizer.peak_learning_rate = 1e-3
-        config.num_steps, config.checkpoint_every = config.num_steps // 8, config.checkpoint_every // 8
-        return config
-    for name, value in TABLE_3.get(variant, {}).items():
+    for name, value in TABLE_3.get(variant.removesuffix("-pod"), {}).items():
         section, _, field = name.rpartition(".")
         setattr(operator.attrgetter(section)(config) if section else config, field, value)
+    if variant == "big-pod":
+        model.dtype, model.unroll = "bfloat16", True
+        data.tokens_per_batch *= 8  # a slice of 16 chips gets 48 rows of 256 tokens on each
+        config.optimizer.peak_learning_rate = 1e-3
+        config.num_steps, config.checkpoint_every = config.num_steps // 8, config.checkpoint_every // 8
     return tiny_variant(config) if variant == "test" else config
