@@ -263,7 +263,7 @@ def test_a_model_to_start_from_without_a_tokenizer(tmp_path):
 
 def test_a_model_to_start_from_that_has_nothing_in_common(monkeypatch):
     state = types.SimpleNamespace(variables={"a": np.zeros(3)})
-    monkeypatch.setattr("tfx_jax.training.init_from._initial_params", lambda _: {"a": np.zeros(4), "b": np.zeros(3)})
+    monkeypatch.setattr("tfx_jax.training.init_from.initial_params", lambda *_: {"a": np.zeros(4), "b": np.zeros(3)})
     with pytest.raises(UserError, match=r"config.init_from=\./other has no parameter of this model"):
         init_from_state(types.SimpleNamespace(first_state=lambda: state), "./other")
 

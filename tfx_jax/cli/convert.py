@@ -21,6 +21,7 @@ from tfx_jax.files import is_local, read_small_file
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import Tensors, read_json
+from tfx_jax.training.checkpoint.base import absolute_source
 from tfx_jax.training.config import load_config
 from tfx_jax.training.workdir import is_workdir
 
@@ -133,7 +134,7 @@ def _write_adapter(arguments: argparse.Namespace) -> int:
         )
     _check_output(None, output, allowed=arguments.overwrite)
     model, _ = load_trained(arguments)
-    base_name = str(pathlib.Path(base).resolve()) if pathlib.Path(base).exists() else base  # else a name on the hub
+    base_name = absolute_source(base)
     try:
         hf.save_adapter(model, output, base=base_name, allow_nonfinite=arguments.allow_nonfinite)
     except ValueError as error:

@@ -10,6 +10,7 @@ from etils import epath
 from tfx_jax.data.sources.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.files import is_local
+from tfx_jax.hub import DATASETS, dataset_files
 from tfx_jax.models.config import ModelConfig, check_max_length
 
 GRAMMAR_SIZES: dict[Split, int] = {"train": 2_000, "validation": 200, "test": 200}
@@ -90,17 +91,22 @@ def check_share(data: Any) -> None:
 def named_paths(folder: epath.PathLike, names: str) -> list[epath.Path]:
     """Returns the files of a comma-separated list of names and patterns such as "part-*.txt", whose files are sorted.
 
+    An entry that begins with "hf://datasets/" is downloaded from the Hugging Face hub; see `hub.dataset_files`.
+
     Args:
-      folder: folder to which names are relative.
+      folder: folder to which other names are relative.
       names: the list; if a file has exactly this name, it is the only file.
 
     Raises:
-      UserError: if a pattern matches no file.
+      UserError: if a pattern matches no file, or a file cannot be downloaded.
     """
     folder = epath.Path(folder)
     paths: list[epath.Path] = []
-    for name in [names] if (folder / names).exists() else [name.strip() for name in names.split(",")]:
-        if not glob.has_magic(name) or (folder / name).exists():
+    is_one_file = DATASETS not in names and (folder / names).exists()
+    for name in [names] if is_one_file else [name.strip() for name in names.split(",")]:
+        if name.startswith(DATASETS):
+            paths += dataset_files(name)
+        elif not glob.has_magic(name) or (folder / name).exists():
             paths.append(folder / name)
         elif matching := _matching_paths(folder, name):
             paths += matching

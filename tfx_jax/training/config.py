@@ -28,19 +28,23 @@ from tfx_jax.training.workdir import find_workdir
 class OptimizerConfig:
     """Optimizer and learning-rate schedule; the defaults are Adam as in section 5.3 of "Attention Is All You Need"."""
 
-    name: str = one_of(("adam", "adamw", "adafactor", "lion", "sgd"), "adam")
+    name: str = one_of(("adam", "adamw", "adafactor", "lion", "sgd", "muon"), "adam")
     # Shape of the learning rate after warm-up; "cosine" and "linear" decrease until num_steps.
     schedule: str = one_of(("inverse_sqrt", "cosine", "linear"), "inverse_sqrt")
     final_fraction: float = fraction(0.0)  # of the peak: learning rate at the end of "cosine" and "linear"
     warmup_steps: int = at_least(1, 4_000)  # steps of linear warm-up
     # Learning rate after warm-up; None: (d_model * warmup_steps)^-0.5, for Adafactor warmup_steps^-0.5.
     peak_learning_rate: float | None = at_least(0, None)
-    b1: float = fraction(0.9)  # Adam, AdamW: decay of the first moment; Lion: its share in the update; SGD: momentum
+    # Adam, AdamW: decay of the first moment; Lion: its share in the update; SGD, Muon: momentum.
+    b1: float = fraction(0.9)
     b2: float = fraction(0.98)  # Adam, AdamW: decay of the second moment; Lion: decay of the first moment
     epsilon: float = at_least(0, 1e-9)  # Adam and AdamW: added to the denominator of the update
-    # AdamW, Adafactor and Lion: decoupled weight decay, multiplied by the learning rate; biases and scales are exempt.
+    # AdamW, Adafactor, Lion and Muon: decoupled weight decay, multiplied by the learning rate; biases and scales are
+    # exempt.
     weight_decay: float = at_least(0, 0.0)
     clip_norm: float = at_least(0, 0.0)  # gradients with a larger global norm are scaled down to it; 0: no clipping
+    # Decay of an exponential moving average of the parameters, which evaluation, prediction and export use; 0: none.
+    ema_decay: float = fraction(0.0)
 
 
 @documented

@@ -157,6 +157,7 @@ class _Trainer:
         check_state(self.memory, device_memory(self.mesh))
         self.evaluations: list[dict[str, float]] = []
         self.start_message = ""
+        self.base: dict[str, Any] | None = None  # record of frozen parameters that checkpoints leave out
         self.state = self._restore(training)
         self.rng = base_rng(config)
         self.saved_step = self.last_done_step = int(self.state.step)  # waits until the state is computed
@@ -185,11 +186,13 @@ class _Trainer:
                 self.watchdog.beat("initializes the parameters")
                 return training.first_state()
             self.watchdog.beat(None)  # no limit: the pretrained model may have to be downloaded
-            state, self.start_message = init_from_state(training, self.config.init_from)
+            state, self.base, self.start_message = init_from_state(
+                training, self.config.init_from, self.run.frozen_paths
+            )
             return state
         state, extra = restored
         self.iterator.set_state(extra["data"])
-        self.evaluations = extra["evaluations"]
+        self.evaluations, self.base = extra["evaluations"], extra.get("base")
         return state
 
     def train(self, stop: StopRequest) -> None:
@@ -250,6 +253,7 @@ class _Trainer:
     def _save(self, score: float | None = None) -> None:
         self.watchdog.beat("saves")
         extra = {"data": self.iterator.get_state(), "evaluations": self.evaluations}
+        extra |= {"base": self.base} if self.base else {}
         with self.meter.timed("save"):
             self.checkpoints.save(self.state, extra, score=score)
         self.saved_step = int(self.state.step)

@@ -17,7 +17,7 @@ from tfx_jax.data.batching.batches import Batch, LoaderOptions, ProcessShard
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError, one_line
 from tfx_jax.models.config import SelfAttentionConfig
-from tfx_jax.nn.lora import adapt
+from tfx_jax.nn.lora import Frozen, adapt
 from tfx_jax.tasks.prediction import OnBatch, TrainedModel
 from tfx_jax.tasks.task import EvalResult, Task
 from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
@@ -55,6 +55,12 @@ class Run(Generic[AnyTask]):
     def graphdef(self) -> nnx.GraphDef[Any]:
         """Static definition of the model, without its parameters."""
         return nnx.graphdef(self._abstract_model)
+
+    @property
+    def frozen_paths(self) -> set[str]:
+        """Paths of the parameters that are not trained, such as "decoder_layers/feed_forward/up"."""
+        leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(self._abstract_model, Frozen)))
+        return {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves}
 
     def check_params(self, params: Params) -> None:
         """Checks that parameters and model state have the names and shapes of the configured model.

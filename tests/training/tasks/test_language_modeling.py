@@ -24,7 +24,7 @@ from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.token_prediction import token_stream
 from tfx_jax.training import run as run_module
 from tfx_jax.training.checkpoint.checkpoints import load_params
-from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant
+from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant, validate
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
 from tfx_jax.training.sharding.strategies import make_mesh, state_shardings
@@ -158,6 +158,33 @@ def test_a_stream_is_cut_elsewhere_in_each_epoch(folder, tmp_path):
     assert firsts[0] == task.tokenizer.encode(TEXT)[:16]
     assert len(set(map(tuple, firsts))) > 2
     assert firsts == [cut(epoch)[0]["inputs"].tolist() for epoch in range(5)]
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_mixture_has_its_shares_of_each_file(tmp_path, is_packed):
+    """Rows of "a" and rows of "b": an epoch has three of the one for each of the other, and resumes bit for bit."""
+    for name, count in (("a", 40), ("b", 90)):
+        (tmp_path / f"{name}.txt").write_text((f"{name}" * 15 + "\n") * count)
+    documents = "lines" if is_packed else "file"
+    config = tiny_config(dataset="files", data_dir=str(tmp_path), train_file="a.txt, b.*", documents=documents)
+    config.task.is_packed, config.task.mixture = is_packed, (3, 1.0)
+    task = make_run(validate(config), tmp_path / "work").task
+    letter = task.tokenizer.encode("a")[0]
+    for epoch in range(3):
+        rows = task.make_epochs(0)(epoch)
+        sources = ["ba"[letter in row["inputs"]] for row in (rows[index] for index in range(len(rows)))]
+        assert (sources.count("a"), sources.count("b")) == (40 if is_packed else 39, 13)
+    for values, message in (
+        (
+            {"mixture": (1.0,)},
+            r"config\.task\.mixture=\(1\.0,\) must have one number above 0 for each of the 2 entries",
+        ),
+        ({"mixture": (1.0, 0.0)}, "must have one number above 0"),
+        ({"mixture": (1.0, 2.0), "share": 0.5}, "must not both be set: set validation_file"),
+    ):
+        config.task.mixture, config.task.data.validation_share = values["mixture"], values.get("share", 0.0)
+        with pytest.raises(UserError, match=message):
+            validate(config)
 
 
 def test_generate_goes_on_with_a_workdir(trained, monkeypatch, capsys):

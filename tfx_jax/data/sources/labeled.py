@@ -7,7 +7,7 @@ from etils import epath
 
 from tfx_jax.data.sources.columns import describe_columns, read_columns
 from tfx_jax.data.sources.lines import is_blank, read_lines
-from tfx_jax.data.sources.parquet import is_parquet
+from tfx_jax.data.sources.parquet import is_columnar
 from tfx_jax.errors import UserError
 
 
@@ -37,7 +37,7 @@ def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) ->
       UserError: if the file cannot be read, is empty, not UTF-8 or a `.parquet`, a line is not a label, one TAB and a
         text, or a label is not allowed.
     """
-    if is_parquet(path):
+    if is_columnar(path):
         raise UserError(f"{path} has columns: name two as config.task.data.first_column and label_column")
     examples = []
     for number, line in enumerate(read_lines(path), start=1):

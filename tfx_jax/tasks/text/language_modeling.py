@@ -11,8 +11,10 @@ from jaxtyping import Array
 
 from tfx_jax.data.batching.batches import ExampleSource, LoaderOptions
 from tfx_jax.data.batching.documents import TextDocuments, encode_documents
+from tfx_jax.data.batching.mixture import mixed_epochs
 from tfx_jax.data.batching.packing import PackedDocuments, TokenBlocks
 from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import DecoderConfig, ModelConfig, require_kind
 from tfx_jax.tasks.artifacts import setup_tokenizer
@@ -31,12 +33,22 @@ class LanguageModelConfig(TaskConfig):
 
     data: TextData = dataclasses.field(default_factory=TextData)
     is_packed: bool = False  # whether to pack documents, which do not attend to each other; else all are one stream
+    # Shares of the training rows that come from each entry of data.train_file, such as (3, 1); (): all are one text.
+    mixture: tuple[float, ...] = ()
     label_smoothing: float = fraction(0.0)
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
 
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "decoder", "language modeling")
         self.data.validate(model)
+        entries = self.data.train_file.split(",") if self.data.dataset == "files" else []
+        if self.mixture and (len(self.mixture) != len(entries) or min(self.mixture) <= 0):
+            raise UserError(
+                f"config.task.mixture={self.mixture} must have one number above 0 for each of the {len(entries)} "
+                "entries of config.task.data.train_file, which commas separate"
+            )
+        if self.mixture and self.data.validation_share:
+            raise UserError("config.task.mixture and data.validation_share must not both be set: set validation_file")
 
     def setup(self, model: DecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts) -> "LanguageModelTask":
         kind = self.data.tokenizer
@@ -59,13 +71,23 @@ class LanguageModelTask(TextAttention, TokenPredictionBase[LanguageModelConfig, 
     """
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
-        """Returns `epoch_examples(epoch)`: blocks cut at new positions in every epoch, or the same packed documents."""
+        """Returns `epoch_examples(epoch)`: blocks cut at new positions in every epoch, or the same packed documents.
+
+        With a mixture, these are the passes over each source, of which epochs have shares.
+        """
+        if not self.config.mixture:
+            return self._epochs(self._splits["train"], seed)
+        sources = [self._epochs(documents, seed) for documents in self.config.data.train_sources()]
+        return mixed_epochs(sources, self.config.mixture, seed=seed)
+
+    def _epochs(self, texts: TextDocuments, seed: int) -> Callable[[int], ExampleSource]:
+        """Returns `epoch_examples(epoch)` of one source."""
         length = self.config.data.max_length
         if self.config.is_packed:
-            documents = encode_documents(self.tokenizer, self._splits["train"], eos_id=self.tokenizer.eos_id)
+            documents = encode_documents(self.tokenizer, texts, eos_id=self.tokenizer.eos_id)
             packed = PackedDocuments(*documents, length, pad_id=0, min_tokens=2)  # EOS alone is nothing to learn
             return lambda epoch: packed
-        stream = self._stream("train")
+        stream = token_stream(self.tokenizer, texts, documents=self.config.data.documents)
 
         def cut(epoch: int) -> TokenBlocks:
             start = first_cut(seed, epoch, length)
@@ -87,11 +109,8 @@ class LanguageModelTask(TextAttention, TokenPredictionBase[LanguageModelConfig, 
 
     def make_eval_examples(self, split: Split) -> TokenBlocks:
         """Returns all tokens of a split in blocks of `max_length`; a block's first prediction sees only one token."""
-        return TokenBlocks(self._stream(split), self.config.data.max_length, pad_id=0)
-
-    def _stream(self, split: Split) -> np.ndarray:
-        """Returns the tokens of all documents of a split, [number of tokens] int32."""
-        return token_stream(self.tokenizer, self._splits[split], documents=self.config.data.documents)
+        stream = token_stream(self.tokenizer, self._splits[split], documents=self.config.data.documents)
+        return TokenBlocks(stream, self.config.data.max_length, pad_id=0)
 
 
 def language_model_loss(

@@ -9,7 +9,7 @@ from etils import epath
 
 from tfx_jax.data.batching.documents import TextDocuments, count_characters, cut_pieces, read_pieces
 from tfx_jax.data.sources.lines import read_lines
-from tfx_jax.data.sources.parquet import is_parquet, read_parquet
+from tfx_jax.data.sources.parquet import is_columnar, read_columnar
 from tfx_jax.data.sources.splits import Split
 from tfx_jax.data.sources.wikitext import read_articles
 from tfx_jax.errors import UserError
@@ -55,6 +55,15 @@ class TextData(FileData):
             return self._open("train", is_held_out=split == "validation")
         return self._open(split)
 
+    def train_sources(self) -> list[TextDocuments]:
+        """Opens each entry of `train_file`, a file or a pattern, as documents of its own.
+
+        Raises:
+          UserError: as `load`.
+        """
+        entries = self.train_file.split(",")
+        return [dataclasses.replace(self, train_file=entry.strip())._open("train") for entry in entries]
+
     def validate(self, model: ModelConfig) -> None:
         """Checks that the fields are consistent.
 
@@ -76,7 +85,7 @@ class TextData(FileData):
         Everything is read once here, so that unreadable data is an error before training.
         """
         paths = split_paths(self, split)
-        num_tables = sum(map(is_parquet, paths))
+        num_tables = sum(map(is_columnar, paths))
         if num_tables and self.documents == "articles":
             raise UserError(
                 'config.task.data.documents="articles" is for the text of WikiText, but each row of a .parquet file is '
@@ -120,8 +129,8 @@ def _files(paths: Sequence[epath.Path], sizes: Sequence[int], begin: int, end: i
 def _documents(paths: Sequence[epath.Path], kind: str, column: str) -> Iterator[Iterable[str]]:
     """Yields the rows of Parquet files, and the articles or lines of others, each as an iterable of pieces."""
     for path in paths:
-        if is_parquet(path):
-            rows = read_parquet(path, [column], text_only=True)
+        if is_columnar(path):
+            rows = read_columnar(path, [column], kinds=("text",))
             yield from (cut_pieces([text.replace("\r\n", "\n")]) for _, (text,) in rows)
         elif kind == "articles":
             yield from (["\n".join(article.lines)] for article in read_articles(path))

@@ -248,6 +248,7 @@ def shard_training(
     optimizer: optax.GradientTransformation,
     *,
     make_carry: Callable[[], Any] = lambda: None,
+    ema_decay: float = 0.0,
     **options: Any,
 ) -> TrainSetup:
     """Builds the training program for a mesh.
@@ -258,12 +259,14 @@ def shard_training(
       loss_fn: loss and metrics of a batch, as for `update`.
       optimizer: turns gradients into updates.
       make_carry: returns the carry of the first batch; see `init_state`.
+      ema_decay: see `update`.
       **options: options of `update`.
     """
-    graphdef, first_state = init_state(make_model, optimizer, make_carry=make_carry)
+    graphdef, first_state = init_state(make_model, optimizer, make_carry=make_carry, has_ema=ema_decay > 0)
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(shapes, mesh)
     loss_fn, distribution = gather_embeddings(mesh, loss_fn), make_distribution(mesh)
+    options["ema_decay"] = ema_decay
     step_fn = jit_update(graphdef, loss_fn, optimizer, shardings, distribution=distribution, **options)
     return TrainSetup(step_fn, jax.jit(first_state, out_shardings=shardings), with_shardings(shapes, shardings))
 
