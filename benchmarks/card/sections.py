@@ -241,7 +241,11 @@ def train(arguments: Sequence[str], seconds: float, log: pathlib.Path) -> dict[s
                 process.kill()
                 status = process.wait()
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    outcomes = {0: "complete", 128 + signal.SIGTERM: "stopped and saved at its limit"}
+    outcomes = {
+        0: "complete",
+        128 + signal.SIGTERM: "stopped and saved at its limit",
+        -signal.SIGTERM: "stopped at its limit before the first step",
+    }
     steps = [line for line in lines if line.startswith("step ")]
     return {
         "seconds": time.monotonic() - start,

@@ -150,7 +150,7 @@ class TestTooLarge:
         (["--topology=v5e:3x5"], "unknown topology v5e:3x5: use one of v4:2x2x1"),
         (["--topology=h100:8"], "unknown topology h100:8: GPU topologies (h100, h200) are slices x nodes x GPUs"),
         (["--topology=cpu:none"], "--topology=cpu:none: simulated devices have the form cpu:N"),
-        (["--topology=cpu:8", "--slices=2"], "simulated devices have the form cpu:N"),
+        (["--topology=cpu:8", "--slices=2"], "--topology=cpu:8 has no slices: leave --slices=2 out"),
         (["--topology=cpu:8", "--price=much"], '"much" is not a price'),
         (["--topology=cpu:8", "--config.mesh.data=16"], "does not fit 8 devices"),
         (["--topology=cpu:9"], "already started in this process with 8 devices, but the plan simulates 9"),

@@ -118,7 +118,7 @@ def _module(verb: str) -> Any:
         return importlib.import_module(f"tfx_jax.cli.{verb.replace('-', '_')}")
     except ValueError as error:
         raise UserError(
-            f"JAX cannot start ({one_line(error)}): correct or unset the environment variable JAX_... that it names"
+            f"JAX cannot start ({one_line(error)}): correct or unset the environment variable JAX_... of this message"
         ) from None
 
 

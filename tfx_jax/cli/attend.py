@@ -85,7 +85,7 @@ def _attend_to_sentence(arguments: argparse.Namespace) -> int:
 
 
 def _attend_to_image(arguments: argparse.Namespace) -> int:
-    """Draws one map per word of a caption, or the map behind the class of an image."""
+    """Draws one attention map per word of a caption, or attention maps for the predicted class of an image."""
     if arguments.html is not None:
         raise UserError("--html is for sentence pairs: for an image give --output=FILE")
     set_up_program()

@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     progress = Progress("read {} parameters")
     progress.stage(f"reading {arguments.model or arguments.workdir}")
     if arguments.workdir is not None:
-        _check_output(None, output, allowed=arguments.overwrite)
+        _check_output(source=None, output=output, allowed=arguments.overwrite)
         trained, tokenizer = load_trained(arguments)
         try:
             model = hf.completed(trained)
@@ -132,7 +132,7 @@ def _write_adapter(arguments: argparse.Namespace) -> int:
             f"the run started from the workdir {base}, and PEFT needs a Hugging Face folder: leave out --adapter, and "
             "the adapters are merged"
         )
-    _check_output(None, output, allowed=arguments.overwrite)
+    _check_output(source=None, output=output, allowed=arguments.overwrite)
     model, _ = load_trained(arguments)
     base_name = absolute_source(base)
     try:
@@ -163,7 +163,10 @@ def _save(
 def _local(path: str) -> str:
     """Returns the path of a local folder; raises UserError for a folder in a store."""
     if not is_local(path):
-        raise UserError(f"{path} is not a local folder: convert a local copy, then copy the output to the store")
+        raise UserError(
+            f"{path} is in a store, but convert needs local folders: convert a local copy, then copy the output folder "
+            "to the store"
+        )
     return path
 
 

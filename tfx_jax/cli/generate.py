@@ -104,6 +104,12 @@ def run(argv: Sequence[str]) -> int:
         default="float32",
         help="dtype of the computation; %(default)s by default",
     )
+    parser.add_argument(
+        "--source-language",
+        metavar="CODE",
+        help="language of the lines for a multilingual translator, such as eng_Latn",
+    )
+    parser.add_argument("--target-language", metavar="CODE", help="language to translate into, such as deu_Latn")
     parser.add_argument("--int8", action="store_true", help="compute with int8 weights: faster, but not exact")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line: prompt, text, tokens")
     arguments = parser.parse_args(argv)
@@ -115,10 +121,10 @@ def run(argv: Sequence[str]) -> int:
         tokenizer = load_folder_tokenizer(folder)
         template = load_chat_template(folder) if arguments.chat else None
         model = hf.load(folder, dtype=arguments.dtype, allow_nonfinite=arguments.allow_nonfinite)
-        eos_ids = hf.end_ids(folder)
+        eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
     else:
         model, tokenizer = load_trained(arguments, arguments.dtype)
-        eos_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+        eos_ids, first_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,), ()
     if not isinstance(model, DecodingModel):
         source = arguments.model or arguments.workdir
         raise UserError(
@@ -143,12 +149,15 @@ def run(argv: Sequence[str]) -> int:
         model,
         tokenizer,
         eos_ids=eos_ids,
+        first_ids=first_ids,
         max_new_tokens=arguments.max_new_tokens,
         search=_search(arguments),
         stop=arguments.stop,
         on_text=write if is_streaming else None,
         int8=arguments.int8,
         slide=arguments.slide,
+        source_language=arguments.source_language,
+        target_language=arguments.target_language,
     )
     has_prompt = generator.continues_prompts and template is None
 

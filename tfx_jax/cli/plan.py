@@ -249,16 +249,21 @@ def _remedy(
 
 
 def _devices(topology: str, num_slices: int) -> Sequence[Any]:
-    """Returns the devices of a topology; this process itself computes on the CPU, whatever accelerators it has."""
+    """Makes JAX use the CPU in this process, and returns the devices of a topology, which are absent or simulated.
+
+    Raises:
+      UserError: if there is no such topology, or JAX already started with too few simulated devices.
+    """
     jax.config.update("jax_platforms", "cpu")
     kind, _, count = topology.partition(":")
     if kind != "cpu":
         return absent_devices(topology, num_slices)
-    if not count.isdecimal() or int(count) < 1 or num_slices > 1:
+    if not count.isdecimal() or int(count) < 1:
         raise UserError(
-            f"--topology={topology}: simulated devices have the form cpu:N with N at least 1, such as cpu:8, and need "
-            "--slices=1"
+            f"--topology={topology}: simulated devices have the form cpu:N with N at least 1, such as cpu:8"
         )
+    if num_slices > 1:
+        raise UserError(f"--topology={topology} has no slices: leave --slices={num_slices} out")
     with contextlib.suppress(RuntimeError):  # raised if JAX has already initialized its devices
         jax.config.update("jax_num_cpu_devices", int(count))
     if len(jax.devices()) < int(count):

@@ -87,6 +87,7 @@ class LoadedModel:
       model: the module with its parameters.
       tokenizer: its tokenizer; None for a model that takes no text.
       eos_ids: tokens that end a generated text.
+      first_ids: tokens that every generated text begins with.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class LoadedModel:
         tokenizer: HFTokenizer | None = None,
         *,
         eos_ids: Sequence[int] = (),
+        first_ids: Sequence[int] = (),
         predictor: Predictor | None = None,
         reason: str = "",
         source: epath.PathLike = "the model",
@@ -105,11 +107,13 @@ class LoadedModel:
           model: the module.
           tokenizer: its tokenizer.
           eos_ids: tokens that end a generated text.
+          first_ids: tokens that every generated text begins with.
           predictor: computes predictions; None if the model has no task that takes text.
           reason: error message for `predict` if there is no predictor.
           source: folder of the chat template.
         """
         self.model, self.tokenizer, self.eos_ids = model, tokenizer, tuple(eos_ids)
+        self.first_ids = tuple(first_ids)
         self._predictor, self._reason, self._source = predictor, reason, source
 
     @functools.cached_property
@@ -165,4 +169,5 @@ def load(source: epath.PathLike) -> LoadedModel:
         if isinstance(model, DecodingModel):  # cannot generate without a tokenizer
             raise
         tokenizer = None
-    return LoadedModel(model, tokenizer, eos_ids=hf.end_ids(folder), reason=reason, source=folder)
+    ids = {"eos_ids": hf.end_ids(folder), "first_ids": hf.first_ids(folder)}
+    return LoadedModel(model, tokenizer, **ids, reason=reason, source=folder)

@@ -53,7 +53,7 @@ class TokenBlocks:
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < self._count:
-            raise IndexError(f"example {index} of {self._count}")
+            raise IndexError(f"there is no example {index}: examples are numbered from 0 to {self._count - 1}")
         start, end = index * self._length, (index + 1) * self._length
         weights = (np.arange(start, end) < self._num_targets).astype(np.float32)
         return {"inputs": self._stream[start:end], "targets": self._stream[start + 1 : end + 1], "weights": weights}
@@ -111,7 +111,7 @@ class PackedDocuments:
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+            raise IndexError(f"there is no row {index}: rows are numbered from 0 to {len(self) - 1}")
         row: Example = {name: np.full(self._length, self._pad_id, np.int32) for name in ("inputs", "targets")}
         row |= {name: np.zeros(self._length, np.int32) for name in ("segment_ids", "positions")}
         row |= {"weights": np.zeros(self._length, np.float32)}

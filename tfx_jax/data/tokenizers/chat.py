@@ -8,7 +8,7 @@ from typing import Any
 from etils import epath
 
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, TokenizerConfig, read, read_json
-from tfx_jax.errors import UserError, one_line
+from tfx_jax.errors import UserError, install_command, one_line
 from tfx_jax.hub import local_folder
 
 Message = Mapping[str, Any]
@@ -39,7 +39,7 @@ class ChatTemplate:
         try:
             import jinja2
         except ImportError as error:
-            raise UserError(f'{where} needs jinja2 ({one_line(error)}): pip install "tfx-jax[chat]"') from None
+            raise UserError(f"{where} needs jinja2 ({one_line(error)}): {install_command('chat')}") from None
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:

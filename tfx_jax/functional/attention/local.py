@@ -271,8 +271,8 @@ def _check_positions(query: Array, key: Array, value: Array, bias: Array | None,
     check_over_keys(query, key, value, bias, mask)
     if query.shape[1] > key.shape[1]:
         raise ValueError(
-            f"attention by position needs queries at the last positions of the keys, so at most {key.shape[1]} queries "
-            f"for {key.shape[1]} keys, got {query.shape[1]}"
+            f"attention by position needs at most as many queries as keys ({key.shape[1]}), got {query.shape[1]}: "
+            "query i has position S - T + i"
         )
 
 

@@ -29,7 +29,7 @@ from tfx_jax.models.bert import Bert
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
-from tfx_jax.models.hf import bert, bigbird, gpt, llama, longformer, marian, modernbert, peft, t5, vit
+from tfx_jax.models.hf import bert, bigbird, gpt, llama, longformer, marian, modernbert, peft, t5, vit, whisper
 from tfx_jax.models.hf.encoders import ENCODERS
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
@@ -37,6 +37,7 @@ from tfx_jax.models.hf.peft import is_adapter
 from tfx_jax.models.t5 import T5
 from tfx_jax.models.transformer import Transformer
 from tfx_jax.models.vit import ViT
+from tfx_jax.models.whisper import Whisper
 from tfx_jax.nn.lora import adapters_of, merged
 
 
@@ -172,6 +173,15 @@ def _llama(architecture: str) -> Family:
     )
 
 
+_WHISPER = Family(
+    Whisper,
+    read_config=whisper.read_config,
+    write_config=whisper.write_config,
+    rows=whisper.rows,
+    ignored=(r"proj_out\.weight",),
+    copies=((r"proj_out\.weight", "model.decoder.embed_tokens.weight"),),
+    fits=lambda config: True,
+)
 _MODULES = (bert, *ENCODERS, modernbert, bigbird, longformer, vit)
 
 # Families by the name in "architectures" of config.json. If several have the same class, a model is saved as the first
@@ -183,6 +193,7 @@ FAMILIES: dict[str, Family] = {
     **{name: _t5(name) for name in t5.ARCHITECTURES},
     **{name: _transformer(name) for name in marian.ARCHITECTURES},
     **{name: _llama(name) for name in llama.ARCHITECTURES},
+    whisper.ARCHITECTURE: _WHISPER,
 }
 # Architectures by "model_type", for a config.json without "architectures".
 _BY_MODEL_TYPE = {
@@ -194,6 +205,7 @@ _BY_MODEL_TYPE = {
     "vit": "ViTModel",
     "deit": "DeiTModel",
     "modernbert": "ModernBertModel",
+    "whisper": whisper.ARCHITECTURE,
     **t5.MODEL_TYPES,
     **marian.MODEL_TYPES,
     **llama.MODEL_TYPES,
@@ -302,7 +314,17 @@ def base_folder(path: epath.PathLike) -> epath.Path:
 
 
 def end_ids(path: epath.PathLike) -> tuple[int, ...]:
-    """Returns the ids of tokens that end a text: `eos_token_id` of generation_config.json or, if unset, of config.json.
+    """Returns the ids of tokens that end a text, the field `eos_token_id`; see `token_ids`."""
+    return token_ids(path, "eos_token_id")
+
+
+def first_ids(path: epath.PathLike) -> tuple[int, ...]:
+    """Returns the ids of tokens that every output begins with, the field `forced_bos_token_id`; see `token_ids`."""
+    return token_ids(path, "forced_bos_token_id")
+
+
+def token_ids(path: epath.PathLike, field: str) -> tuple[int, ...]:
+    """Returns a field with one token id or several of generation_config.json or, if unset, of config.json.
 
     Empty if neither file sets it.
 
@@ -311,11 +333,11 @@ def end_ids(path: epath.PathLike) -> tuple[int, ...]:
     """
     for name in ("generation_config.json", "config.json"):
         file = base_folder(path) / name
-        value = read_json(file).get("eos_token_id") if file.exists() else None
+        value = read_json(file).get(field) if file.exists() else None
         if value is not None:
             ids = value if isinstance(value, list) else [value]
             if not all(type(index) is int and index >= 0 for index in ids):
-                raise UserError(f"{file}: eos_token_id is {value!r}, not a token or a list of them")
+                raise UserError(f"{file}: {field} is {value!r}, not a token or a list of them")
             return tuple(ids)
     return ()
 

@@ -68,6 +68,7 @@ def _draw_loss(
 
 
 def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricInfo) -> None:
+    """Draws the curve of a validation metric and a line at its best value, which the title states."""
     unit = f",{metric.unit}" if metric.unit else ""  # as in "accuracy, %": the unit begins with a space
     panel.set_title(f"validation {metric.title}{unit}", loc="left", fontsize=11)
     steps = [evaluation["step"] for evaluation in evaluations]
@@ -82,7 +83,7 @@ def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricI
     summary = f"best {metric.format(values[best])} at step {steps[best]:,}"
     panel.set_title(summary, loc="right", color="#606060", fontsize=9)  # outside the axes, where no curve crosses it
     if not metric.is_loss:
-        panel.set_ylim(0, max(values[best] * 1.15, 1.0))
+        panel.set_ylim(0, max(values[best] * 1.15, 1.0))  # some space above the best value
 
 
 def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
