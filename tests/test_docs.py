@@ -8,7 +8,10 @@ import shlex
 import subprocess
 import sys
 
+import numpy as np
+import PIL.Image
 import pytest
+import scipy.io.wavfile
 from flax import nnx
 
 from tfx_jax import cli, training
@@ -101,17 +104,23 @@ def test_example_files_are_read(words, tmp_path, monkeypatch):
     for language in ("text", "json"):
         for name, text in blocks("docs/formats.md", language):
             (tmp_path / name).write_text(text, encoding="utf-8")
+    for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        PIL.Image.new("RGB", (40, 50)).save(tmp_path / "photos" / name / "1.png")
+    for name in ("one.wav", "two.wav"):
+        scipy.io.wavfile.write(tmp_path / name, 22_050, np.zeros(22_050, np.int16))
     monkeypatch.chdir(tmp_path)
     (config,) = [word.removeprefix("--config=") for word in words if word.startswith("--config=")]
     loaded = validate(load_config_file(config, [word for word in words if word.startswith("--config.")]))
     loaded.task.data.validation_pairs = 0  # so few are not divided
     splits = loaded.task.splits()
     examples = splits["train"]
-    assert next(iter(examples))
+    assert examples[0] if hasattr(examples, "__getitem__") else next(iter(examples))
     if "validation" in splits:
         assert next(iter(splits["validation"]))
     named = [word for word in words if re.search(r"train_\w+=", word)]
-    assert all((tmp_path / word.partition("=")[2]).exists() for word in named)
+    folder = tmp_path / loaded.task.data.data_dir
+    assert all((folder / word.partition("=")[2]).exists() for word in named)
     assert named
 
 

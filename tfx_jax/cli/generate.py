@@ -120,7 +120,13 @@ def run(argv: Sequence[str]) -> int:
         folder = local_folder(arguments.model)
         tokenizer = load_folder_tokenizer(folder)
         template = load_chat_template(folder) if arguments.chat else None
-        model = hf.load(folder, dtype=arguments.dtype, allow_nonfinite=arguments.allow_nonfinite)
+        model = hf.load(
+            folder,
+            dtype=arguments.dtype,
+            allow_nonfinite=arguments.allow_nonfinite,
+            # Decoding then casts nothing; int8 weights are rounded from float32.
+            keep_bfloat16=arguments.dtype == "bfloat16" and not arguments.int8,
+        )
         eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
     else:
         model, tokenizer = load_trained(arguments, arguments.dtype)
@@ -215,7 +221,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.stream and arguments.json:
         raise UserError("--stream prints each token at once, --json only complete texts: choose one of them")
     if arguments.chat and arguments.model is None:
-        raise UserError("--chat needs --model: a workdir has no chat template; convert the run and add the template")
+        raise UserError("--chat needs --model: convert the run first, with the chat template of its tokenizer")
     if arguments.beam > 1 and (arguments.slide or arguments.chat):
         raise UserError("--slide and --chat need sampling, but --beam is above 1 (beam search): leave one of them out")
     if not all(arguments.stop):

@@ -635,6 +635,7 @@ def _clean_up(text: str) -> str:
 
 
 # Files of the tokenizers of all families, which have to be copied with a model.
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

@@ -60,6 +60,11 @@ class AttentionMask(NamedTuple):
         return self._replace(pairs=pairs, ids=None if self.ids is None else (self.ids[0][:, number:], self.ids[1]))
 
 
+def are_known(*sizes: Any) -> bool:
+    """Returns whether sizes are numbers; `jax.export` traces with symbols for the sizes of dynamic axes."""
+    return all(isinstance(size, int) for size in sizes)
+
+
 def causal_mask(
     num_queries: int, num_keys: int | None = None, *, offset: int | Int[Array, ""] | None = None
 ) -> Bool[Array, "1 1 T S"]:
