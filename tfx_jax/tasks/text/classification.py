@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import grain
@@ -52,6 +52,7 @@ from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
 from tfx_jax.tasks.text.bert_examples import bert_example
+from tfx_jax.tasks.text.text_attention import TextAttention
 
 LabeledTexts = Sequence[LabeledText] | Sequence[LabeledPair]
 Config = TypeVar("Config")
@@ -158,7 +159,7 @@ class ClassificationConfig(TaskConfig):
         return PlannedTask(ClassificationTask(self, model, NO_DATA, NO_DATA), batch)
 
 
-class TextLabelTask(ClassificationBase[Config, Model, Any]):
+class TextLabelTask(TextAttention, ClassificationBase[Config, Model, Any]):
     """Base class of the tasks that classify texts or pairs of them.
 
     Attributes:
@@ -186,6 +187,12 @@ class TextLabelTask(ClassificationBase[Config, Model, Any]):
     @property
     def inputs(self) -> tuple[str, ...]:
         return inputs_of(cast(Any, self.config).data)
+
+    def shown(self, row: Any, index: int) -> str:
+        return " / ".join(row[:-1])[:200]
+
+    def attention_inputs(self) -> Iterator[Sequence[str]]:
+        return (row[:-1] for row in self._splits["validation"])
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the most likely label of each text or pair, and all probabilities."""

@@ -35,6 +35,7 @@ from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.answers import Prediction
+from tfx_jax.tasks.text.text_attention import TextAttention
 
 NO_ANSWER = 0  # position of [CLS], the target in a window without the answer
 
@@ -303,7 +304,7 @@ class EncodedQuestion(NamedTuple):
     offsets: np.ndarray
 
 
-class QuestionAnsweringTask:
+class QuestionAnsweringTask(TextAttention):
     """Question answering with a BERT.
 
     As in the authors' program, training uses all windows, and the target of a window without the whole answer is [CLS].
@@ -382,6 +383,9 @@ class QuestionAnsweringTask:
 
     inputs = ("question", "context")
     empty_answer: ClassVar[Prediction] = {"answer": ""}
+
+    def attention_inputs(self) -> Iterator[Sequence[str]]:
+        return ((question.question, question.context) for question in self._splits["validation"])
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the answer to each question, a span of its context."""

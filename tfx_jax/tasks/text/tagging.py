@@ -1,7 +1,7 @@
 """Tagging of words, such as named entities, with a BERT (Devlin et al., 2019) or on an ELMo (Peters et al., 2018)."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import grain
@@ -26,11 +26,12 @@ from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, check_share, few_boundaries, split_rows
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.prediction import PairAttention, TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.tasks.text.bert_examples import bert_example
+from tfx_jax.tasks.text.text_attention import TextAttention
 from tfx_jax.tasks.text.word_characters import boundary_row, word_rows
 
 IGNORED = -1  # target of positions that do not begin a word, such as later subwords; not the id of a tag
@@ -208,7 +209,7 @@ def _warn_shortened(sentences: Sequence[Sequence[Any]], max_length: int) -> None
     warn_shortened(sentences, max_length - 2, what="sentences", effect=effect)
 
 
-class TaggingTask:
+class TaggingTask(TextAttention):
     """Tagging of words.
 
     Attributes:
@@ -297,6 +298,19 @@ class TaggingTask:
         tags = self.predict(model, sentences)
         pairs = zip(tags, sentences, strict=True)
         return [{"tags": predicted, "words": sentence.words} for predicted, sentence in pairs]
+
+    def attention_inputs(self) -> Iterator[Sequence[str]]:
+        return ((" ".join(sentence.words),) for sentence in self._splits["validation"])
+
+    def attention(self, model: TrainedModel, source: str, target: str | None = None) -> PairAttention:
+        """Returns the attention maps of a sentence of space-separated words; see `text_attention`.
+
+        Raises:
+          UserError: also if the model reads characters, and so has no attention.
+        """
+        if self.tokenizer is None:
+            raise UserError(f"a model of {type(self.model_config).__name__} has no attention to draw")
+        return super().attention(model, source, target)
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Tags every sentence of a split and scores the entities."""
