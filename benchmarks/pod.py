@@ -1,6 +1,6 @@
 r"""A pod on paper: what each strategy costs on TPU slices and H100, by the programs that would run there.
 
-    pip install "tfx-jax[plan,plan-cuda]"
+    pip install "tfx-jax[plan,plan-cuda] @ git+https://github.com/tfx-jax/tfx-jax"
     python benchmarks/pod.py --output=docs --page=docs/pod_on_paper.md
 
 plans one training step (`tfx_jax.planning.plan`) for each model, pod and strategy (a cell): compiles it with the

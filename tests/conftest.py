@@ -77,7 +77,7 @@ def tpu_devices():
 def gpu_devices():
     """`gpu_devices("h100:1x2x8")`: devices of nodes that are not there; without JAX for CUDA, the test is skipped."""
     if not topologies.has_cuda():
-        pytest.skip('no JAX for CUDA, which compiles for GPUs: pip install "tfx-jax[plan-cuda]", some 4 GB')
+        pytest.skip('no JAX for CUDA, which compiles for GPUs: pip install "jax[cuda13]", some 4 GB')
     return functools.cache(topologies.gpu_devices)
 
 

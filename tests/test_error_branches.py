@@ -43,7 +43,7 @@ from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts, check_artifa
 from tfx_jax.training.config import validate
 from tfx_jax.training.init_from import init_from_state
 from tfx_jax.training.sharding import distributed
-from tfx_jax.training.sharding.attention import _attend_in_a_ring
+from tfx_jax.training.sharding.layers import _attend_in_a_ring
 from tfx_jax.training.workdir import find_workdir, make_workdir
 
 VIT = (ViTConfig, ImageClassificationConfig, ImageData)
@@ -190,7 +190,9 @@ def test_labels_that_read_alike():
         as_written = staticmethod(_spelled)
         labels_as_written = TextToTextTask.labels_as_written
 
-    with pytest.raises(UserError, match="'card_arrival' and 'Card arrival' have the same text in words: rename one"):
+    with pytest.raises(
+        UserError, match="'card_arrival' and 'Card arrival' are both written as 'card arrival': rename one"
+    ):
         TextToTextTask._check_labels(Task())
 
 
@@ -263,7 +265,7 @@ def test_a_model_to_start_from_without_a_tokenizer(tmp_path):
 
 def test_a_model_to_start_from_that_has_nothing_in_common(monkeypatch):
     state = types.SimpleNamespace(variables={"a": np.zeros(3)})
-    monkeypatch.setattr("tfx_jax.training.init_from._initial_params", lambda _: {"a": np.zeros(4), "b": np.zeros(3)})
+    monkeypatch.setattr("tfx_jax.training.init_from.initial_params", lambda *_: {"a": np.zeros(4), "b": np.zeros(3)})
     with pytest.raises(UserError, match=r"config.init_from=\./other has no parameter of this model"):
         init_from_state(types.SimpleNamespace(first_state=lambda: state), "./other")
 

@@ -1,4 +1,4 @@
-"""Models by their names on the hub, which is a server of ours here: nothing leaves the machine."""
+"""Models and data sets by their names on the hub, which is a server of ours here: nothing leaves the machine."""
 
 import functools
 import hashlib
@@ -18,9 +18,10 @@ from tfx_jax.cli import main
 from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.errors import UserError
-from tfx_jax.hub import local_folder
+from tfx_jax.hub import dataset_files, local_folder
 from tfx_jax.models import GPT, GPTConfig, hf
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
+from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.init_from import adopt_pretrained_config, tokenizer_folder
 
@@ -37,7 +38,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         folders, asked = self.server.folders, self.server.asked
-        path = self.path.partition("?")[0].removeprefix("/api/models").strip("/")
+        path = re.sub("^(/api/models|/api/datasets|/datasets)?/", "", self.path.partition("?")[0])
         name, _, rest = path.partition("/revision/" if "/revision/" in path else "/resolve/")
         if name.partition("/tree/")[0] not in folders:
             self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
@@ -97,6 +98,7 @@ def _reach(monkeypatch, endpoint, cache):
     download = functools.partial(huggingface_hub.snapshot_download, endpoint=endpoint, cache_dir=cache)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     hub_module._download.cache_clear()
+    hub_module._download_dataset.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["tiny", "someone/tiny"])
@@ -176,3 +178,44 @@ def test_without_a_network_one_line_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"no folder gpt2 here, .* cannot be downloaded"):
         load_folder_tokenizer("gpt2")
+
+
+@pytest.fixture
+def data_set(hub, tmp_path):
+    """A data set of three files on the hub."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    for name, text in {"train-1.txt": "one\n", "train-0.txt": "zero\n", "test.txt": "test\n"}.items():
+        (folder / name).write_text(text)
+    hub.folders["someone/texts"] = folder
+
+
+def test_files_of_a_data_set_are_downloaded(hub, data_set):
+    data = TextData("files", "elsewhere", "hf://datasets/someone/texts/train-*.txt", documents="lines")
+    assert list(data.load("train")) == ["zero", "one"]
+    assert hub.asked == {"train-0.txt", "train-1.txt"}
+    count = hub.count
+    assert list(data.load("train")) == ["zero", "one"]
+    assert hub.count == count
+    data.train_file = "hf://datasets/someone/texts@main/test.txt, hf://datasets/someone/texts/train-1.txt"
+    assert list(data.load("train")) == ["test", "one"]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("hf://datasets/someone/texts", "hf://datasets/someone/texts names no file: write hf://datasets/OWNER"),
+        ("hf://datasets/someone/texts/x-*.txt", r"the data set someone/texts has no file x-\*\.txt: see https"),
+        ("hf://datasets/nobody/none/a.txt", "the Hugging Face hub shows no data set nobody/none: if it is gated"),
+    ],
+)
+def test_data_sets_that_are_not_there_are_one_line(hub, data_set, url, message):
+    with pytest.raises(UserError, match=message) as raised:
+        TextData("files", "", url).load("train")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_data_set_without_a_network_is_one_line(tmp_path, monkeypatch):
+    _reach(monkeypatch, "http://127.0.0.1:9", tmp_path)
+    with pytest.raises(UserError, match=r"the data set a/b cannot be downloaded \(.*\): download it on a machine"):
+        dataset_files("hf://datasets/a/b/c.txt")

@@ -1,6 +1,7 @@
 """What an import costs: `tfx_jax.functional` is light enough for anyone's project, `tfx_jax` itself is free."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -39,6 +40,24 @@ def test_functional_loads_no_framework():
 
 def test_package_itself_loads_nothing():
     assert not _loaded_by("tfx_jax").intersection({"jax", "numpy", *HEAVY})
+
+
+def test_help_where_only_the_functions_are_installed():
+    program = """
+import pydoc, sys
+for package in ("flax", "optax", "orbax", "grain", "etils"):
+    sys.modules[package] = None
+import tfx_jax
+print(pydoc.render_doc(tfx_jax, renderer=pydoc.plaintext))
+assert tfx_jax.functional.dot_product_attention
+try:
+    tfx_jax.nn
+except AttributeError as error:
+    print(error)
+"""
+    printed = _run(program)
+    assert "Attention and Transformers in JAX" in printed
+    assert re.search(r"tfx_jax\.nn needs the package (flax|etils), which is not installed: install", printed)
 
 
 def test_packages_are_imported_when_they_are_first_used():

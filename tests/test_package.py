@@ -79,7 +79,8 @@ def _name(requirement):
 
 def test_every_import_is_declared():
     declared = {_name(requirement) for requirement in PROJECT["dependencies"]}
-    declared |= {_name(requirement) for requirement in PROJECT["optional-dependencies"]["tfds"]}
+    for extra in ("chat", "tfds"):
+        declared |= {_name(requirement) for requirement in PROJECT["optional-dependencies"][extra]}
     providers = importlib.metadata.packages_distributions()
     missing = {}
     for path in [*(ROOT / "tfx_jax").rglob("*.py"), *(ROOT / "experiments").glob("*.py")]:

@@ -5,9 +5,10 @@
     tfx.train(config, "runs/topics")
     tfx.load("runs/topics").predict(["The market fell."])
     tfx.generate(tfx.load("gpt2"), "Once upon")
+    tfx.attention(tfx.load("gpt2"), "Once upon").maps
 
-Packages: `functional` (jax and numpy only), `nn`, `models`, `generation`, `data`, `synthetic`, `metrics`, `tasks`,
-`training` and `planning`. Each is imported at its first use, which keeps `import tfx_jax` fast.
+Packages: `functional` (needs jax and jaxtyping only), `nn`, `models`, `generation`, `data`, `synthetic`, `metrics`,
+`tasks`, `training` and `planning`. Each is imported at its first use, which keeps `import tfx_jax` fast.
 """
 
 import importlib
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "__version__",
+    "attention",
     "data",
     "functional",
     "generate",
@@ -30,12 +32,12 @@ __all__ = [
     "training",
 ]
 
-_FUNCTIONS = {"generate": "generation", "load": "training", "train": "training"}
+_FUNCTIONS = {"attention": "training", "generate": "generation", "load": "training", "train": "training"}
 
 if TYPE_CHECKING:
     from tfx_jax import data, functional, generation, metrics, models, nn, planning, synthetic, tasks, training
     from tfx_jax.generation import generate
-    from tfx_jax.training import load, train
+    from tfx_jax.training import attention, load, train
 
     __version__: str
 else:  # hidden from type checkers: with `__getattr__` they would accept any attribute
@@ -46,10 +48,17 @@ else:  # hidden from type checkers: with `__getattr__` they would accept any att
             from importlib.metadata import version
 
             return version("tfx-jax")
-        if name in _FUNCTIONS:
-            return getattr(importlib.import_module(f"tfx_jax.{_FUNCTIONS[name]}"), name)
-        if name in __all__:
-            return importlib.import_module(f"tfx_jax.{name}")
+        try:
+            if name in _FUNCTIONS:
+                return getattr(importlib.import_module(f"tfx_jax.{_FUNCTIONS[name]}"), name)
+            if name in __all__:
+                return importlib.import_module(f"tfx_jax.{name}")
+        except ModuleNotFoundError as error:  # installed with jax and jaxtyping only, which `functional` needs
+            # `help(tfx_jax)` skips missing attributes, but does not survive other errors.
+            raise AttributeError(
+                f"tfx_jax.{name} needs the package {error.name}, which is not installed: install tfx-jax with its "
+                "dependencies (without --no-deps)"
+            ) from error
         raise AttributeError(f"module 'tfx_jax' has no attribute {name!r}")
 
 

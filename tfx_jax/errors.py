@@ -4,6 +4,19 @@
 _CLIENTS = ("gcsfs", "google", "s3fs", "botocore", "aiobotocore", "aiohttp", "fsspec", "requests", "urllib3")
 
 
+SOURCE = "git+https://github.com/tfx-jax/tfx-jax"
+"""Where pip finds the package; docs, README and messages name it too. A release on PyPI makes it unnecessary."""
+
+
+def install_command(extra: str) -> str:
+    """Returns the command that installs an extra.
+
+    >>> install_command("plan")
+    'pip install "tfx-jax[plan] @ git+https://github.com/tfx-jax/tfx-jax"'
+    """
+    return f'pip install "tfx-jax[{extra}] @ {SOURCE}"'
+
+
 class UserError(ValueError):
     """An error the user can fix. Its message is one line that says what is wrong and the remedy.
 

@@ -1,6 +1,8 @@
-"""Downloads models by their names on the Hugging Face hub, such as "gpt2", and returns their local folders."""
+"""Downloads models and files of data sets from the Hugging Face hub by their names, and returns local paths."""
 
+import fnmatch
 import functools
+import pathlib
 import re
 
 from etils import epath
@@ -11,6 +13,10 @@ from tfx_jax.files import reach
 _NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 # Files to download: no pickle, no code, and no subfolders with formats of other programs.
 _FILES = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja", "model*.safetensors"]
+
+
+DATASETS = "hf://datasets/"
+_DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?/(.+)", re.ASCII)
 
 
 def local_folder(name: epath.PathLike) -> epath.Path:
@@ -46,3 +52,48 @@ def _download(name: str) -> str:
             f"({printable(str(error).partition(chr(10))[0], 160)}): download it on a machine with network access, "
             "copy its folder here and name that folder"
         ) from None
+
+
+def dataset_files(url: str) -> list[epath.Path]:
+    """Downloads files of a data set, which huggingface_hub caches, and returns their local paths, sorted by name.
+
+    Args:
+      url: "hf://datasets/OWNER/NAME/PATTERN", as huggingface_hub writes it, such as
+        "hf://datasets/stanfordnlp/imdb/plain_text/train-*.parquet". "NAME@REVISION" names a branch, tag or commit. In a
+        pattern, "*" stands for any characters, "/" too.
+
+    Raises:
+      UserError: if there is no such data set or file, or it cannot be downloaded.
+    """
+    match = _DATASET.fullmatch(url)
+    if match is None:
+        raise UserError(f"{url} names no file: write hf://datasets/OWNER/NAME/FILE, where FILE may be a pattern")
+    name, revision, pattern = match.groups()
+    return [epath.Path(path) for path in _download_dataset(name, revision, pattern)]
+
+
+@functools.cache
+def _download_dataset(name: str, revision: str | None, pattern: str) -> list[str]:
+    """Downloads the files that match a pattern. Cached, so that all parts of a run see one version."""
+    import huggingface_hub.errors  # imported only for a download
+
+    try:
+        folder = pathlib.Path(
+            huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=[pattern])
+        )
+    except huggingface_hub.errors.RepositoryNotFoundError:
+        raise UserError(
+            f"the Hugging Face hub shows no data set {name}: if it is gated or private, log in with `hf auth login`"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the data set {name} cannot be downloaded ({printable(str(error).partition(chr(10))[0], 160)}): download "
+            "it on a machine with network access and name its files"
+        ) from None
+    files = sorted(str(path) for path in folder.rglob("*") if path.is_file())
+    matching = [file for file in files if fnmatch.fnmatchcase(file[len(str(folder)) + 1 :], pattern)]
+    if not matching:
+        raise UserError(
+            f"the data set {name} has no file {pattern}: see https://huggingface.co/datasets/{name}/tree/main"
+        )
+    return matching

@@ -170,7 +170,9 @@ class Worker:
         self._process.stdout.close()
 
 
-def measure(row: Row, logs: pathlib.Path, *, rounds: int, turn_seconds: float) -> Result:
+def measure(
+    row: Row, logs: pathlib.Path, *, rounds: int, turn_seconds: float, compiles_together: bool = False
+) -> Result:
     """Measures a row; a side that cannot run is skipped with the reason, and without the first side all are.
 
     Args:
@@ -178,13 +180,17 @@ def measure(row: Row, logs: pathlib.Path, *, rounds: int, turn_seconds: float) -
       logs: folder for the standard error of the sides.
       rounds: turns of each side.
       turn_seconds: how long a turn should last; it has 1 to 50 units.
+      compiles_together: whether sides that run in one process each compile at the same time, on a machine that has
+        cores enough; their turns are never at the same time.
     """
     result = Result(row, {}, {}, {}, {}, {})
     if row.obstacle:
         result.skipped.update({side.label: row.obstacle for side in row.sides})
         return result
     sides = [side for side in row.sides if not _misses(side, result)]
-    return (_measure_fresh if row.is_fresh else _measure_turns)(result, sides, logs, rounds, turn_seconds)
+    if row.is_fresh:
+        return _measure_fresh(result, sides, logs, rounds)
+    return _measure_turns(result, sides, logs, rounds, turn_seconds, compiles_together)
 
 
 def _misses(side: Side, result: Result) -> bool:
@@ -200,27 +206,37 @@ def _log(logs: pathlib.Path, row: Row, side: Side) -> pathlib.Path:
 
 
 def _measure_turns(
-    result: Result, sides: Sequence[Side], logs: pathlib.Path, rounds: int, turn_seconds: float
+    result: Result,
+    sides: Sequence[Side],
+    logs: pathlib.Path,
+    rounds: int,
+    turn_seconds: float,
+    compiles_together: bool,
 ) -> Result:
     """Measures a row whose sides each run in one process, and adds the measurements to `result`."""
     workers: dict[str, Worker] = {}
     units: dict[str, int] = {}
+
+    def start(side: Side) -> Worker:
+        return workers.setdefault(side.label, Worker(side, _log(logs, result.row, side)))
+
     try:
-        for side in sides:  # one after the other, because compiling takes all cores
-            worker = Worker(side, _log(logs, result.row, side))
+        for side in sides if compiles_together else ():
+            start(side)
+        for side in sides:  # otherwise one after the other, because compiling takes all cores
+            worker = workers.get(side.label) or start(side)
             try:
                 ready = worker.read()
             except WorkerError as error:
                 result.skipped[side.label] = str(error)
-                worker.close()
+                workers.pop(side.label).close()
                 continue
-            workers[side.label] = worker
             result.work[side.label] = ready["work"]
             result.about[side.label] = ready["about"] | {"warm_up": ready["warm_up"]}
             result.samples[side.label] = []
             units[side.label] = min(max(round(turn_seconds / ready["warm_up"][-1]), 1), 50)
         order = list(workers)
-        for _ in range(rounds if len(order) > 1 and result.row.sides[0].label in workers else 0):
+        for _ in range(rounds if result.row.sides[0].label in workers else 0):
             for label in order:
                 time.sleep(_PAUSE)
                 seconds, others = workers[label].turn(units[label])
@@ -234,11 +250,8 @@ def _measure_turns(
     return result
 
 
-def _measure_fresh(
-    result: Result, sides: Sequence[Side], logs: pathlib.Path, rounds: int, turn_seconds: float
-) -> Result:
+def _measure_fresh(result: Result, sides: Sequence[Side], logs: pathlib.Path, rounds: int) -> Result:
     """Measures a row whose sides start a new process in every round, and adds the measurements to `result`."""
-    del turn_seconds  # a turn is one process
     order = list(sides)
     preparation = result.row.preparation
     if preparation is not None:

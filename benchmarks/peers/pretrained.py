@@ -1,4 +1,4 @@
-"""A GPT-2 of 124 million parameters from a Hugging Face folder: loading and generating by us and by transformers.
+"""A GPT-2 or a Llama from a Hugging Face folder: loading and generating by us and by transformers.
 
 The weights are random, saved once with `tfx_jax.models.hf`; both sides read the same folder. Speed does not depend on
 their values.
@@ -13,18 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.sizes import DECODER_SIZES
 from benchmarks.peers.worker import Workload, cores
 
 
-def prepare(*, folder: str) -> dict[str, float]:
-    """Writes the folder, once."""
+def prepare(*, folder: str, model: str) -> dict[str, float]:
+    """Writes the folder of a model, a key of `DECODER_SIZES`, once."""
     if not (pathlib.Path(folder) / "config.json").exists():
         import jax
         from flax import nnx
 
-        from tfx_jax.models import GPT, GPTConfig, hf
+        from tfx_jax.models import GPTConfig, LlamaConfig, hf
 
-        hf.save(jax.jit(lambda: GPT(GPTConfig.published("gpt2"), rngs=nnx.Rngs(0)))(), folder)
+        sizes = DECODER_SIZES[model]._asdict()
+        config = LlamaConfig(**sizes, is_tied=True) if model.startswith("llama") else GPTConfig(**sizes)
+        hf.save(jax.jit(lambda: config.make(rngs=nnx.Rngs(0)))(), folder)
     return {}
 
 
@@ -66,15 +69,15 @@ def _measured(run: Any, imports: float, measure: str) -> dict[str, float]:
     return {"import": imports, "load": seconds} if measure == "seconds" else {"peak": peak}
 
 
-def generate(*, folder: str, rows: int, prompt_length: int, length: int, dtype: str) -> Workload:
+def generate(*, folder: str, model: str, rows: int, prompt_length: int, length: int, dtype: str) -> Workload:
     """Returns greedy generation to a forced length by our `Generator`."""
     from tfx_jax.generation import Generator, Sampling
     from tfx_jax.models import hf
 
-    prepare(folder=folder)
-    model = hf.load(folder, dtype=dtype)
-    generator = Generator(model, max_new_tokens=length, search=Sampling(temperature=0))
-    prompts = _prompts(rows, prompt_length).tolist()
+    prepare(folder=folder, model=model)
+    loaded = hf.load(folder, dtype=dtype)
+    generator = Generator(loaded, max_new_tokens=length, search=Sampling(temperature=0))
+    prompts = _prompts(model, rows, prompt_length).tolist()
 
     def run() -> list[list[int]]:
         return generator(prompts)
@@ -85,16 +88,16 @@ def generate(*, folder: str, rows: int, prompt_length: int, length: int, dtype: 
 
 
 def generate_by_transformers(
-    *, folder: str, rows: int, prompt_length: int, length: int, dtype: str, device: str
+    *, folder: str, model: str, rows: int, prompt_length: int, length: int, dtype: str, device: str
 ) -> Workload:
     """Returns greedy generation to a forced length by `generate` of transformers, with its cache."""
     import torch
     import transformers
 
     torch.set_num_threads(cores())
-    prepare(folder=folder)
-    net = transformers.GPT2LMHeadModel.from_pretrained(folder).to(device, getattr(torch, dtype)).eval()
-    prompts = torch.tensor(_prompts(rows, prompt_length), device=device)
+    prepare(folder=folder, model=model)
+    net = transformers.AutoModelForCausalLM.from_pretrained(folder).to(device, getattr(torch, dtype)).eval()
+    prompts = torch.tensor(_prompts(model, rows, prompt_length), device=device)
     options = {"do_sample": False, "use_cache": True, "eos_token_id": None, "pad_token_id": 0}
 
     def run() -> Any:
@@ -114,6 +117,6 @@ def generate_by_transformers(
     return Workload(run, rows * length, about)
 
 
-def _prompts(rows: int, length: int) -> np.ndarray:
+def _prompts(model: str, rows: int, length: int) -> np.ndarray:
     """Returns random token ids, [rows, length]."""
-    return np.random.default_rng(0).integers(0, 50_257, (rows, length))
+    return np.random.default_rng(0).integers(0, DECODER_SIZES[model].vocab_size, (rows, length))

@@ -11,6 +11,9 @@ from benchmarks.peers.measure import Row, Side
 _NO_ACCELERATOR = {"JAX_PLATFORMS": "cpu"}
 _SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
+RECURRENCES = ("retention", "state_space_duality", "delta_rule", "gated_delta_rule", "kimi_delta")
+"""Attentions with a state of constant size that transformers has as functions of PyTorch."""
+
 
 def all_rows(device: str, data_dir: str, output: pathlib.Path) -> list[Row]:
     """Returns all rows in the order of the table.
@@ -25,23 +28,24 @@ def all_rows(device: str, data_dir: str, output: pathlib.Path) -> list[Row]:
     rows, length = (256, 64) if is_gpu else (16, 32)
     lengths = (2_048, 8_192, 32_768) if is_gpu else (512, 2_048, 8_192)
     return [
-        _training(f"train_{model}", model, rows, length, dtype, target=1.2 if is_gpu else 1.15),
-        _training("train_tiny", "tiny", 64, 32, dtype, target=1.3),
+        training_row(f"train_{model}", model, rows, length, dtype, target=1.2 if is_gpu else 1.15),
+        training_row("train_tiny", "tiny", 64, 32, dtype, target=1.3),
+        *([gpt_training_row("gpt2", 8, 1_024, dtype, target=1.0)] if is_gpu else []),
         *(_recurrent(size, 64, 16, attends, dtype) for size in ("enja", "base") for attends in (False, True)),
         _padding(data_dir, dtype, 16_384 if is_gpu else 4_096),
-        _decoding(f"decode_{model}", model, 128 if is_gpu else 16, dtype, targets=(1.2, 2.0)),
-        _decoding(f"decode_{model}_1", model, 1, dtype, targets=(1.0, None)),
+        decoding_row(f"decode_{model}", model, 128 if is_gpu else 16, dtype, targets=(1.2, 2.0)),
+        decoding_row(f"decode_{model}_1", model, 1, dtype, targets=(1.0, None)),
         _int8("decode_int8", model, 128 if is_gpu else 16, device),
         _int8("decode_int8_1", model, 1, device),
-        *(_attention(t, is_causal, dtype) for t in lengths for is_causal in (False, True)),
+        *(attention_row(t, is_causal, dtype) for t in lengths for is_causal in (False, True)),
+        *(_recurrence(name, dtype) for name in RECURRENCES),
         _utilization(model, rows, length, dtype, size=8_192 if is_gpu else 2_048, target=0.5 if is_gpu else 0.75),
         _compiling(model, rows, length),
         _startup("translate", model, output),
         _startup("train", model, output),
         _loading("seconds", "start", "import the library and load GPT-2 (124 M) from a folder", 2.0, output),
         _loading("memory", "GiB", "peak memory of a process that has loaded GPT-2", 1 / 0.7, output),
-        _generating(1, dtype, output),
-        _generating(8, dtype, output),
+        *(generating_row("gpt2", count, dtype, output) for count in (1, 8)),
     ]
 
 
@@ -58,7 +62,8 @@ def _torch_device(dtype: str) -> str:
     return "cpu" if dtype == "float32" else "cuda"
 
 
-def _training(name: str, model: str, rows: int, length: int, dtype: str, target: float) -> Row:
+def training_row(name: str, model: str, rows: int, length: int, dtype: str, target: float) -> Row:
+    """Training of an encoder-decoder, a key of `SIZES`."""
     shape = {"model": model, "rows": rows, "length": length}
     # On a GPU the compiled program is the one to beat.
     targets = (target, None) if dtype == "float32" else (None, target)
@@ -68,6 +73,16 @@ def _training(name: str, model: str, rows: int, length: int, dtype: str, target:
         _torch("PyTorch compiled", "torch_peers:training", dtype, targets[1], is_compiled=True, **shape),
     )
     return Row(name, f"train {model}, batch {rows} x {length}, {dtype}", "target tokens", sides)
+
+
+def gpt_training_row(model: str, rows: int, length: int, dtype: str, target: float) -> Row:
+    """Training of a GPT-2 without dropout."""
+    shape = {"model": model, "rows": rows, "length": length}
+    sides = (
+        _ours("ours:gpt_training", dtype, **shape),
+        _torch("PyTorch compiled", "torch_gpt:training", dtype, target, is_compiled=True, **shape),
+    )
+    return Row(f"train_{model}", f"train {model}, batch {rows} x {length}, {dtype}", "tokens", sides)
 
 
 def _recurrent(model: str, rows: int, length: int, is_attending: bool, dtype: str) -> Row:
@@ -99,7 +114,8 @@ def _padding(data_dir: str, dtype: str, tokens_per_batch: int) -> Row:
     return Row("padding", title, "target tokens", sides, obstacle=obstacle)
 
 
-def _decoding(name: str, model: str, rows: int, dtype: str, targets: tuple[float | None, float | None]) -> Row:
+def decoding_row(name: str, model: str, rows: int, dtype: str, targets: tuple[float | None, float | None]) -> Row:
+    """Beam search by an encoder-decoder, a key of `SIZES`; `targets` are those for CTranslate2 and transformers."""
     shape = {"model": model, "rows": rows, "beam": 4, "source_length": 32, "length": 32}
     device = _torch_device(dtype)
     sides = (
@@ -139,7 +155,8 @@ def _int8(name: str, model: str, rows: int, device: str) -> Row:
     return Row(name, f"decode {model}, batch {rows}, beam 4, 32 tokens, int8 weights", "target tokens", sides)
 
 
-def _attention(length: int, is_causal: bool, dtype: str) -> Row:
+def attention_row(length: int, is_causal: bool, dtype: str) -> Row:
+    """Attention alone: on a GPU the default, which a model uses, and every implementation."""
     shape = {"rows": 1, "length": length, "heads": 8, "head_size": 64, "is_causal": is_causal}
     name = f"attention_{length}{'_causal' if is_causal else ''}"
     title = f"attention forward + backward, {length:,} tokens, 8 heads of 64, {dtype}{', causal' if is_causal else ''}"
@@ -155,12 +172,29 @@ def _attention(length: int, is_causal: bool, dtype: str) -> Row:
         )
     else:
         sides = (
-            _ours("ours:attention", dtype, function="cudnn", **shape),
+            _ours("ours:attention", dtype, function="dense", **shape),
             torch("PyTorch SDPA cuDNN", target=0.9, backend="CUDNN_ATTENTION"),
             torch("PyTorch SDPA flash", backend="FLASH_ATTENTION"),
+            _ours("ours:attention", dtype, "ours cudnn", function="cudnn", **shape),
+            _ours("ours:attention", dtype, "ours chunked", function="chunked", **shape),
             _ours("ours:jax_nn_attention", dtype, "jax.nn cudnn", implementation="cudnn", **shape),
         )
     return Row(name, title, "pass", sides)
+
+
+def _recurrence(function: str, dtype: str) -> Row:
+    shape = {"function": function, "rows": 1, "length": 4_096, "heads": 4, "head_size": 64}
+    sides = (
+        _ours("ours:attention", dtype, is_causal=True, **shape),
+        Side(
+            "transformers, chunked",
+            "torch_recurrences:attention",
+            shape | {"dtype": dtype, "device": _torch_device(dtype)},
+            ("torch", "transformers"),
+            1.0,
+        ),
+    )
+    return Row(f"recurrence_{function}", f"{function} forward + backward, 4,096 tokens, 4 heads of 64", "pass", sides)
 
 
 def _utilization(model: str, rows: int, length: int, dtype: str, size: int, target: float) -> Row:
@@ -212,12 +246,16 @@ def _loading(measure: str, unit: str, title: str, target: float, output: pathlib
             target,
         ),
     )
-    preparation = Side("preparation", "pretrained:prepare", shape, env=_SHARED)
+    preparation = Side("preparation", "pretrained:prepare", shape | {"model": "gpt2"}, env=_SHARED)
     return Row(f"load_gpt2_{measure}", title, unit, sides, is_fresh=True, preparation=preparation)
 
 
-def _generating(rows: int, dtype: str, output: pathlib.Path) -> Row:
-    shape = {"folder": str(output / "gpt2"), "rows": rows, "prompt_length": 32, "length": 64}
+def generating_row(
+    model: str, rows: int, dtype: str, output: pathlib.Path, *, prompt_length: int = 32, length: int = 64
+) -> Row:
+    """Greedy generation by a decoder; `output` is the folder of its weights."""
+    shape = {"folder": str(output / model), "model": model, "rows": rows}
+    shape |= {"prompt_length": prompt_length, "length": length}
     sides = (
         _ours("pretrained:generate", dtype, **shape),
         Side(
@@ -228,5 +266,5 @@ def _generating(rows: int, dtype: str, output: pathlib.Path) -> Row:
             1.5,
         ),
     )
-    title = f"GPT-2 (124 M), batch {rows}, 64 tokens after a prompt of 32, greedy, {dtype}"
-    return Row(f"generate_gpt2_{rows}", title, "tokens", sides)
+    title = f"{model}, batch {rows}, {length} tokens after a prompt of {prompt_length}, greedy, {dtype}"
+    return Row(f"generate_{model}_{rows}", title, "tokens", sides)

@@ -38,6 +38,25 @@ RECURRENT_SIZES = {
     "enja": RecurrentSizes(4_000, 1, 256, 0.2),  # experiments/seq2seq_enja.py
     "base": RecurrentSizes(4_000, 2, 512, 0.2),
 }
+
+
+class DecoderSizes(NamedTuple):
+    """Sizes of a decoder: a GPT-2 (offsets, learned positions, tied embedding) or a Llama (tied embedding)."""
+
+    vocab_size: int
+    num_layers: int
+    d_model: int
+    num_heads: int
+    d_ff: int
+    max_length: int
+
+
+DECODER_SIZES = {
+    "gpt2_small": DecoderSizes(97, 2, 32, 4, 128, 64),  # for the tests
+    "llama_small": DecoderSizes(97, 2, 32, 4, 64, 64),  # for the tests
+    "gpt2": DecoderSizes(50_257, 12, 768, 12, 3_072, 1_024),  # 124 million
+    "llama": DecoderSizes(32_000, 12, 768, 12, 2_304, 2_048),  # 117 million
+}
 LABEL_SMOOTHING = 0.1
 ADAM: dict[str, Any] = {"b1": 0.9, "b2": 0.98, "eps": 1e-9}
 LAYER_NORM_EPSILON = 1e-5

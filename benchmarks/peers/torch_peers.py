@@ -93,7 +93,13 @@ def training(
 
 
 def training_of(
-    make: Callable[[], nn.Module], sides: tuple[np.ndarray, np.ndarray], *, is_compiled: bool, device: str, dtype: str
+    make: Callable[[], nn.Module],
+    sides: tuple[np.ndarray, np.ndarray],
+    *,
+    is_compiled: bool,
+    device: str,
+    dtype: str,
+    label_smoothing: float = LABEL_SMOOTHING,
 ) -> Workload:
     """Returns a training step of a module on `sides`, (source, target), with the faster of PyTorch's Adams."""
     torch.set_num_threads(cores())
@@ -104,7 +110,7 @@ def training_of(
     def loss_of(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         with torch.autocast(device, getattr(torch, dtype), enabled=dtype != "float32"):
             logits = net(source, target)
-        options: dict[str, Any] = {"ignore_index": PAD_ID, "label_smoothing": LABEL_SMOOTHING}
+        options: dict[str, Any] = {"ignore_index": PAD_ID, "label_smoothing": label_smoothing}
         return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), **options)
 
     loss_fn: Callable[..., torch.Tensor] = torch.compile(loss_of) if is_compiled else loss_of

@@ -2,20 +2,18 @@
 
 import argparse
 import dataclasses
-import importlib
 import inspect
 import re
 import typing
 from collections.abc import Iterator
-from typing import Any, NoReturn
-from unittest import mock
+from typing import Any
 
 from docs.site.api import Pages
 from docs.site.markdown import cell, code_link, inline, prose
 from docs.site.symbols import REPOSITORY
 from tfx_jax import cli, models, nn, tasks, training
-from tfx_jax.arguments import Parser
 from tfx_jax.cli.experiments import experiment_files, lab_note
+from tfx_jax.cli.support.parsers import parser_of
 from tfx_jax.fields import meanings
 from tfx_jax.launch import TARGETS
 from tfx_jax.models import hf
@@ -94,27 +92,6 @@ def _default(field: Any) -> str:
 
 _PARTS = {"launch": tuple(TARGETS), "bench": ("train", "step", "decode", "attention", "data")}
 """Verbs whose first argument selects another parser."""
-
-
-class _FoundError(Exception):
-    """Carries a parser out of the verb that made it."""
-
-
-def parser_of(verb: str, *arguments: str) -> argparse.ArgumentParser:
-    """Returns the parser that a verb makes for its arguments.
-
-    Runs the verb, but leaves it with an exception as soon as its parser begins to parse.
-    """
-
-    def stop(parser: Parser, *_: Any, **__: Any) -> NoReturn:
-        raise _FoundError(parser)
-
-    with mock.patch.object(Parser, "parse_known_args", stop), mock.patch.object(Parser, "print_help", stop):
-        try:
-            importlib.import_module(f"tfx_jax.cli.{verb.replace('-', '_')}").run(arguments)
-        except _FoundError as found:
-            return found.args[0]
-    raise LookupError(f"tfx-jax {verb} has no parser")
 
 
 def _commands() -> str:

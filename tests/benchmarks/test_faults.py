@@ -133,6 +133,7 @@ def test_a_grammar_finds_what_fails(monkeypatch, tmp_path):
 
 
 @pytest.mark.compiles(40, "reads folders, which puts each of their arrays on the device")
+@pytest.mark.slow
 def test_folders(tmp_path):
     (tmp_path / "folders").mkdir()
     attempt = folders.prepare(tmp_path / "folders")
@@ -156,6 +157,7 @@ def _read(workdir, step):
     return load_config(workdir), np.asarray(load_params(workdir, step)["table"])
 
 
+@pytest.mark.slow
 def test_damage(trained, tmp_path):
     """What is read is what was saved, or a line says that it is not."""
     wanted = {step: _read(trained, step) for step in (6, 9, "average")}
@@ -176,6 +178,7 @@ def test_damage(trained, tmp_path):
     assert all(line.isprintable() and len(line) > 20 for line in said)
 
 
+@pytest.mark.slow
 def test_hostile_workdirs(trained, tmp_path, monkeypatch):
     """What is read is what was saved, or a line says that it is not; nothing outside is touched."""
     expected, said = _read(trained, 9), []

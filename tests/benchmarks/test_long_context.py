@@ -40,6 +40,7 @@ def cells(output):
     return json.loads((output / "long_context.json").read_text())["cells"]
 
 
+@pytest.mark.slow
 def test_measures_every_cell(cells, tables):
     found = {(cell["function"], cell["is_causal"], cell["with_gradient"], cell["length"]) for cell in cells}
     assert found == {(name, *table, t) for name, table, t in itertools.product(("dense", "linear"), tables, (64, 128))}

@@ -30,6 +30,7 @@ def measured(workdir):
     }
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each_training(workdir, measured):
     lines = (workdir / "table.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| listops")]

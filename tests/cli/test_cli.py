@@ -120,6 +120,8 @@ def test_every_verb_has_help(verb, capfd):
         main([verb, "--help"])
     assert done.value.code == 0
     flag = {
+        "completion": "bash",
+        "compare": "WORKDIR",
         "experiments": "--copy",
         "plan": "--topology",
         "check-attention": "--case",
@@ -127,8 +129,40 @@ def test_every_verb_has_help(verb, capfd):
         "bench": "--json",
         "generate": "--model",
         "convert": "--model",
+        "export": "--model",
     }
     assert flag.get(verb, "--workdir") in capfd.readouterr().out
+
+
+def test_bash_completes_verbs_options_and_experiments(capfd, tmp_path):
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "script"
+    script.write_text(capfd.readouterr().out)
+
+    def completed(*words):
+        line = " ".join(words)
+        program = f"""
+source {script}
+COMP_WORDS=(tfx-jax {line}); COMP_CWORD={len(words)}; COMP_LINE="tfx-jax {line}"; COMP_POINT=${{#COMP_LINE}}
+_shtab_tfx_jax; printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+        done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert sorted(completed("tra")) == ["train", "transcribe", "translate"]
+    assert completed("evaluate", "--st") == ["--step"]
+    assert completed("train", "--config", "bert_b") == ["bert_banking77"]
+
+
+def test_help_of_a_verb_in_both_orders(capfd):
+    printed = []
+    for arguments in (["help", "average"], ["average", "--help"]):
+        with pytest.raises(SystemExit) as done:
+            main(arguments)
+        assert done.value.code == 0
+        printed.append(capfd.readouterr().out)
+    assert printed[0] == printed[1]
+    assert printed[0].startswith("usage: tfx-jax average")
 
 
 @pytest.mark.parametrize(("in_environment", "seconds"), [("0.25", 0.25), (None, 0.5)])
@@ -249,7 +283,9 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fly"], "unknown verb 'fly'; use one of train, experiments, evaluate, translate, "),
+        (["fly"], "unknown verb 'fly'; use one of train, experiments, evaluate, compare, translate, "),
+        (["trian", "--config=a"], "unknown verb 'trian'; did you mean train?"),
+        (["help", "evalute"], "unknown verb 'evalute'; did you mean evaluate?"),
         (["train", "--workdir=w"], "the following arguments are required: --config"),
         (["train", "--config=missing.py", "--workdir=w"], "missing.py does not exist"),
         (["train", "--config=transformer_deom", "--workdir=w"], "did you mean transformer_demo"),
@@ -284,9 +320,9 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
         ),
         (
             ["attend", "--workdir=nowhere"],
-            "attend needs exactly one of --source=SENTENCE (sentence pairs), --image=FILE (images) and --row=NUMBER",
+            "attend needs exactly one of --source=TEXT (text), --image=FILE (images) and --row=NUMBER",
         ),
-        (["attend", "--workdir=nowhere", "--source=a", "--image=3"], "attend needs exactly one of --source=SENTENCE"),
+        (["attend", "--workdir=nowhere", "--source=a", "--image=3"], "attend needs exactly one of --source=TEXT"),
         (["attend", "--workdir=nowhere", "--row=0"], 'must be a whole number from 1 to 2,147,483,647, got "0"'),
     ],
 )

@@ -14,6 +14,7 @@ from flax import nnx
 
 import tfx_jax
 from tfx_jax.cli import main
+from tfx_jax.cli.support.lines import LineReader
 from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.errors import UserError
@@ -118,6 +119,91 @@ def test_stops_before_any_of_the_strings(generate, folder, options):
     assert out == f"{PROMPTS[0]}{whole[: whole.index(stop)]}\n"
 
 
+def test_an_error_does_not_follow_the_prompt_on_its_line(generate):
+    status, out, err = generate("--max-new-tokens=60", "--stream", lines=["a long prompt"])
+    assert (status, out) == (2, "")
+    assert err.startswith("tfx-jax generate: prompt 1 has 13 tokens")
+
+
+def test_a_prompt_slides(generate):
+    options = ("--max-new-tokens=100", "--temperature=0", "--slide")
+    status, out, err = generate(*options, "--json")
+    assert (status, err) == (0, "")
+    assert [json.loads(line)["tokens"] for line in out.splitlines()] == [100] * len(PROMPTS)
+    assert (
+        generate(*options, "--stream", lines=PROMPTS[:1])[1]
+        == PROMPTS[0] + json.loads(out.split("\n")[0])["text"] + "\n"
+    )
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{{ eos_token }}{% endfor %}a:"
+
+
+@pytest.fixture
+def chat_folder(folder, tmp_path):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "<|endoftext|>", "chat_template": TEMPLATE})
+    )
+    return tmp_path
+
+
+def test_a_line_is_a_message_or_a_conversation(generate, folder, chat_folder):
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yo"},
+        {"role": "user", "content": ""},
+    ]
+    lines = ["Hi", json.dumps(messages), json.dumps({"messages": messages[:1]}), "[not JSON"]
+    texts = ["u:Hi\0a:", "u:Hi\0a:Yo\0u:\0a:", "u:Hi\0a:", "u:[not JSON\0a:"]
+    tokenizer = load_folder_tokenizer(folder)
+    ids = [[i for part in text.split("\0") for i in [0, *tokenizer.encode(part)]][1:] for text in texts]
+    outputs = Generator(hf.load(folder), eos_ids=[0], max_new_tokens=20, search=Sampling(temperature=0))(ids)
+    expected = [tokenizer.decode(output) for output in outputs]
+    options = ("--chat", "--max-new-tokens=20", "--temperature=0")
+    status, out, err = generate(*options, lines=lines, model=chat_folder)
+    assert (status, err, out) == (0, "", "".join(f"{escaped(text)}\n" for text in expected))
+    assert len(set(expected)) == 3
+    assert generate(*options, "--stream", lines=lines[:1], model=chat_folder)[1] == f"{expected[0]}\n"
+    model = tfx_jax.load(chat_folder)
+    assert tfx_jax.generate(model, messages, max_new_tokens=20, temperature=0) == expected[1]
+
+
+def test_a_terminal_is_one_conversation(generate, chat_folder, monkeypatch):
+    """The second reply is that to both messages and the first reply."""
+    options = ("--chat", "--max-new-tokens=6", "--temperature=0")
+    _, out, _ = generate(*options, "--json", lines=["Hi"], model=chat_folder)
+    first = json.loads(out)["text"]
+    history = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": first}]
+    _, out, _ = generate(
+        *options, "--json", lines=[json.dumps([*history, {"role": "user", "content": "So?"}])], model=chat_folder
+    )
+    second = json.loads(out)["text"]
+    monkeypatch.setattr("tfx_jax.cli.generate.LineReader", TerminalReader)
+    status, out, _ = generate(*options, lines=["Hi", "So?"], model=chat_folder)
+    assert (status, out) == (0, f"{first}\n{second}\n")
+
+
+class TerminalReader(LineReader):
+    """Takes its stream for a terminal."""
+
+    def __init__(self, stream):
+        super().__init__(stream, screen=io.StringIO())
+        self.is_terminal = True
+
+
+def test_a_bad_conversation_is_named_by_its_line(generate, chat_folder, capsys):
+    lines = ["Hi", '[{"role": "user"}]']
+    status, out, err = generate("--chat", "--max-new-tokens=6", lines=lines, model=chat_folder)
+    assert (status, out.count("\n")) == (2, 1)
+    assert 'line 2: message 1 must have a string "content"' in err
+    assert (main(["generate", "--chat", "--workdir=x"]), capsys.readouterr().err[:33]) == (
+        2,
+        "tfx-jax generate: --chat needs --",
+    )
+
+
 def test_beam(generate):
     assert generate("--max-new-tokens=5", "--beam=3")[1].count("\n") == len(PROMPTS)
 
@@ -133,6 +219,10 @@ def test_no_lines(generate):
         (["--top-p=2"], "top_p must be above 0 and at most 1, got 2.0"),
         (["--beam=2", "--stop=x"], "--stop and --stream need sampling"),
         (["--beam=2", "--repetition-penalty=2"], "--repetition-penalty needs sampling"),
+        (["--beam=2", "--no-repeat-ngram-size=2"], "--no-repeat-ngram-size needs sampling"),
+        (["--beam=2", "--slide"], "--slide and --chat need sampling"),
+        (["--min-p=1.5"], "min_p must be at least 0 and at most 1, got 1.5"),
+        (["--chat"], "has no chat template, neither chat_template.jinja nor chat_template in tokenizer_config.json"),
         (["--stream", "--json"], "choose one of them"),
         (["--stop="], "--stop must not be empty"),
         (["--max-new-tokens=64"], "leaves no room for a prompt"),

@@ -272,3 +272,45 @@ def test_a_continuation_depends_on_no_other_prompt_and_on_no_other_limit(kind, n
     for limit in (6, 30):
         found = Generator(model, max_new_tokens=limit, search=Sampling())(prompts)
         assert [text[:6] for text in found] == alone
+
+
+def sliding_naive(prompt, length):
+    """Greedy: when no position is left, reads the most recent half again, or as much as leaves room for the rest."""
+    tokens, start = list(prompt), max(0, len(prompt) - max(MAX_LENGTH - length, MAX_LENGTH // 2))
+    for done in range(length):
+        if len(tokens) - start == MAX_LENGTH:
+            start = len(tokens) - max(MAX_LENGTH - (length - done), MAX_LENGTH // 2)
+        tokens.append(int(logits_after(tokens[start:]).argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize(("prompt_length", "length"), [(5, 90), pytest.param(70, 12, marks=pytest.mark.slow)])
+def test_sliding_continues_from_the_most_recent_tokens(prompt_length, length):
+    prompt = np.random.default_rng(0).integers(0, V, prompt_length).tolist()
+    options = {"max_new_tokens": length, "search": GREEDY}
+    with pytest.raises(UserError, match=r"leaves no room|has room for 28"):
+        Generator(make_model(), **options)([prompt])
+    seen = []
+
+    def observe(tokens):
+        seen.extend(token for token in tokens.tolist() if token >= 0)
+        return np.zeros(len(tokens), bool)
+
+    expected = sliding_naive(prompt, length)
+    assert Generator(make_model(), slide=True, observer=observe, **options)([prompt]) == [expected]
+    assert seen == expected[:-1]
+
+
+def test_sliding_samples_anew_in_each_part_and_ends_where_told():
+    generator = Generator(make_model(), max_new_tokens=100, search=Sampling(temperature=2.0), slide=True)
+    first, second = generator([PROMPTS[0]] * 2, seed=4)
+    assert generator([PROMPTS[0]], seed=4, first=1) == [second] != [first]
+    assert len(first) == 100
+    end = first[60]
+    stopped = Generator(make_model(), eos_ids=[end], max_new_tokens=100, search=Sampling(temperature=2.0), slide=True)
+    assert stopped([PROMPTS[0]], seed=4) == [first[: first.index(end)]]
+
+
+def test_what_cannot_slide():
+    with pytest.raises(UserError, match="slide needs a language model and sampling or greedy search"):
+        Generator(make_model(), eos_ids=[0], search=BeamSearch(2), slide=True)

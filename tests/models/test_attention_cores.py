@@ -32,7 +32,7 @@ from tfx_jax.models import (
 from tfx_jax.models.vit import ViT, ViTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig, MultiHeadAttention
 from tfx_jax.nn.attention import decoding_of
-from tfx_jax.nn.fused_decoder import fusing_obstacle
+from tfx_jax.nn.decoding import fusing_obstacle
 
 V, LENGTH, PROMPT = 13, 12, 5
 WITH_BIAS = [name for name in CAUSAL if SPECS[name].bias]
@@ -53,6 +53,11 @@ SPARSE = {
     "t5 with experts": dataclasses.replace(CONFIGS["t5"], experts=EXPERTS),
 }
 CONFIGS |= SPARSE
+CONVOLVED = {
+    "gpt with convolutions": dataclasses.replace(CONFIGS["gpt"], convolution_width=4, use_output_gate=True),
+    "llama with convolutions": dataclasses.replace(CONFIGS["llama"], convolution_width=2),
+}
+CONFIGS |= CONVOLVED
 MODELS = {"gpt": GPT, "llama": Llama, "transformer": Transformer, "t5": T5, "bert": Bert, "vit": ViT}
 # Of each way to decode one in each model: from cached keys and values, of those that a window leaves, from all tokens.
 QUICK = {
@@ -77,6 +82,7 @@ GENERATING = [
         ("llama", [name for name in CAUSAL + PATTERNS if takes_one_key_head(name)]),
         ("transformer", CAUSAL + PATTERNS),
         ("t5", [*WITH_BIAS, "additive,dense"]),
+        *((kind, ["gated_delta_rule,dense", "linear", "lsh"]) for kind in CONVOLVED),
         *((kind, ["dense"] if "t5" in kind else ["dense", "window,dense"]) for kind in SPARSE),
     )
     for name in names
@@ -206,10 +212,14 @@ def texts_of(search, tokens):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("local", "lsh") else pytest.mark.slow) for n in CAUSAL]
+    ("kind", "name"),
+    [
+        *(pytest.param("gpt", n, marks=() if n in ("local", "lsh") else pytest.mark.slow) for n in CAUSAL),
+        ("gpt with convolutions", "gated_delta_rule,dense"),
+    ],
 )
-def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(name):
-    model = make_model("gpt", name)
+def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(kind, name):
+    model = make_model(kind, name)
     prompt = TOKENS[:, :PROMPT]
 
     @jax.jit
@@ -227,7 +237,7 @@ def test_a_prompt_is_gone_on_with_whatever_padding_is_beside_it(name):
     for row in range(2):
         text = np.concatenate([prompt[row][IS_TOKEN[row]], after[row]])
         padded = np.pad(text, (0, LENGTH - text.size))[None]
-        want = np.asarray(scored("gpt", name)(np.concatenate([padded, padded])))[0]
+        want = np.asarray(scored(kind, name)(np.concatenate([padded, padded])))[0]
         first = IS_TOKEN[row].sum() - 1
         np.testing.assert_allclose(logits[:, row], want[first : first + 4], atol=3e-5 * max(1.0, np.abs(want).max()))
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.attentions import ENCODING, example
+from tests.attentions import ENCODING, KINDS, example
+from tests.tiers import slow_but
 from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
 
 V, D, F, N = 19, 12, 10, 3
@@ -102,7 +103,7 @@ def test_there_are_as_many_parameters_as_by_hand(config):
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))) == want
 
 
-@pytest.mark.parametrize("name", ENCODING)
+@pytest.mark.parametrize("name", slow_but(ENCODING, *KINDS))
 def test_with_every_attention_padding_changes_nothing(name, drawn):
     """Other vectors where there is no token change no bit; another token changes the logits of its own row alone."""
     read, params = drawn(with_attention(CONFIG, name))
@@ -119,7 +120,7 @@ def test_with_every_attention_padding_changes_nothing(name, drawn):
     assert np.abs(other[1] - found[1]).max() > 1e-4
 
 
-@pytest.mark.parametrize("name", ENCODING)
+@pytest.mark.parametrize("name", slow_but(ENCODING, *KINDS))
 def test_more_padding_changes_nothing(name, drawn):
     read, params = drawn(with_attention(CONFIG, name))
     wide = np.pad(TOKENS, ((0, 0), (0, 9)))

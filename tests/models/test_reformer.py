@@ -12,6 +12,7 @@ from flax import nnx
 
 from tests.functional.attention.oracles.dense import softmax_over
 from tests.nn.programs import draw, jitted, params_of, started
+from tests.tiers import slow_but
 from tfx_jax.errors import UserError
 from tfx_jax.models import Reformer, ReformerConfig
 
@@ -105,7 +106,7 @@ def test_memory_of_training_does_not_grow_with_layers():
     assert temporaries(8) - temporaries(2) < 2 * of_a_layer
 
 
-@pytest.mark.parametrize("size", [1, 4, 5])
+@pytest.mark.parametrize("size", slow_but([1, 4, 5], 4))
 def test_pieces_of_the_feed_forward_layer_change_nothing(size):
     whole, found = (jitted(jax.value_and_grad(_loss))(make_model(feed_forward_chunk_size=n)) for n in (None, size))
     np.testing.assert_allclose(found[0], whole[0], rtol=1e-6)
@@ -215,7 +216,7 @@ def test_sizes_that_cannot_be_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             nnx.eval_shape(lambda values=values: Reformer(dataclasses.replace(CONFIG, **values), rngs=nnx.Rngs(0)))
-    with pytest.raises(ValueError, match="25 tokens, but the model has max_length=24"):
+    with pytest.raises(ValueError, match="at most max_length=24 tokens, got 25"):
         jax.eval_shape(make_model(), np.zeros((1, 25), int))
     with pytest.raises(ValueError, match="11 tokens of prompt and 14 more, but the model has max_length=24"):
         jax.eval_shape(lambda: started(make_model().decoder(), TOKENS, max_length=14)[1])

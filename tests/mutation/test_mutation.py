@@ -146,6 +146,7 @@ print(json.dumps({name: [outcome.status, *outcome.failed] for name, outcome in o
 """
 
 
+@pytest.mark.slow
 def test_a_strong_test_kills_a_mutant_that_a_weak_one_lets_survive(tmp_path):
     clip = "LIMIT = 3\n\n\ndef clip(x):\n    while x > LIMIT:\n        x -= 1\n    return x\n"
     files = {

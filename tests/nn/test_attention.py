@@ -291,6 +291,68 @@ def test_arguments_of_flax_are_named_with_ours(arguments, named):
         MultiHeadAttention(**arguments, rngs=nnx.Rngs(0))
 
 
+TOKENS = np.ones((B, T), bool)
+"""The second sentence has padding in front and inside."""
+TOKENS[1, [0, 2]] = False
+
+
+@functools.cache
+def _over_tokens(**options):
+    """A layer of self-attention in which queries, keys and values have different sizes."""
+    sizes = {"d_k": H, "d_v": U, "num_kv_heads": K, "use_bias": True}
+    return draw(lambda: MultiHeadAttention(D, N, **sizes, **options, rngs=nnx.Rngs(0)), stddev=0.5)
+
+
+@jitted
+def _attend_causally(layer, x):
+    return layer(x, mask=TOKENS[:, None, None, :], is_causal=True)
+
+
+def _heads_of(params, name, x, width):
+    """The projection of one sentence without padding in float64, its convolution and SiLU, token by token."""
+    heads = np.einsum("td,dnh->tnh", x.astype(np.float64), params[name]["kernel"]) + params[name]["bias"]
+    if not width:
+        return heads
+    kernel = params[f"{name}_convolution"]["kernel"]
+    before = np.concatenate([np.zeros((width - 1, *heads.shape[1:])), heads])
+    sums = np.stack([(before[t : t + width] * kernel).sum(axis=0) for t in range(len(heads))])
+    return sums / (1 + np.exp(-sums))
+
+
+def _self_attention_oracle(layer, x, width=0):
+    """Of a sentence without padding: causal attention of what is projected, which a gate multiplies."""
+    params = params_of(layer, np.float64)
+    query, key, value = (_heads_of(params, name, x, width) for name in ("query", "key", "value"))
+    key, value = (np.repeat(part, N // K, axis=1) for part in (key, value))
+    logits = np.einsum("tnh,snh->nts", query, key) / math.sqrt(H)
+    scores = np.exp(logits - logits.max()) * np.tri(len(x))
+    out = np.einsum("nts,snu->tnu", scores / scores.sum(axis=-1, keepdims=True), value)
+    if "output_gate" in params:
+        gate = np.einsum("td,dnu->tnu", x.astype(np.float64), params["output_gate"]["kernel"])
+        out = out / (1 + np.exp(-gate - params["output_gate"]["bias"]))
+    return np.einsum("tnu,nud->td", out, params["out"]["kernel"]) + params["out"]["bias"]
+
+
+@pytest.mark.parametrize("options", [{"convolution_width": 3, "use_output_gate": True}], ids=str)
+def test_convolutions_and_gates_are_those_of_the_tokens_without_padding(options):
+    layer, x = _over_tokens(**options), np.where(TOKENS[..., None], normal(5, B, T, D), np.nan)
+    got = _attend_causally(layer, x)
+    for row in range(B):
+        want = _self_attention_oracle(layer, x[row][TOKENS[row]], options.get("convolution_width", 0))
+        np.testing.assert_allclose(got[row][TOKENS[row]], want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_convolution_is_for_the_tokens_of_one_sequence():
+    layer, x = _over_tokens(convolution_width=3), normal(5, B, T, D)
+    with pytest.raises(ValueError, match=r"a short convolution is for self-attention only: .*convolution_width=0"):
+        layer(x, x)
+    with pytest.raises(ValueError, match=r"takes only a padding mask, \[B, 1, 1, S\], got shape \(2, 1, 5, 5\): use"):
+        layer(x, mask=np.ones((B, 1, T, T), bool))
+    for options in ({"convolution_width": -1}, {"convolution_width": 2, "attention_axes": (1, 2)}):
+        with pytest.raises(ValueError, match=f"convolution_width={options['convolution_width']} must be at least 0"):
+            _abstract(D, N, **options)
+
+
 def test_what_a_flax_user_types_works():
     def shapes():
         rngs = nnx.Rngs(0)
@@ -299,3 +361,33 @@ def test_what_a_flax_user_types_works():
 
     out, kernel = jax.eval_shape(shapes)
     assert (out.shape, kernel.shape) == ((2, 4), (3, 4))
+
+
+@pytest.mark.parity
+def test_equals_the_gated_attention_of_qwen3_next():
+    """With norms of queries and keys, grouped queries, and positions of which none rotates."""
+    torch = pytest.importorskip("torch")
+    modeling = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    sizes = {"hidden_size": D, "num_attention_heads": N, "num_key_value_heads": K, "head_dim": H}
+    config = modeling.Qwen3NextConfig(**sizes, attention_bias=False, attn_implementation="eager")
+    reference, x = modeling.Qwen3NextAttention(config, 0).float(), normal(5, B, T, D)
+    norms = {f"{name}_norm": RMSNorm(H, epsilon=config.rms_norm_eps, scale_offset=1.0) for name in ("query", "key")}
+    layer = draw(
+        lambda: MultiHeadAttention(D, N, d_k=H, num_kv_heads=K, use_output_gate=True, **norms, rngs=nnx.Rngs(0))
+    )
+    params = jax.tree.map(torch.tensor, params_of(layer))
+    kernels = {name: params[name]["kernel"] for name in ("query", "key", "value", "output_gate")}
+    matrices = {
+        "q_proj": torch.cat([kernels["query"], kernels["output_gate"]], dim=-1).reshape(D, -1).T,
+        "k_proj": kernels["key"].reshape(D, -1).T,
+        "v_proj": kernels["value"].reshape(D, -1).T,
+        "o_proj": params["out"]["kernel"].reshape(-1, D).T,
+        "q_norm": params["query_norm"]["scale"],
+        "k_norm": params["key_norm"]["scale"],
+    }
+    reference.load_state_dict({f"{name}.weight": matrix for name, matrix in matrices.items()})
+    upright = torch.ones(1, T, H - 1), torch.zeros(1, T, H - 1)  # cosines and sines of an even number of features
+    mask = torch.full((T, T), -1e30).triu(1)[None, None]
+    want, _ = reference(torch.tensor(x), upright, mask)
+    got = jitted(lambda layer: layer(x, is_causal=True))(layer)
+    np.testing.assert_allclose(got, want.detach(), rtol=1e-5, atol=1e-5)

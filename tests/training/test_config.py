@@ -41,7 +41,11 @@ def test_flat_names_every_leaf():
         ("model.num_layer", "; did you mean config.model.num_layers?"),
         ("num_layers", "; did you mean config.model.num_layers?"),
         ("label_smothing", "; did you mean config.task.label_smoothing?"),
-        ("xyzzy", ""),
+        ("model.learning_rate", "; did you mean config.optimizer.peak_learning_rate?"),
+        ("task.data.vocab_size", "; did you mean config.model.vocab_size?"),
+        ("batch_size", "; --print-config prints all fields"),
+        ("model.window_length", "; --print-config prints all fields"),
+        ("xyzzy", "; --print-config prints all fields"),
     ],
 )
 def test_unknown_field_names_the_nearest(name, hint):
@@ -145,8 +149,8 @@ def test_damaged_config(workdir, damage):
         ("task.data", [[1]], "config.task.data must be an object with fields, got [[1]]"),
         ("mesh", None, "config.mesh must be an object with fields, got None"),
         ("model.attention.options", True, "config.model.attention.options must be an object with fields, got True"),
-        ("task.data.class", 7, "config.task.data.class=7 is not a configuration of tfx_jax.models or tfx_jax.tasks"),
-        ("optimizer", {"class": "x"}, "config.optimizer.class='x' is not a configuration of tfx_jax.models or "),
+        ("task.data.class", 7, "config.task.data.class=7 must name a configuration in tfx_jax.models or tfx_jax.tasks"),
+        ("optimizer", {"class": "x"}, "config.optimizer.class='x' must name a configuration in tfx_jax.models or "),
     ],
 )
 def test_a_part_that_is_none_is_named(workdir, name, value, message):

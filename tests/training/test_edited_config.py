@@ -13,6 +13,8 @@ import pytest
 from etils import epath
 from flax import nnx
 
+from tests.attentions import KINDS
+from tests.tiers import slow_but
 from tests.training.configs import TRAININGS, default_config, title
 from tfx_jax.cli import main
 from tfx_jax.errors import UserError
@@ -120,7 +122,7 @@ def test_any_edit_of_any_field_is_taken_or_refused_in_one_line(classes, tmp_path
 GPT = GPTConfig, LanguageModelConfig, TextData
 
 
-@pytest.mark.parametrize("name", ["dence", "window,", *SPECS])
+@pytest.mark.parametrize("name", slow_but(["dence", "window,", *SPECS], "dence", "window,", *KINDS))
 def test_options_of_any_attention_are_taken_or_refused_in_one_line(name, tmp_path):
     values = edited(Folder(GPT, tmp_path).values, "model.attention.name", name)
     options, num_refused = values["model"]["attention"]["options"], 0

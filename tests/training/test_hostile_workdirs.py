@@ -71,6 +71,7 @@ def put_device(path):
     path.symlink_to("/dev/zero")
 
 
+@pytest.mark.slow
 def test_every_file_as_a_pipe_or_a_device(workdir):
     files = [path for path in sorted(workdir.rglob("*")) if path.is_file() and path.stat().st_size]
     assert {"config.json", "artifacts.json", "tokenizer.json", "metrics", "_METADATA", "manifest.ocdbt"} <= {

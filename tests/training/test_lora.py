@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
+import shutil
 
+import chex
 import jax
 import numpy as np
 import pytest
 from flax import nnx
+from orbax.checkpoint import v1 as ocp
 
 from tests.nn.programs import jitted
 from tests.tiers import slow_but
@@ -15,8 +18,8 @@ from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, LlamaConfig, hf
 from tfx_jax.nn import Frozen, LoraConfig, merged
 from tfx_jax.tasks import ClassificationConfig, LanguageModelConfig
-from tfx_jax.training.checkpoint.checkpoints import load_params
-from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
+from tfx_jax.training.checkpoint.checkpoints import average_checkpoints, load_params, saved_checksums
+from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant, validate
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_model, make_run
 
@@ -60,8 +63,9 @@ def base(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tuned(base, tmp_path_factory):
-    """A fine-tuning of four steps, in one go and in two."""
+    """A fine-tuning of four steps with a moving average, in one go and in two."""
     config, source = base
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, ema_decay=0.9))
     folder = tmp_path_factory.mktemp("tuned")
     config = dataclasses.replace(config, init_from=str(source), lora=LoraConfig(3, 6.0, "query|value|up"))
     for name, stops in (("once", (4,)), ("twice", (2, 4))):
@@ -76,6 +80,9 @@ def test_only_adapters_and_heads_are_trained_and_a_resumed_run_is_the_same(base,
     assert once.keys() == twice.keys()
     for name, leaf in once.items():
         np.testing.assert_array_equal(leaf, twice[name])
+    checksums = [saved_checksums(tuned / name, 4) for name in ("once", "twice")]
+    for part in ("params", "ema", "rest"):  # the metadata of "twice" have an evaluation more
+        assert checksums[0][part] == checksums[1][part]
     config, source = base
     before = load_params(source) if config.model.kind == "bert" else nnx.to_pure_dict(nnx.state(hf.load(source)))
     before = flat(before)
@@ -155,3 +162,39 @@ def test_frozen_parameters_are_no_parameters_of_the_optimizer(tmp_path):
     model = made(config, tmp_path)
     frozen = {"/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(model, Frozen))}
     assert frozen == {"embedding/table", "positions/table"}
+
+
+@pytest.mark.compiles(10, "merging adapters of a workdir")
+def test_checkpoints_hold_adapters_alone_and_need_the_unchanged_model(base, tuned, tmp_path):
+    config, source = base
+    workdir, moved = tmp_path / "work", tmp_path / "moved"
+    shutil.copytree(tuned / "once", workdir)
+    shutil.copytree(source, moved)
+    whole = load_params(workdir)
+    paths = {path for path in flat(whole) if path.startswith("['bert']") or config.model.kind != "bert"}
+    frozen = {path for path in paths if "_adapter" not in path}
+    with ocp.training.Checkpointer(workdir / "checkpoints") as checkpointer:
+        stored = checkpointer.checkpointables_metadata(4).metadata
+    assert stored.keys() - {"metrics"} == {"params", "ema", "rest"}
+    assert flat(stored["ema"]).keys() == flat(stored["params"]).keys()
+    assert flat(stored["params"]).keys() == flat(whole).keys() - frozen
+    average_checkpoints(workdir, 1)
+    chex.assert_trees_all_equal(load_params(workdir, "average"), whole)
+
+    values = json.loads((workdir / "config.json").read_text())
+    del values["sha256"]
+    (workdir / "config.json").write_text(json.dumps(values | {"init_from": str(moved)}))
+    chex.assert_trees_all_equal(load_params(workdir), whole)
+    if config.model.kind == "bert":
+        return
+    model = hf.load(moved)
+    hf.save(jax.tree.map(lambda leaf: leaf * 2, model), moved)
+    resumed = dataclasses.replace(load_config(workdir), num_steps=5)
+    for read in (load_params, lambda workdir: average_checkpoints(workdir, 1), lambda workdir: train(resumed, workdir)):
+        with pytest.raises(UserError, match=r"moved has changed since the run in .*work started from it, and"):
+            read(workdir)
+    (moved / "model.safetensors").unlink()
+    with pytest.raises(
+        UserError, match=r"do not contain the frozen parameters of .*moved, which cannot be read \(.*\): "
+    ):
+        load_params(workdir)

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 
 from tests.training.configs import default_config
 from tfx_jax.models.long_encoder import LongEncoderConfig
@@ -28,6 +29,7 @@ def centroids_of(params):
     return np.asarray(found)
 
 
+@pytest.mark.slow
 def test_centroids_survive_an_interruption_bit_for_bit_and_rest_in_evaluation(tmp_path):
     config = config_of(4)
     train(config, tmp_path / "whole")

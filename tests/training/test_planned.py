@@ -35,7 +35,7 @@ def test_a_real_batch_is_no_larger_and_has_the_same_arrays(name, tmp_path):
         assert planned[name].shape[0] % 2 == 0
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_but(CASES, *QUICK))
 def test_its_loss_needs_no_data(name):
     config = validate(tiny_variant(default_config(CASES[name])))
     task, batch = config.task.planned(config.model, LoaderOptions(seed=0))

@@ -45,3 +45,20 @@ def test_a_gradient_without_a_norm_is_bad_though_its_loss_is_finite_and_spikes_a
     assert np.isposinf(metrics.numbers["grad_norm"])
     assert metrics.numbers["bad"] == 1
     np.testing.assert_array_equal(parameters, [1, 1])
+
+
+def test_the_moving_average_forgets_the_initial_values():
+    """Five steps in float64 NumPy: the decay is (1 + n) / (10 + n) until it reaches the maximum, 0.25 here."""
+    optimizer = optax.sgd(1.0)
+    graphdef, first_state = init_state(Weights, optimizer, has_ema=True)
+    step = jax.jit(functools.partial(update, graphdef, product_loss, optimizer, ema_decay=0.25), donate_argnums=0)
+    state = jax.jit(first_state)()
+    gradients = np.random.default_rng(0).normal(size=(5, 2)).astype(np.float32)
+    params = mean = np.float64(state.params["weights"])
+    for number, gradient in enumerate(gradients, 1):
+        state, _ = step(state, {"x": gradient[None]}, jax.random.key(0))
+        params = params - gradient
+        decay = min(0.25, (1 + number) / (10 + number))
+        mean = decay * mean + (1 - decay) * params
+    np.testing.assert_allclose(state.params["weights"], params, rtol=1e-5)
+    np.testing.assert_allclose(state.variables["weights"], mean, rtol=1e-5)

@@ -1,6 +1,7 @@
 """The command `tfx-jax VERB`: runs the module of the verb and prints errors as one line."""
 
 import contextlib
+import difflib
 import importlib
 import importlib.metadata
 import os
@@ -19,22 +20,25 @@ VERBS = {
     "train": "train an experiment, or resume it",
     "experiments": "list the experiments, show one, or copy one to edit",
     "evaluate": "score a trained model: sacreBLEU, tokenized BLEU, exact match",
+    "compare": "compare training runs: fields, losses, evaluations and their curves",
     "translate": "translate standard input, line by line",
     "generate": "continue each line of standard input with a language model, or answer it with an encoder-decoder",
     "predict": "answer standard input, line by line: labels, tags, answers, translations",
     "transcribe": "transcribe the speech in WAV files",
     "average": "average the newest checkpoints of a training run",
-    "attend": "show the attention weights for a sentence pair, an image or a record of events",
+    "attend": "show the attention weights for a text, a pair of texts, an image or a record of events",
     "convert": "rewrite a Hugging Face folder as one weights file in a chosen dtype, or export a trained model",
+    "export": "write a model as programs that JAX alone runs, on CPUs, GPUs and TPUs",
     "prepare": "download and build a TFDS translation data set, such as WMT14",
     "bench": "measure training, decoding, an attention or the input pipeline on this machine",
     "check-attention": "compare any attention function, yours or a library's, with the formula on 94 cases",
     "plan": "predict, without the accelerators, whether a training run fits on TPUs or GPUs and how long it takes",
     "launch": "run a verb on several processes, a TPU slice or a cluster",
+    "completion": "print the script with which bash, zsh or tcsh completes verbs, options and experiments",
 }
 
 _USAGE = (
-    "usage: tfx-jax VERB [options]; tfx-jax VERB --help lists the options of a verb; tfx-jax --version\n\n"
+    "usage: tfx-jax VERB [options]; tfx-jax help VERB lists the options of a verb; tfx-jax --version\n\n"
     + "".join(f"  {verb:<15} {summary}\n" for verb, summary in VERBS.items())
 )
 
@@ -50,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         process.set_up_streams()
     process.use_utf8(sys.stdin, sys.stdout, sys.stderr)
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if len(arguments) > 1 and arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_USAGE, end="")
         return _flush(0 if arguments else 2)
@@ -62,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     verb = arguments.pop(0)
     if verb not in VERBS:
-        print(f"tfx-jax: unknown verb {verb!r}; use one of {', '.join(VERBS)}", file=sys.stderr)
+        similar = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {similar[0]}?" if similar else f"use one of {', '.join(VERBS)}"
+        print(f"tfx-jax: unknown verb {printable(verb)!r}; {hint}", file=sys.stderr)
         return 2
     if sys.stdout is None:  # the parent process closed it
         print(f"tfx-jax {verb}: standard output is closed", file=sys.stderr)
@@ -112,7 +120,7 @@ def _module(verb: str) -> Any:
         return importlib.import_module(f"tfx_jax.cli.{verb.replace('-', '_')}")
     except ValueError as error:
         raise UserError(
-            f"JAX cannot start ({one_line(error)}): correct or unset the environment variable JAX_... that it names"
+            f"JAX cannot start ({one_line(error)}): correct or unset the environment variable JAX_... of this message"
         ) from None
 
 

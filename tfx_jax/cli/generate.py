@@ -1,4 +1,4 @@
-"""`tfx-jax generate`: continues prompts read from standard input, one per line."""
+"""`tfx-jax generate`: continues prompts read from standard input, one per line, or answers messages with `--chat`."""
 
 import argparse
 import json
@@ -9,8 +9,10 @@ from tfx_jax.arguments import Parser, at_least_one, beam_width, length_penalty, 
 from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
 from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_trained, set_up_program
 from tfx_jax.cli.support.progress import Progress
+from tfx_jax.data.tokenizers.chat import Message, check_messages, load_chat_template
 from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
+from tfx_jax.functional.search import LENGTH_PENALTY
 from tfx_jax.generation.decoding import BeamSearch, Sampling, Search
 from tfx_jax.generation.text import TextGenerator
 from tfx_jax.hub import local_folder
@@ -44,6 +46,18 @@ def run(argv: Sequence[str]) -> int:
         "--top-p", type=float, help="sample from the smallest set of tokens whose probabilities add up to TOP_P"
     )
     parser.add_argument(
+        "--min-p",
+        type=not_negative,
+        help="sample from the tokens whose probability is at least MIN_P times the largest",
+    )
+    parser.add_argument(
+        "--no-repeat-ngram-size",
+        type=at_least_one,
+        default=0,
+        metavar="N",
+        help="generate no sequence of N tokens that occurred before; allowed by default",
+    )
+    parser.add_argument(
         "--repetition-penalty",
         type=not_negative,
         default=1.0,
@@ -59,11 +73,23 @@ def run(argv: Sequence[str]) -> int:
         "--length-penalty",
         "--alpha",
         type=length_penalty,
-        default=0.6,
+        default=LENGTH_PENALTY,
         help="exponent of the beam search's length penalty; %(default)s by default",
     )
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end the output before TEXT; may be repeated"
+    )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="reply to each line by the model's chat template: a message, or a conversation as a JSON list of "
+        '{"role": ..., "content": ...}; on a terminal, all lines are one conversation, and replies are streamed',
+    )
+    parser.add_argument(
+        "--slide",
+        action="store_true",
+        help="where a prompt and its new tokens are longer than the model reads, continue from the most recent tokens; "
+        "by default such a prompt is refused",
     )
     parser.add_argument(
         "--stream", action="store_true", help="process one line at a time and print each token when it is generated"
@@ -89,10 +115,18 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     _check(arguments)
     set_up_program()
+    template = None
     if arguments.model is not None:
         folder = local_folder(arguments.model)
         tokenizer = load_folder_tokenizer(folder)
-        model = hf.load(folder, dtype=arguments.dtype, allow_nonfinite=arguments.allow_nonfinite)
+        template = load_chat_template(folder) if arguments.chat else None
+        model = hf.load(
+            folder,
+            dtype=arguments.dtype,
+            allow_nonfinite=arguments.allow_nonfinite,
+            # Decoding then casts nothing; int8 weights are rounded from float32.
+            keep_bfloat16=arguments.dtype == "bfloat16" and not arguments.int8,
+        )
         eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
     else:
         model, tokenizer = load_trained(arguments, arguments.dtype)
@@ -104,9 +138,18 @@ def run(argv: Sequence[str]) -> int:
             "encoder-decoder"
         )
 
+    reader, num_done = LineReader(sys.stdin.buffer), 0
+    progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
+    is_dialog = arguments.chat and reader.is_terminal
+    is_streaming = arguments.stream or is_dialog
+    history: list[Message] = []
+    unwritten = ""  # the prompt, which is written with the first part of its continuation: an error may come before
+
     def write(text: str) -> None:
-        sys.stdout.write(shown(text))
+        nonlocal unwritten
+        sys.stdout.write(shown(unwritten + text))
         sys.stdout.flush()
+        unwritten = ""
 
     generator = TextGenerator(
         model,
@@ -116,34 +159,47 @@ def run(argv: Sequence[str]) -> int:
         max_new_tokens=arguments.max_new_tokens,
         search=_search(arguments),
         stop=arguments.stop,
-        on_text=write if arguments.stream else None,
+        on_text=write if is_streaming else None,
         int8=arguments.int8,
+        slide=arguments.slide,
         source_language=arguments.source_language,
         target_language=arguments.target_language,
     )
-    reader, num_done = LineReader(sys.stdin.buffer), 0
-    progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
+    has_prompt = generator.continues_prompts and template is None
+
+    def encoded(line: str, number: int) -> str | list[int]:
+        """Returns a prompt: the line itself, or the tokens of the conversation that it is or continues."""
+        if template is None:
+            return line
+        try:
+            return template.encode(tokenizer, history + conversation(line))
+        except UserError as error:
+            raise UserError(f"line {number}: {error}") from None
 
     def answer(chunk: list[str], first: int) -> list[str]:
         """Returns the output line of each prompt; `first` is the index of the first, with which sampling is seeded."""
-        if arguments.stream and generator.continues_prompts:
-            sys.stdout.write(shown(chunk[0]))
-        outputs = generator(chunk, seed=arguments.seed, first=first)
+        nonlocal unwritten
+        unwritten = chunk[0] if is_streaming and has_prompt else ""
+        prompts = [encoded(line, number) for number, line in enumerate(chunk, first + 1)]
+        outputs = generator(prompts, seed=arguments.seed, first=first)
         progress.clear()
-        if arguments.stream:  # all but the line break is printed already
+        if is_dialog:
+            history.extend([*conversation(chunk[0]), {"role": "assistant", "content": outputs[0].text}])
+        if is_streaming:
+            write("")  # all but the line break is printed then
             return [""]
         if arguments.json:
             pairs = zip(chunk, outputs, strict=True)
             objects = ({"prompt": line, "text": output.text, "tokens": output.num_tokens} for line, output in pairs)
             return [json.dumps(fields, ensure_ascii=False) for fields in objects]
-        beginnings = chunk if generator.continues_prompts else [""] * len(chunk)
+        beginnings = chunk if has_prompt else [""] * len(chunk)
         return [_on_one_line(line + output.text) for line, output in zip(beginnings, outputs, strict=True)]
 
-    while chunk := reader.take(1 if arguments.stream else arguments.batch):
+    while chunk := reader.take(1 if is_streaming else arguments.batch):
         for answers in answered(chunk, answer, num_done):
             sys.stdout.write("".join(f"{shown(text)}\n" for text in answers))
             sys.stdout.flush()
-            if not (arguments.stream or reader.is_terminal):
+            if not (is_streaming or reader.is_terminal):
                 progress.advance(len(answers))
         num_done += len(chunk)
     progress.clear()
@@ -156,14 +212,39 @@ def _check(arguments: argparse.Namespace) -> None:
     _search(arguments)  # raises for values out of range
     if arguments.beam > 1 and (arguments.stop or arguments.stream):
         raise UserError("--stop and --stream need sampling, but --beam is above 1 (beam search): leave one of them out")
-    if arguments.beam > 1 and arguments.repetition_penalty != 1:
-        raise UserError(
-            "--repetition-penalty needs sampling, but --beam is above 1 (beam search): leave one of them out"
-        )
+    for flag, is_set in (
+        ("--repetition-penalty", arguments.repetition_penalty != 1),
+        ("--no-repeat-ngram-size", arguments.no_repeat_ngram_size),
+    ):
+        if arguments.beam > 1 and is_set:
+            raise UserError(f"{flag} needs sampling, but --beam is above 1 (beam search): leave one of them out")
     if arguments.stream and arguments.json:
         raise UserError("--stream prints each token at once, --json only complete texts: choose one of them")
+    if arguments.chat and arguments.model is None:
+        raise UserError("--chat needs --model: convert the run first, with the chat template of its tokenizer")
+    if arguments.beam > 1 and (arguments.slide or arguments.chat):
+        raise UserError("--slide and --chat need sampling, but --beam is above 1 (beam search): leave one of them out")
     if not all(arguments.stop):
         raise UserError("--stop must not be empty: give the text before which the output ends")
+
+
+def conversation(line: str) -> list[Message]:
+    """Returns the messages of a line: those of a JSON list or of an object with "messages", or the line as one.
+
+    >>> conversation('[{"role": "user", "content": "a"}]') == conversation("a") == [{"role": "user", "content": "a"}]
+    True
+    """
+    if line.lstrip()[:1] in ("[", "{"):
+        try:
+            values = json.loads(line)
+        except ValueError:
+            values = None
+        if isinstance(values, dict) and "messages" in values:
+            values = values["messages"]
+        if isinstance(values, list) and all(isinstance(value, dict) for value in values):
+            check_messages(values)
+            return values
+    return [{"role": "user", "content": line}]
 
 
 def _search(arguments: argparse.Namespace) -> Search:
@@ -172,7 +253,9 @@ def _search(arguments: argparse.Namespace) -> Search:
         temperature=arguments.temperature,
         top_k=arguments.top_k,
         top_p=arguments.top_p,
+        min_p=arguments.min_p,
         repetition_penalty=arguments.repetition_penalty,
+        no_repeat_ngram_size=arguments.no_repeat_ngram_size,
     )
     return sampling if arguments.beam == 1 else BeamSearch(arguments.beam, arguments.length_penalty)
 

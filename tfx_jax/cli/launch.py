@@ -8,10 +8,11 @@ from typing import NoReturn
 
 from tfx_jax.arguments import Parser
 from tfx_jax.cli import VERBS
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, install_command
 from tfx_jax.launch import TARGETS, Plan
 from tfx_jax.planning.topologies import has_libtpu
 
+_MUCH_FASTER = 1.25  # ratio of speeds above which the slower one is more than a fifth slower
 _EXAMPLE = "tfx-jax launch local -n 2 -- train --config=transformer_demo --workdir=runs/demo"
 
 
@@ -85,7 +86,7 @@ def _write(text: str, output: str | None) -> int:
 def _print_plan(arguments: Sequence[str], topology: str, num_slices: int) -> None:
     """Prints to stderr the plan of `tfx-jax plan` for the TPU slices of the launch, or why there is none."""
     if not has_libtpu():
-        lines = [f'no prediction for {topology}: pip install "tfx-jax[plan]" to see whether the run fits and its speed']
+        lines = [f"no prediction for {topology}: {install_command('plan')} to see whether the run fits and its speed"]
     else:
         from tfx_jax.cli.plan import described, plan_topology  # takes seconds to import
 
@@ -94,7 +95,13 @@ def _print_plan(arguments: Sequence[str], topology: str, num_slices: int) -> Non
         try:
             known, others = parser.parse_known_args(arguments)  # `others` also has flags of train such as --workdir
             overrides = [argument for argument in others if argument.startswith("--config.")]
-            lines = described(plan_topology(known.config, overrides, topology, num_slices))
+            plan, faster = plan_topology(known.config, overrides, topology, num_slices)
+            lines = described(plan)
+            if faster is not None and faster.speedup > _MUCH_FASTER:
+                lines.append(
+                    f"warning      more than a fifth slower than with {faster.flags}, which would take "
+                    f"{1e3 * faster.predicted_step_seconds:.2f} ms a step"
+                )
         except UserError as error:
             lines = [f"no plan: {error}"]
     print("\n".join(lines), file=sys.stderr)

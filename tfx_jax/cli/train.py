@@ -2,8 +2,13 @@
 
 import pathlib
 import runpy
+import tomllib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import yaml
+from etils import epath
 
 from tfx_jax.arguments import Parser, folder
 from tfx_jax.cli.experiments import experiment_file
@@ -11,14 +16,15 @@ from tfx_jax.cli.support.fields_help import fields_help
 from tfx_jax.cli.support.options import set_up_program
 from tfx_jax.cli.support.overrides import OVERRIDES_HELP, override
 from tfx_jax.errors import UserError
-from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.files import parse_json, read_small_file
+from tfx_jax.training.config import ExperimentConfig, config_of_fields
 from tfx_jax.training.loop import train
 from tfx_jax.training.reporting.profiling import parse_steps
 from tfx_jax.training.sharding.distributed import initialize_from_env
 
 CONFIG_HELP = (
-    "name of an experiment (tfx-jax experiments lists them) or path of its file, followed by :VARIANT if it has "
-    "variants; the file is executed as Python code"
+    "name of an experiment (tfx-jax experiments lists them) or path of its .py file, which is executed as Python code, "
+    "followed by :VARIANT if it has variants; or a .json, .toml or .yaml file of fields, such as WORKDIR/config.json"
 )
 
 
@@ -66,13 +72,59 @@ def load_config_file(config: str, overrides: Sequence[str] = ()) -> ExperimentCo
 
     Args:
       config: name of an experiment, such as "transformer_demo" or "transformer_demo:test" (with its variant), or the
-        path of a file in its place.
+        path of a `.py` file in its place; or a `.json`, `.toml` or `.yaml` file, which holds the fields of a
+        configuration, as `config.json` of a workdir does, or the name of an experiment as "experiment" and the fields
+        that differ from it.
       overrides: flags of the form `--config.field=value`.
 
     Raises:
-      UserError: if the experiment, the variant or a field does not exist, or a value has the wrong type.
+      UserError: if the experiment, the variant, the file or a field does not exist, or a value has the wrong type.
     """
+    if epath.Path(config).suffix in _READERS:
+        return override(_read_fields(epath.Path(config)), overrides)
     return override(_call_get_config(config), overrides)
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    ".json": parse_json,
+    ".toml": tomllib.loads,
+    ".yaml": yaml.safe_load,
+    ".yml": yaml.safe_load,
+}
+
+
+def _read_fields(path: epath.Path) -> ExperimentConfig:
+    """Reads a configuration from a file of fields; see `load_config_file`.
+
+    Raises:
+      UserError: if the file cannot be read, or a field does not exist or has an impossible value.
+    """
+    try:
+        values = _READERS[path.suffix](read_small_file(path).decode("utf-8-sig"))
+        if not isinstance(values, dict):
+            raise ValueError(f"it holds a {type(values).__name__}, not fields")
+        if "experiment" not in values:
+            return config_of_fields(values)
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+    experiment = values.pop("experiment")
+    try:
+        return override(_call_get_config(str(experiment)), list(_flags(values)))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _flags(values: Mapping[str, Any], prefix: str = "--config.") -> Iterator[str]:
+    """Yields nested fields as overrides, such as "--config.model.num_layers=2"."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flags(cast(Mapping[str, Any], value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}={tuple(cast(list[Any], value)) if isinstance(value, list) else value}"
 
 
 def _call_get_config(config: str) -> ExperimentConfig:
@@ -83,6 +135,11 @@ def _call_get_config(config: str) -> ExperimentConfig:
     """
     name, _, variant = config.partition(":")
     path = experiment_file(name)
+    if path.suffix != ".py":
+        raise UserError(
+            f"{path} is not a .py file: experiments are Python files, which are executed; fields are read from .json, "
+            ".toml and .yaml files"
+        )
     try:
         get_config = runpy.run_path(str(path)).get("get_config")
     except Exception as error:

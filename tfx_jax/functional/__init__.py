@@ -37,12 +37,14 @@ from tfx_jax.functional.layers import (
     dropout,
     feed_forward,
     int8_product,
+    last_tokens,
     layer_norm,
     linear,
     linear_logits,
     lookup,
     quantize_rows,
     rms_norm,
+    short_convolution,
 )
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 from tfx_jax.functional.moe import (
@@ -78,7 +80,9 @@ from tfx_jax.functional.search import (
     greedy_search,
     sample,
     with_repetition_penalty,
+    without_repeated_ngrams,
 )
+from tfx_jax.functional.signatures import make_readable
 
 __all__ = attention.__all__ + [
     "BeamInvariant",
@@ -97,6 +101,7 @@ __all__ = attention.__all__ + [
     "greedy_search",
     "int8_product",
     "label_smoothed_cross_entropy",
+    "last_tokens",
     "layer_norm",
     "learned_positions",
     "linear",
@@ -116,6 +121,7 @@ __all__ = attention.__all__ + [
     "rotary_frequencies",
     "router_z_loss",
     "sample",
+    "short_convolution",
     "sinusoidal_positions",
     "spec_augment",
     "t5_score_mod",
@@ -124,6 +130,9 @@ __all__ = attention.__all__ + [
     "top_k_routing",
     "whisper_features",
     "with_repetition_penalty",
+    "without_repeated_ngrams",
     "z_loss",
 ]
 __all__ += attention.__all__
+
+make_readable(globals()[name] for name in __all__)

@@ -49,7 +49,7 @@ def log_mel(
         )
     size = 1 << (window - 1).bit_length()  # the next power of two
     length = samples.shape[1]
-    num_frames = -(-length // hop)
+    num_frames = -(-length // hop)  # rounded up: frame i starts at sample i * hop
     padded = jnp.pad(samples.astype(jnp.float32), ((0, 0), (0, num_frames * hop + window - length)))
     energies = _powers(padded, num_frames, window, hop, size) @ mel_filters(num_bands, size, sample_rate).T
     return jnp.log(jnp.maximum(energies, floor))
@@ -84,11 +84,11 @@ def whisper_features(samples: Float[Array, "B samples"], *, num_bands: int = 80)
 def _powers(padded: Array, num_frames: int, window: int, hop: int, size: int) -> Float[Array, "B T bins"]:
     """Returns the squared spectra of frames that start every `hop` samples, windowed and zero-padded to `size`."""
     # Frames are concatenated from pieces of one hop: slices are faster than a gather by indices.
-    num_pieces = -(-window // hop)
+    num_pieces = -(-window // hop)  # of a frame, rounded up
     pieces = jnp.pad(padded, ((0, 0), (0, -padded.shape[1] % hop))).reshape(padded.shape[0], -1, hop)
     pieces = jnp.pad(pieces, ((0, 0), (0, max(0, num_frames + num_pieces - 1 - pieces.shape[1])), (0, 0)))
     frames = jnp.concatenate([pieces[:, start : start + num_frames] for start in range(num_pieces)], axis=2)
-    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)  # the Hann window
     frames = frames[:, :, :window] * hann.astype(np.float32)[None, None]
     spectrum = jnp.fft.rfft(frames, n=size, axis=2)
     return jnp.square(spectrum.real) + jnp.square(spectrum.imag)
@@ -114,14 +114,15 @@ def mel_filters(num_bands: int, size: int, sample_rate: int, *, scale: str = "ht
         raise ValueError(f"scale must be htk or slaney, got {scale!r}")
     nyquist = sample_rate / 2
     if scale == "htk":
-        highest = 2595 * math.log10(1 + nyquist / 700)
-        corners = 700 * (10 ** (np.linspace(0, highest, num_bands + 2) / 2595) - 1)
+        highest = 2595 * math.log10(1 + nyquist / 700)  # in mels
+        corners = 700 * (10 ** (np.linspace(0, highest, num_bands + 2) / 2595) - 1)  # in Hz
     else:
         per_mel = math.log(6.4) / 27  # of the logarithm, above 1,000 Hz, which are 15 mels
         highest = 15 + math.log(nyquist / 1000) / per_mel if nyquist > 1000 else nyquist * 3 / 200
         mels = np.linspace(0, highest, num_bands + 2)
         corners = np.where(mels < 15, mels * 200 / 3, 1000 * np.exp((mels - 15) * per_mel))
-    bins = np.arange(size // 2 + 1) * sample_rate / size
+    bins = np.arange(size // 2 + 1) * sample_rate / size  # frequencies in Hz
+    # Band i rises from corner i to its peak at corner i + 1 and falls to corner i + 2.
     low, peak, high = corners[:-2, None], corners[1:-1, None], corners[2:, None]
     filters = np.maximum(0, np.minimum((bins - low) / (peak - low), (high - bins) / (high - peak)))
     if not filters.any(axis=1).all():

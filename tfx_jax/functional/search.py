@@ -13,6 +13,7 @@ All three searches
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+LENGTH_PENALTY = 0.6
+"""Default exponent of the length penalty of beam search: Vaswani et al. (2017), section 6.1."""
 
 LEAST_TEMPERATURE = 1e-30
 """Smallest allowed temperature: the best log-probability, at least -log(V), stays finite when divided by it."""
@@ -83,7 +87,7 @@ def greedy_search(
         """Returns the token of each row; `length` counts it."""
         return jnp.where(length >= limits, eos_id, jnp.argmax(log_probs, axis=-1))
 
-    return _generate(step_fn, cache, buffer, limits, choose, eos_id, pad_id)
+    return _generate(step_fn, cache, buffer, limits, choose, eos_id=eos_id, pad_id=pad_id)
 
 
 def sample(
@@ -100,13 +104,16 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float | None = None,
 ) -> tuple[Int[Array, "B L"], Float[Array, " B"]]:
-    """Samples every token from the model's distribution after `temperature`, `top_k` and `top_p`, in this order.
+    """Samples tokens from the model's distribution after `temperature`, `top_k`, `top_p` and `min_p`, in this order.
 
     `top_p` keeps the nucleus, the smallest set of tokens whose probabilities add up to at least `top_p` ("The Curious
     Case of Neural Text Degeneration", Holtzman et al., 2020, section 3.1, https://arxiv.org/abs/1904.09751). Among
-    equally probable tokens at its border, lower ids are kept first. A row that reaches its limit ends without EOS, so
-    it is an exact sample of the model's first tokens.
+    equally probable tokens at its border, lower ids are kept first. `min_p` keeps the tokens whose probability is at
+    least `min_p` times that of the most probable token ("Turning Up the Heat: Min-p Sampling", Nguyen et al., 2025,
+    section 3, https://arxiv.org/abs/2407.01082). A row that reaches its limit ends without EOS, so it is an exact
+    sample of the model's first tokens.
 
     Args:
       step_fn: as for `greedy_search`.
@@ -121,6 +128,7 @@ def sample(
       temperature: divides the logits; close to 0 sampling becomes greedy.
       top_k: number of most probable tokens to keep; None keeps all.
       top_p: probability mass of the nucleus to keep; None or 1 keeps all.
+      min_p: smallest probability to keep, relative to the largest; None or 0 keeps all.
 
     Returns:
       Generated tokens, [B, L], int32, without the start token; and the log-probability of each row, [B], float32, under
@@ -138,6 +146,8 @@ def sample(
         raise ValueError(f"top_k must be at least 1, or None to keep all tokens, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, or None to keep all tokens, got {top_p}")
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise ValueError(f"min_p must be in [0, 1], or None to keep all tokens, got {min_p}")
     buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
     row_ids = jnp.arange(limits.size) if row_ids is None else row_ids
 
@@ -148,10 +158,13 @@ def sample(
             logits, kept = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))
         if top_p is not None and top_p < 1:
             logits = jnp.where(_nucleus(jax.nn.softmax(logits), top_p), logits, -jnp.inf)
+        if min_p:
+            least = logits.max(axis=-1, keepdims=True) + math.log(min_p)
+            logits = jnp.where(logits >= least, logits, -jnp.inf)
         sampled = jax.vmap(jax.random.categorical)(row_rngs, logits)
         return sampled if kept is None else jnp.take_along_axis(kept, sampled[:, None], axis=-1)[:, 0]
 
-    return _generate(step_fn, cache, buffer, limits, choose, eos_id, pad_id)
+    return _generate(step_fn, cache, buffer, limits, choose, eos_id=eos_id, pad_id=pad_id)
 
 
 def with_repetition_penalty(
@@ -185,6 +198,59 @@ def with_repetition_penalty(
         return jnp.where(seen, lowered, logits), {"model": inner, "seen": seen}
 
     return penalized, {"model": cache, "seen": seen}
+
+
+def without_repeated_ngrams(
+    step_fn: StepFn,
+    cache: Cache,
+    tokens: Int[Array, "B P"],
+    lengths: Int[Array, " B"],
+    *,
+    size: int,
+    max_length: int,
+) -> tuple[StepFn, Cache]:
+    """Wraps a step function so that no n-gram occurs twice in a row.
+
+    Section 2.5 of "A Deep Reinforced Model for Abstractive Summarization" (Paulus et al., 2017,
+    https://arxiv.org/abs/1705.04304): a token that would complete an n-gram of the row again gets the logit -inf.
+
+    Args:
+      step_fn: the model.
+      cache: its cache.
+      tokens: the tokens of each row before the first step's input, which count too, [B, P]; P may be 0.
+      lengths: how many of them each row has, from the left, [B].
+      size: n, at least 1.
+      max_length: maximum number of steps.
+
+    Returns:
+      A step function and its cache, for any of the searches.
+
+    Raises:
+      ValueError: if n is below 1.
+    """
+    if size < 1:
+        raise ValueError(f"an n-gram has at least 1 token, got size={size}")
+
+    def restricted(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
+        logits, inner = step_fn(tokens, cache["model"])
+        rows = jnp.arange(tokens.size)
+        history = cache["history"].at[rows, cache["length"]].set(tokens)  # [R, C]
+        length = cache["length"] + 1
+        num_windows = max(0, history.shape[1] - size + 1)
+        # The last n - 1 tokens of each row; a row that is shorter has no window to compare them with.
+        last = jnp.take_along_axis(
+            history, jnp.maximum(length[:, None] - size + 1 + jnp.arange(size - 1)[None], 0), axis=1
+        )
+        is_complete = jnp.arange(num_windows)[None] + size <= length[:, None]  # [R, C - n + 1]
+        is_repeated = is_complete
+        for offset in range(size - 1):
+            is_repeated &= history[:, offset : offset + num_windows] == last[:, offset, None]
+        completions = history[:, size - 1 :]  # the last token of each window
+        is_forbidden = jnp.zeros(logits.shape, bool).at[rows[:, None], completions].max(is_repeated)
+        return jnp.where(is_forbidden, -jnp.inf, logits), {"model": inner, "history": history, "length": length}
+
+    history = jnp.pad(tokens, ((0, 0), (0, max_length)))
+    return restricted, {"model": cache, "history": history, "length": lengths}
 
 
 class _Paths(NamedTuple):
@@ -259,7 +325,9 @@ def next_logits(
         raise ValueError(f"step_fn must return logits of shape [{tokens.size}, V], got {logits.shape}")
     vocab_size = logits.shape[1]
     if eos_id is not None and not 0 <= eos_id < vocab_size:
-        raise ValueError(f"eos_id must be in 0 .. {vocab_size - 1}, the logits that step_fn returned, got {eos_id}")
+        raise ValueError(
+            f"eos_id must be in 0 .. {vocab_size - 1}, because step_fn returned {vocab_size} logits, got {eos_id}"
+        )
     return without_token(logits.astype(jnp.float32), pad_id), cache
 
 
@@ -304,7 +372,9 @@ def _nucleus(probs: Float[Array, "R V"], top_p: float) -> Bool[Array, "R V"]:
         higher = border | (1 << (30 - index))
         return jnp.where(mass_from(higher) >= top_p, higher, border)
 
+    # The largest border with enough mass from it on, found bit by bit from bit 30 (bit 31 is the sign) down to bit 0.
     border = jax.lax.fori_loop(0, 31, try_bit, jnp.zeros((probs.shape[0], 1), jnp.int32))
+    # Of several tokens with the probability of the border, keep the first ones until there is enough mass.
     is_tied = bits == border
     ties_before = jnp.cumsum(is_tied, axis=-1, dtype=jnp.float32) - 1.0
     mass_before = mass_from(border + 1) + ties_before * jax.lax.bitcast_convert_type(border, jnp.float32)
@@ -377,7 +447,7 @@ def beam_search(
     length_limits: Int[Array, " B"] | None = None,
     eos_id: int,
     pad_id: int = 0,
-    length_penalty: float = 0.6,
+    length_penalty: float = LENGTH_PENALTY,
     length_penalty_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> BeamSearchResult:
     r"""Searches for the hypotheses Y with the highest scores log P(Y) / ((5 + |Y|) / 6)^length_penalty.
@@ -539,10 +609,10 @@ def _best_alive(
     parents = blocks // num_blocks  # an index of a block is parent * num_blocks + index in the vocabulary
     token_ids = (blocks % num_blocks * block)[..., None] + jnp.arange(block)[None, None]  # may exceed V in the last
     tokens = jnp.minimum(token_ids, vocab_size - 1)
-    picked = (parents[..., None] * vocab_size + tokens).reshape(batch, -1)
-    picked = jnp.take_along_axis(logits.reshape(batch, -1), picked, axis=1).reshape(tokens.shape)
+    flat_index = (parents[..., None] * vocab_size + tokens).reshape(batch, -1)  # in logits of shape [B, W * V]
+    candidates = jnp.take_along_axis(logits.reshape(batch, -1), flat_index, axis=1).reshape(tokens.shape)
     past = _Past(*(jnp.take_along_axis(array, parents, axis=1) for array in past))
-    totals = past.extended_by(jnp.where(token_ids < vocab_size, picked, -jnp.inf)).reshape(batch, -1)
+    totals = past.extended_by(jnp.where(token_ids < vocab_size, candidates, -jnp.inf)).reshape(batch, -1)
     log_probs, best_index = jax.lax.top_k(totals, beam_size)
     return (
         log_probs,
@@ -569,9 +639,9 @@ def _keep_best(
     """
     extended_tokens = write(beams.tokens, beams.length + 1, jnp.full(scores.shape, eos_id, jnp.int32))
     # Finished hypotheses come first: `top_k` prefers them if scores are equal, so -inf never replaces an empty entry.
-    scores, kept = jax.lax.top_k(jnp.concatenate([beams.finished_scores, scores], axis=1), scores.shape[1])
+    scores, best_index = jax.lax.top_k(jnp.concatenate([beams.finished_scores, scores], axis=1), scores.shape[1])
     tokens = jnp.concatenate([beams.finished_tokens, extended_tokens], axis=1)
-    return jnp.take_along_axis(tokens, kept[..., None], axis=1), scores
+    return jnp.take_along_axis(tokens, best_index[..., None], axis=1), scores
 
 
 def _follow(cache: Cache, parents: Int[Array, "B W"]) -> Cache:

@@ -22,13 +22,16 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import MAX_BEAMS, MAX_LENGTH_PENALTY, at_least, documented, within
 from tfx_jax.functional.search import (
     LEAST_TEMPERATURE,
+    LENGTH_PENALTY,
     Cache,
     StepFn,
     beam_search,
     greedy_search,
     sample,
     with_repetition_penalty,
+    without_repeated_ngrams,
 )
+from tfx_jax.models.padding import left_aligned
 from tfx_jax.nn.decoding import Decoder
 
 _MIN_LENGTH = 16  # shorter inputs are padded to this length
@@ -44,7 +47,8 @@ class DecodingConfig:
     """Search options of a task; the default is the beam search of Vaswani et al. (2017), section 6.1."""
 
     beam_size: int = within(1, MAX_BEAMS, 4)
-    length_penalty: float = within(0, MAX_LENGTH_PENALTY, 0.6)  # exponent of the length penalty, the paper's alpha
+    # exponent of the length penalty, the paper's alpha
+    length_penalty: float = within(0, MAX_LENGTH_PENALTY, LENGTH_PENALTY)
     extra_length: int = at_least(0, 50)  # how many tokens an output may be longer than its input
 
     def tiny(self) -> None:
@@ -62,7 +66,7 @@ class BeamSearch:
     """Takes the best hypothesis of `tfx_jax.functional.beam_search`."""
 
     beam_size: int = 4
-    length_penalty: float = 0.6
+    length_penalty: float = LENGTH_PENALTY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +80,9 @@ class Sampling:
     temperature: float = 1.0  # divides the logits; 0 takes the most probable token
     top_k: int | None = None  # samples from this many of the most probable tokens
     top_p: float | None = None  # samples from the fewest tokens whose total probability reaches this value
+    min_p: float | None = None  # samples from tokens with at least this share of the largest probability
     repetition_penalty: float = 1.0  # above 1, tokens that occurred before are less probable
+    no_repeat_ngram_size: int = 0  # no sequence of this many tokens occurs twice; 0 allows it
 
     def __post_init__(self):
         if self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature < math.inf:
@@ -87,6 +93,10 @@ class Sampling:
             raise UserError(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if not self.repetition_penalty > 0:
             raise UserError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise UserError(f"min_p must be at least 0 and at most 1, got {self.min_p}")
+        if self.no_repeat_ngram_size < 0:
+            raise UserError(f"no_repeat_ngram_size must be at least 0, got {self.no_repeat_ngram_size}")
 
 
 Search = Greedy | BeamSearch | Sampling
@@ -144,6 +154,10 @@ def decode(
             exists = True if token_mask is None else token_mask
             seen = jnp.zeros((inputs.shape[0], vocab_size), bool).at[rows, inputs].max(exists)
             step_fn, cache = with_repetition_penalty(step_fn, cache, seen, search.repetition_penalty)
+        if search.no_repeat_ngram_size:
+            tokens, lengths = _tokens_before(decoder, inputs, token_mask)
+            options = {"size": search.no_repeat_ngram_size, "max_length": max_length}
+            step_fn, cache = without_repeated_ngrams(step_fn, cache, tokens, lengths, **options)
         step_fn, cache = _with_end(step_fn, cache, vocab_size, eos_ids, observer)
         limits |= {"rng": jax.random.key(0) if rng is None else rng, "row_ids": row_ids}
         return _sample(step_fn, cache, start, search, vocab_size, **limits)
@@ -157,6 +171,16 @@ def decode(
         sizes: dict[str, Any] = {"beam_size": num_beams, "length_penalty": search.length_penalty}
         tokens = beam_search(step_fn, cache, start, **sizes, **limits).tokens[:, 0]
     return jnp.where(tokens == pad_id, _NO_TOKEN, tokens)
+
+
+def _tokens_before(
+    decoder: Decoder, inputs: Array, token_mask: Array | None
+) -> tuple[Int[Array, "B P"], Int[Array, " B"]]:
+    """Returns the tokens before the first step's input and their number: a prompt without its last token, or none."""
+    if not decoder.continues_inputs:
+        return jnp.zeros((inputs.shape[0], 0), jnp.int32), jnp.zeros(inputs.shape[0], jnp.int32)
+    tokens, exists = left_aligned(inputs, jnp.ones(inputs.shape, bool) if token_mask is None else token_mask)
+    return tokens, jnp.maximum(exists.sum(axis=1) - 1, 0)
 
 
 def _sample(step_fn: StepFn, cache: Cache, start: Array, search: Sampling, end: int, **options: Any) -> Array:
@@ -175,6 +199,7 @@ def _sample(step_fn: StepFn, cache: Cache, start: Array, search: Sampling, end: 
         temperature=search.temperature or 1.0,
         top_k=search.top_k if search.temperature else 1,
         top_p=search.top_p if search.temperature else None,
+        min_p=search.min_p if search.temperature else None,
         **options,
     )
     return jnp.where(tokens == end, _NO_TOKEN, tokens)
@@ -325,7 +350,7 @@ def _batches(
     count = len(lengths)
     if tokens_per_batch is None:
         if count:
-            yield 1 << (count - 1).bit_length(), list(range(count))
+            yield 1 << (count - 1).bit_length(), list(range(count))  # rounded up to a power of two: few shapes
         return
     # A smaller batch for few inputs, which would otherwise be mostly padding.
     batch_tokens = min(tokens_per_batch, _MIN_LENGTH << max(1, count - 1).bit_length())

@@ -4,16 +4,19 @@
 works on token ids.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from flax import nnx
 
 from tfx_jax.data.sources.lines import is_blank
+from tfx_jax.data.tokenizers.chat import ChatTemplate, Message
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.data.tokenizers.streaming import TextStream
 from tfx_jax.errors import UserError
+from tfx_jax.functional.search import LENGTH_PENALTY
 from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, Observer, Sampling, Search
 from tfx_jax.nn.decoding import DecodingModel
 
@@ -31,6 +34,7 @@ class Generator:
         search: Search = Sampling(),
         int8: bool = False,
         observer: Observer | None = None,
+        slide: bool = False,
     ):
         """Prepares the model's weights for decoding.
 
@@ -42,10 +46,13 @@ class Generator:
           search: search method and its options.
           int8: whether to decode with int8 weights, see `DecodeDriver`.
           observer: observer of the new tokens, see `DecodeDriver`.
+          slide: whether a prompt and its new tokens may be longer than the model's positions: where they are, the model
+            continues from the most recent tokens, at least half of its positions, which it reads again.
 
         Raises:
-          UserError: if `max_new_tokens` exceeds the model's positions, or greedy or beam search has an observer or not
-            exactly one token in `eos_ids`.
+          UserError: if `max_new_tokens` exceeds the model's positions without `slide`, if `slide` is set for an
+            encoder-decoder or beam search, or if greedy or beam search has an observer or not exactly one token in
+            `eos_ids`.
         """
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
@@ -54,13 +61,16 @@ class Generator:
             graphdef, search, eos_ids=eos_ids, first_ids=first_ids, int8=int8, observer=observer
         )
         self._decoder = self._driver.decoder(params)
+        if slide and (isinstance(search, BeamSearch) or not self._decoder.continues_inputs):
+            raise UserError("slide needs a language model and sampling or greedy search")
         max_prompt_length = self._decoder.max_input_length(max_new_tokens)
-        if max_prompt_length is not None and max_prompt_length < 1:
+        if not slide and max_prompt_length is not None and max_prompt_length < 1:
             raise UserError(
                 f"max_new_tokens={max_new_tokens} leaves no room for a prompt, as the model takes "
                 f"{self._decoder.max_input_length(0)} tokens"
             )
         self._max_new_tokens, self._eos_ids = max_new_tokens, frozenset(eos_ids)
+        self._slide, self._observer = slide, observer
 
     @property
     def continues_prompts(self) -> bool:
@@ -81,10 +91,38 @@ class Generator:
         Raises:
           UserError: if a prompt is empty or longer than the model can read.
         """
-        outputs = self._driver(
-            self._decoder, prompts, max_new_tokens=lambda _: self._max_new_tokens, seed=seed, first=first
-        )
+        if any(map(self.must_slide, prompts)):
+            outputs = [self._sliding(ids, seed, number) for number, ids in enumerate(prompts, first)]
+        else:
+            outputs = self._driver(
+                self._decoder, prompts, max_new_tokens=lambda _: self._max_new_tokens, seed=seed, first=first
+            )
         return [ids[:-1] if ids and ids[-1] in self._eos_ids else ids for ids in outputs]
+
+    def must_slide(self, prompt: Sequence[int]) -> bool:
+        """Whether the model continues this prompt in parts, because it does not fit with its new tokens."""
+        limit = self._decoder.max_input_length(self._max_new_tokens)
+        return self._slide and limit is not None and len(prompt) > limit
+
+    def _sliding(self, prompt: Sequence[int], seed: int, number: int) -> list[int]:
+        """Generates in parts; before each, the model reads as many of the most recent tokens as leave room for it."""
+        num_positions = cast(int, self._decoder.max_input_length(0))  # None never slides
+        new: list[int] = []
+        for part in itertools.count():
+            remaining = self._max_new_tokens - len(new)
+            context = [*prompt, *new][-max(num_positions - remaining, num_positions // 2, 1) :]
+            count = min(remaining, num_positions - len(context))
+            part_seed = int(np.random.SeedSequence([seed, part]).generate_state(1)[0]) if part else seed
+            (newest,) = self._driver(
+                self._decoder, [context], max_new_tokens=lambda _, count=count: count, seed=part_seed, first=number
+            )
+            new += newest
+            if len(newest) < count or len(new) >= self._max_new_tokens or newest[-1] in self._eos_ids:
+                break
+            # The program does not show an observer its last token, because no step follows it.
+            if self._observer is not None and self._observer(np.array(newest[-1:], np.int32))[0]:
+                break
+        return new
 
 
 class GeneratedText(NamedTuple):
@@ -111,6 +149,7 @@ class TextGenerator:
         stop: Sequence[str] = (),
         on_text: Callable[[str], object] | None = None,
         int8: bool = False,
+        slide: bool = False,
         source_language: str | None = None,
         target_language: str | None = None,
     ):
@@ -126,12 +165,14 @@ class TextGenerator:
           stop: strings that end a text; they are not part of it.
           on_text: called with each new part of the text of the first prompt as soon as it is final.
           int8: decode with int8 weights, see `DecodeDriver`.
+          slide: continue prompts beyond the model's positions, see `Generator`.
           source_language: of the prompts, as `HFTokenizer.languages` names it; None means the tokenizer's default.
           target_language: of the outputs, whose token then replaces `first_ids`.
 
         Raises:
           UserError: if the model has no room for that many tokens, or `stop` or `on_text` is combined with beam search,
-            which has no single growing text; if the tokenizer lacks a language, or the model continues prompts.
+            which has no single growing text; if the tokenizer lacks a language, or the model continues prompts; as
+            `Generator`.
         """
         if not all(stop):
             raise UserError("a stop string must not be empty")
@@ -152,6 +193,7 @@ class TextGenerator:
             max_new_tokens=max_new_tokens,
             search=search,
             int8=int8,
+            slide=slide,
             observer=self._observer if is_observed else None,
         )
         if self.continues_prompts and (source_language, target_language) != (None, None):
@@ -162,11 +204,11 @@ class TextGenerator:
         """Whether the model continues a prompt; otherwise it answers it."""
         return self._generator.continues_prompts
 
-    def __call__(self, prompts: Sequence[str], *, seed: int = 0, first: int = 0) -> list[GeneratedText]:
+    def __call__(self, prompts: Sequence[str | Sequence[int]], *, seed: int = 0, first: int = 0) -> list[GeneratedText]:
         """Generates a text for each prompt.
 
         Args:
-          prompts: texts.
+          prompts: texts, or token ids where a text was encoded already.
           seed: sampling seed. The samples of a prompt depend on it and on the prompt's number only.
           first: number of the first prompt, from 0, for callers that process prompts in parts.
 
@@ -177,19 +219,29 @@ class TextGenerator:
           UserError: if a prompt has no tokens or is longer than the model can read.
         """
         # A blank source has no answer: its text is empty, whatever the model generates.
-        unanswerable = [not self.continues_prompts and is_blank(prompt) for prompt in prompts]
-        self._observer.restart(is_silent=any(unanswerable[:1]))  # only the first text is streamed
-        outputs = self._generator(
-            [self._encode(prompt, number) for number, prompt in enumerate(prompts, first + 1)], seed=seed, first=first
-        )
+        unanswerable = [
+            not self.continues_prompts and isinstance(prompt, str) and is_blank(prompt) for prompt in prompts
+        ]
+        encoded = [self._encode(prompt, number) for number, prompt in enumerate(prompts, first + 1)]
+        batches = [encoded]
+        if any(map(self._generator.must_slide, encoded)):  # the observer knows the rows of one program only
+            batches = [[ids] for ids in encoded]
+        outputs, texts_before = [], first
+        for batch in batches:
+            # Only the first text is streamed.
+            self._observer.restart(is_silent=texts_before > first or any(unanswerable[:1]))
+            outputs += self._generator(batch, seed=seed, first=texts_before)
+            texts_before += len(batch)
         outputs = [[] if is_empty else ids for ids, is_empty in zip(outputs, unanswerable, strict=True)]
         texts = [_until(self._tokenizer.decode(ids), self._stop) for ids in outputs]
         if texts:
             self._observer.finish(texts[0])
         return [GeneratedText(text, len(ids)) for text, ids in zip(texts, outputs, strict=True)]
 
-    def _encode(self, prompt: str, number: int) -> list[int]:
+    def _encode(self, prompt: str | Sequence[int], number: int) -> Sequence[int]:
         """Returns the token ids of a prompt as the model was trained to see them."""
+        if not isinstance(prompt, str):
+            return prompt
         tokenizer = self._tokenizer
         if not self.continues_prompts:
             return tokenizer.encode_source(prompt, self._source_language)
@@ -218,6 +270,11 @@ class TextModel(Protocol):
         ...
 
     @property
+    def chat_template(self) -> ChatTemplate:
+        """The template of its conversations; raises UserError if it has none."""
+        ...
+
+    @property
     def first_ids(self) -> Sequence[int]:
         """Tokens that every output begins with."""
         ...
@@ -225,19 +282,22 @@ class TextModel(Protocol):
 
 def generate(
     model: TextModel,
-    prompts: str | Sequence[str],
+    prompts: str | Sequence[str] | Sequence[Message],
     *,
     max_new_tokens: int = 64,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float | None = None,
     repetition_penalty: float = 1.0,
+    no_repeat_ngram_size: int = 0,
     beam_size: int = 1,
-    length_penalty: float = 0.6,
+    length_penalty: float = LENGTH_PENALTY,
     stop: Sequence[str] = (),
     on_text: Callable[[str], object] | None = None,
     seed: int = 0,
     int8: bool = False,
+    slide: bool = False,
     source_language: str | None = None,
     target_language: str | None = None,
 ) -> str | list[str]:
@@ -246,32 +306,40 @@ def generate(
         model = tfx_jax.load("gpt2")
         tfx_jax.generate(model, "Once upon", top_p=0.95, stop=["THE END"], on_text=functools.partial(print, end=""))
 
+    The prompt of a chat model is a conversation:
+
+        tfx_jax.generate(tfx_jax.load("HuggingFaceTB/SmolLM3-3B"), [{"role": "user", "content": "Hello"}])
+
     Args:
       model: the result of `tfx_jax.load`.
-      prompts: one text, or several.
+      prompts: one text, or several; or one conversation, a list of messages with "role" and "content", for a model with
+        a chat template.
       max_new_tokens: maximum number of new tokens for each prompt, EOS included.
       temperature: divides the logits; 0 means greedy search.
       top_k: sample from that many of the most probable tokens.
       top_p: sample from the fewest tokens that together have this probability.
+      min_p: sample from tokens with at least this share of the largest probability.
       repetition_penalty: above 1, tokens that occurred before are less probable.
+      no_repeat_ngram_size: no sequence of this many tokens occurs twice; 0 allows it.
       beam_size: above 1, beam search instead of sampling.
       length_penalty: exponent of the length penalty of beam search.
       stop: strings that end a text; they are not part of it.
       on_text: for streaming, called with each new part of the first text as soon as it is final.
       seed: sampling seed.
       int8: decode with int8 weights: faster, not exact.
+      slide: continue prompts beyond the model's positions, see `Generator`; without it, they are refused.
       source_language: language of the prompts of a multilingual translator such as NLLB: "eng_Latn".
       target_language: language to translate into.
 
     Returns:
-      The generated text without the prompt; a list of them for several prompts.
+      The generated text without the prompt, or the reply; a list of them for several prompts.
 
     Raises:
       UserError: if the model does not generate text, or an argument is out of range.
     """
     if not isinstance(model.model, DecodingModel) or model.tokenizer is None:
         raise UserError(f"{type(model.model).__name__} does not generate text")
-    search: Search = Sampling(temperature, top_k, top_p, repetition_penalty)
+    search: Search = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
     if beam_size > 1:
         search = BeamSearch(beam_size, length_penalty)
     generator = TextGenerator(
@@ -284,11 +352,16 @@ def generate(
         stop=(stop,) if isinstance(stop, str) else stop,
         on_text=on_text,
         int8=int8,
+        slide=slide,
         source_language=source_language,
         target_language=target_language,
     )
-    texts = [output.text for output in generator([prompts] if isinstance(prompts, str) else prompts, seed=seed)]
-    return texts[0] if isinstance(prompts, str) else texts
+    inputs: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
+    is_chat = bool(inputs) and isinstance(inputs[0], Mapping)
+    if is_chat:
+        inputs = [model.chat_template.encode(model.tokenizer, inputs)]
+    texts = [output.text for output in generator(inputs, seed=seed)]
+    return texts[0] if is_chat or isinstance(prompts, str) else texts
 
 
 def _until(text: str, stops: Sequence[str]) -> str:

@@ -10,10 +10,17 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.basic import Embedding
-from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import FusedKVCache, fuse_for_decoding, fused_step, init_fused_cache
+from tfx_jax.nn.decoding import (
+    Decoder,
+    at_last,
+    fuse_for_decoding,
+    fused_step,
+    init_fused_cache,
+    init_replay,
+    project_memories,
+    replay_step,
+)
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
-from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import scan_layers
 
 
@@ -239,15 +246,15 @@ class EncoderDecoderDecoder(nnx.Module):
         """Projects the memory to keys and values of each layer (kept as it is without a KV cache); no target yet."""
         limit, batch_size = self.model.max_positions, memory.output.shape[0]
         if limit is not None and max_length > limit:
-            raise ValueError(f"max_length={max_length}, but there are {limit} learned positions")
+            raise ValueError(f"max_length={max_length} must be at most {limit}, the number of learned positions")
         start = jnp.full(batch_size, self.model.config.start_id)
         if self.fused is None:
             tokens = jnp.full((batch_size, max_length), self.pad_id, jnp.int32)
             return init_replay(tokens, jnp.zeros(batch_size, jnp.int32), memory), start
-        steps, memories = self.fused.steps, FusedKVCache.of_memory(self.model.decoder_layers, memory.output)
+        layers, memories = self.fused.layers, project_memories(self.model.decoder_layers, memory.output)
         cache = init_fused_cache(
-            steps,
-            [step.empty_cache(batch_size, memories[0].key.dtype) for step in steps],
+            layers,
+            [layer.self_attention.empty_cache(batch_size, memories[0].key.dtype) for layer in layers],
             max_new_tokens=max_length,
             num_beams=num_beams,
             memories=memories,
@@ -268,7 +275,7 @@ class EncoderDecoderDecoder(nnx.Module):
             return output(model.last_norm(x), jnp.float32)[:, 0]
 
         bias = model.step_bias if model.config.has_position_bias else None
-        return fused_step(self.fused.steps, embed, score, tokens, cache, bias=bias)
+        return fused_step(self.fused.layers, embed, score, tokens, cache, bias=bias)
 
     def _score_last(
         self, tokens: Int[Array, "R C"], lengths: Int[Array, " R"], memory: EncoderMemory
@@ -296,7 +303,7 @@ def check_token_ids(config: TokenIds) -> None:
     """
     for name in ("pad_id", "start_id"):
         if not 0 <= getattr(config, name) < config.vocab_size:
-            raise ValueError(f"{name}={getattr(config, name)} is no token of a vocabulary of {config.vocab_size}")
+            raise ValueError(f"{name}={getattr(config, name)} must be in 0 .. {config.vocab_size - 1} (vocab_size - 1)")
 
 
 def with_padding(tokens: Array, token_mask: Bool[Array, "B S"] | None, pad_id: int) -> Array:

@@ -61,6 +61,8 @@ class GPTConfig:
     activation: str = one_of(ACTIVATIONS, "gelu_tanh")
     layer_norm_epsilon: float = at_least(0, 1e-5)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
+    convolution_width: int = at_least(0, 0)  # tokens in a causal convolution of queries, keys and values; 0: none
+    use_output_gate: bool = False  # whether the outputs of heads are multiplied by sigmoids of the layer's input
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
     remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
@@ -133,19 +135,21 @@ class GPT(LanguageModel):
             make_norm=make_norm,
         )
 
-        def make_layer(layer_attention: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
+        def make_layer(layer_attention: AttentionConfig, has_experts: bool, rngs: nnx.Rngs) -> EncoderLayer:
             d_k = c.d_model // c.num_heads if c.d_k is None else c.d_k
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
                 d_k=c.d_k,
                 use_bias=c.use_bias,
+                convolution_width=c.convolution_width,
+                use_output_gate=c.use_output_gate,
                 dropout_rate=c.attention_dropout_rate,
                 attention_fn=attention_fn or layer_attention.make(c.num_heads, d_k, rngs=rngs),
                 dtype=dtype,
                 rngs=rngs,
             )
-            feed_forward = (c.experts.make if is_sparse else FeedForward)(
+            feed_forward = (c.experts.make if has_experts else FeedForward)(
                 c.d_model,
                 4 * c.d_model if c.d_ff is None else c.d_ff,
                 activation_fn=ACTIVATIONS[c.activation],
@@ -154,7 +158,9 @@ class GPT(LanguageModel):
                 rngs=rngs,
             )
             network = feed_forward.experts if isinstance(feed_forward, MixtureOfExperts) else feed_forward
-            inner = (attention.query.kernel, attention.key.kernel, attention.value.kernel, network.up)
+            inner = [attention.query.kernel, attention.key.kernel, attention.value.kernel, network.up]
+            if attention.output_gate is not None:
+                inner.append(attention.output_gate.kernel)
             for params, stddev in (
                 (inner, _INIT_STDDEV),
                 ((attention.out.kernel, network.down), _INIT_STDDEV * (2 * c.num_layers) ** -0.5),

@@ -70,6 +70,8 @@ class LlamaConfig:
     window_rotary_base: float | None = None  # rotary base of layers with window attention; None: as the others
     no_rotary_every: int = at_least(0, 0)  # every such layer has no rotary positions: 4 in SmolLM3; 0: all have
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
+    convolution_width: int = at_least(0, 0)  # tokens in a causal convolution of queries, keys and values; 0: none
+    use_output_gate: bool = False  # whether the outputs of heads are multiplied by sigmoids of the layer's input
     dropout_rate: float = fraction(0.0)  # of embeddings and branches
     attention_dropout_rate: float = fraction(0.0)
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
@@ -105,7 +107,7 @@ class LlamaConfig:
             raise ValueError(f"logits_divisor must be above 0, got {self.logits_divisor}")
         self.experts.validate()
         try:
-            self.rotary.validate()
+            self.rotary.frequencies(self.head_size)
         except ValueError as error:
             raise ValueError(f"rotary: {error}") from None
 
@@ -149,6 +151,7 @@ class Llama(LanguageModel):
             make_norm=make_norm,
         )
         num_kv_heads = c.num_kv_heads or c.num_heads
+        head_sizes: dict[str, Any] = {"num_heads": c.num_heads, "num_kv_heads": num_kv_heads, "d_k": c.head_size}
 
         def make_layer(index: int, attention_config: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             """Makes layer `index` of the pattern that the layers repeat."""
@@ -171,16 +174,18 @@ class Llama(LanguageModel):
                 use_out_bias=c.use_out_bias,
                 use_sinks=c.use_sinks,
                 rotary=rotary,
+                convolution_width=c.convolution_width,
+                use_output_gate=c.use_output_gate,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or attention_config.make(c.num_heads, c.head_size, rngs=rngs),
+                attention_fn=attention_fn or attention_config.make(**head_sizes, rngs=rngs),
                 scale=c.attention_scale,
                 logits_soft_cap=c.attention_soft_cap,
                 dtype=dtype,
                 rngs=rngs,
                 **qk_norms,
             )
-            is_sparse = experts_pattern[index % len(experts_pattern)]
-            feed_forward = (c.experts.make if is_sparse else FeedForward)(
+            has_experts = experts_pattern[index % len(experts_pattern)]
+            feed_forward = (c.experts.make if has_experts else FeedForward)(
                 c.d_model,
                 c.d_ff,
                 activation_fn=ACTIVATIONS[c.activation],
@@ -193,8 +198,9 @@ class Llama(LanguageModel):
             )
             # Replace the initial values of all matrices except the router's by the normal distribution.
             network = feed_forward.experts if isinstance(feed_forward, MixtureOfExperts) else feed_forward
-            for param in (attention.query, attention.key, attention.value, attention.out):
-                param.kernel[...] = _normal(rngs, param.kernel)
+            for param in (attention.query, attention.key, attention.value, attention.out, attention.output_gate):
+                if param is not None:
+                    param.kernel[...] = _normal(rngs, param.kernel)
             for param in (network.up, network.gate, network.down):
                 if param is not None:
                     param[...] = _normal(rngs, param)

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.functional.attention.masks import padding_mask
+from tfx_jax.functional.attention.signature import padding_mask
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
@@ -128,7 +128,7 @@ class SanCTC(nnx.Module):
         """
         c = self.config
         if frames.shape[2] != c.num_features:
-            raise ValueError(f"frames of {frames.shape[2]} features, but the model has num_features={c.num_features}")
+            raise ValueError(f"frames must have num_features={c.num_features} features, got {frames.shape[2]}")
         x = self.frames(stack_frames(frames, num_frames, c.subsampling))
         positions = sinusoidal_positions(jnp.arange(x.shape[1]), c.d_model)
         x = x + positions[None].astype(x.dtype)

@@ -14,16 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, one_of, within
 from tfx_jax.functional.attention import SPECS, AttentionSpec
 from tfx_jax.functional.attention.axial import attention_over_axes
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.signature import Bias, Mask, SegmentIds
 from tfx_jax.functional.attention.spec import CachedDecoding, RecurrentDecoding, unbound
 from tfx_jax.functional.positions import ROTARY_SCALINGS, rotary_embedding, rotary_frequencies
-from tfx_jax.nn.basic import Linear
+from tfx_jax.nn.basic import Linear, ShortConvolution
 from tfx_jax.nn.distribution import current_distribution
 from tfx_jax.nn.lora import Frozen
 
@@ -42,6 +42,8 @@ class KVCache(NamedTuple):
     key: Float[Array, "B S K H"]
     value: Float[Array, "B S K U"]
     gates: dict[str, Float[Array, "B S ..."]] | None = None
+    recent: dict[str, Float[Array, "B W-1 heads _"]] | None = None
+    """Queries, keys and values of the last tokens before a short convolution, by name; None without one."""
 
     @classmethod
     def empty(
@@ -56,7 +58,7 @@ class KVCache(NamedTuple):
         older = self.gates or {}
         gates = {name: jnp.concatenate([older[name], gate], axis=1) for name, gate in (newer.gates or {}).items()}
         key, value = (jnp.concatenate(pair, axis=1) for pair in ((self.key, newer.key), (self.value, newer.value)))
-        return KVCache(key, value, gates)
+        return KVCache(key, value, gates, newer.recent)
 
 
 class MultiHeadAttention(nnx.Module):
@@ -85,6 +87,8 @@ class MultiHeadAttention(nnx.Module):
         query_norm: nnx.Module | None = None,
         key_norm: nnx.Module | None = None,
         rotary: "RotaryConfig | None" = None,
+        convolution_width: int = 0,
+        use_output_gate: bool = False,
         dropout_rate: float = 0.0,
         attention_fn: AttentionFn = dot_product_attention,
         scale: float | None = None,
@@ -114,6 +118,10 @@ class MultiHeadAttention(nnx.Module):
             or all heads together if its scale has N * H numbers. None means no norm.
           key_norm: norm of keys, as `query_norm`.
           rotary: rotates queries and keys by their positions; None means no rotation.
+          convolution_width: number of tokens in a causal convolution of queries, keys and values, which is before norms
+            and rotary positions: 4 in Mamba-2 and Gated DeltaNet. For self-attention only. 0 means no convolution.
+          use_output_gate: whether the output of each head is multiplied by the logistic function of a linear map of the
+            query inputs, element by element (Qiu et al., 2025, https://arxiv.org/abs/2505.06708; Qwen3-Next).
           dropout_rate: dropout rate of the attention weights; 0 in the paper's text, 0.1 in its code.
           attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`, a function or a
             Module that owns parameters.
@@ -129,8 +137,8 @@ class MultiHeadAttention(nnx.Module):
 
         Raises:
           TypeError: for a missing size or an unknown argument.
-          ValueError: if a size is below 1, `d_k` is None and num_heads does not divide d_model, or num_kv_heads does
-            not divide num_heads.
+          ValueError: if a size is below 1, `d_k` is None and num_heads does not divide d_model, num_kv_heads does not
+            divide num_heads, or there is a convolution over several axes.
         """
         if d_model is None or num_heads is None or flax_arguments:
             named = f" (got {', '.join(flax_arguments)})" if flax_arguments else ""
@@ -167,6 +175,21 @@ class MultiHeadAttention(nnx.Module):
         )
         self.sinks = nnx.Param(jnp.zeros(num_heads, param_dtype)) if use_sinks else None
         self.query_norm, self.key_norm, self.rotary = query_norm, key_norm, rotary
+        if convolution_width < 0 or (convolution_width and attention_axes is not None):
+            raise ValueError(
+                f"convolution_width={convolution_width} must be at least 0, and 0 with attention_axes: tokens of "
+                "several axes have no order"
+            )
+
+        def convolution(heads: int, size: int) -> ShortConvolution | None:
+            if not convolution_width:
+                return None
+            return ShortConvolution(convolution_width, heads, size, param_dtype=param_dtype, rngs=rngs)
+
+        self.query_convolution = convolution(num_heads, d_k)
+        self.key_convolution = convolution(num_kv_heads, d_k)
+        self.value_convolution = convolution(num_kv_heads, d_v)
+        self.output_gate = project(d_model, (num_heads, d_v)) if use_output_gate else None
         self.gate_names = ()
         if (spec := spec_of(attention_fn)) is not None and spec.gates is not None:
             shapes = spec.gates(num_heads=num_heads, num_kv_heads=num_kv_heads, d_k=d_k, **options_of(attention_fn))
@@ -210,9 +233,16 @@ class MultiHeadAttention(nnx.Module):
 
         Returns:
           [B, T, d_out], or a pair of output and weights; with `attention_axes`, the axes of `x` instead of T.
+
+        Raises:
+          ValueError: if the layer has a short convolution and there is a memory or a mask of pairs.
         """
+        if self.query_convolution is not None and not (memory is None and value_memory is None):
+            raise ValueError(
+                "a short convolution is for self-attention only: set convolution_width=0 or pass no memory"
+            )
         memory = x if memory is None else memory
-        key, value = self.project_memory(memory, value_memory, positions)
+        key, value = self.project_memory(memory, value_memory, positions, mask=mask, segment_ids=segment_ids)
         return self.attend(
             x,
             key,
@@ -232,18 +262,67 @@ class MultiHeadAttention(nnx.Module):
         memory: Float[Array, "B S _"],
         value_memory: Float[Array, "B S _"] | None = None,
         positions: Int[Array, "#B S"] | None = None,
+        **tokens: Any,
     ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K U"]]:
-        """Returns keys and values for `attend`, so that a memory used in many steps is projected only once."""
-        key = with_positions(self.key(memory), self.key_norm, self.rotary, positions)
-        return key, self.value(memory if value_memory is None else value_memory)
+        """Returns keys and values for `attend`, so that a memory used in many steps is projected only once.
+
+        `tokens` are for a short convolution: `mask`, `segment_ids` and, of the tokens before, `KVCache.recent`.
+        """
+        key = self._convolved("key", self.key(memory), **tokens)
+        value = self._convolved("value", self.value(memory if value_memory is None else value_memory), **tokens)
+        return with_positions(key, self.key_norm, self.rotary, positions), value
+
+    def _convolved(
+        self,
+        name: str,
+        heads: Float[Array, "B T N _"],
+        *,
+        mask: Mask | None = None,
+        segment_ids: SegmentIds | None = None,
+        recent: Mapping[str, Array] | None = None,
+    ) -> Float[Array, "B T N _"]:
+        """Applies the short convolution of queries, keys or values, if there is one."""
+        convolution = getattr(self, f"{name}_convolution")
+        if convolution is None:
+            return heads
+        ids = segment_ids[0] if isinstance(segment_ids, tuple) else segment_ids
+        past = None if recent is None else recent[name]
+        return convolution(heads, past, token_mask=_token_mask(mask, heads.shape[1]), segment_ids=ids)
 
     def project_gates(self, memory: Float[Array, "B S _"]) -> dict[str, Float[Array, "B S ..."]]:
         """Returns the gates of the attention by name, for `attend`; empty for most attentions."""
         return {name: getattr(self, f"gate_{name}")(memory) for name in self.gate_names}
 
-    def project_cache(self, x: Float[Array, "B T D"], positions: Int[Array, "#B T"] | None = None) -> KVCache:
-        """Returns keys, values and gates of `x` as a cache, for self-attention."""
-        return KVCache(*self.project_memory(x, None, positions), self.project_gates(x))
+    def project_cache(
+        self,
+        x: Float[Array, "B T D"],
+        positions: Int[Array, "#B T"] | None = None,
+        *,
+        mask: Mask | None = None,
+        segment_ids: SegmentIds | None = None,
+        recent: Mapping[str, Array] | None = None,
+    ) -> KVCache:
+        """Returns keys, values and gates of `x` as a cache, for self-attention; `recent` is that of the older cache."""
+        memory = self.project_memory(x, None, positions, mask=mask, segment_ids=segment_ids, recent=recent)
+        return KVCache(*memory, self.project_gates(x), self._recent(x, mask, recent))
+
+    def _recent(
+        self, x: Float[Array, "B T D"], mask: Mask | None, past: Mapping[str, Array] | None
+    ) -> dict[str, Array] | None:
+        """Returns the `KVCache.recent` after `x`."""
+        if self.query_convolution is None:
+            return None
+        parts = {
+            "query": (self.query_convolution, self.query),
+            "key": (self.key_convolution, self.key),
+            "value": (self.value_convolution, self.value),
+        }
+        token_mask = _token_mask(mask, x.shape[1])
+        return {
+            name: convolution.last_tokens(project(x), None if past is None else past[name], token_mask)
+            for name, (convolution, project) in parts.items()
+            if convolution is not None
+        }
 
     def attend(
         self,
@@ -253,11 +332,17 @@ class MultiHeadAttention(nnx.Module):
         *,
         gates: Mapping[str, Array] | None = None,
         positions: Int[Array, "#B T"] | None = None,
+        recent: Mapping[str, Array] | None = None,
         rngs: nnx.Rngs | None = None,
         return_weights: bool = False,
         **options: Any,
     ) -> Any:
-        """Attends from `x` to keys and values that are already projected; options and result as in `__call__`."""
+        """Attends from `x` to keys and values that are already projected; options and result as in `__call__`.
+
+        `recent` is that of the cache before `x`, for a short convolution.
+        """
+        tokens = {"mask": options.get("mask"), "segment_ids": options.get("segment_ids"), "recent": recent}
+        query = self._convolved("query", self.query(x), **tokens)
         # Pass on only options that are set: not every attention has every option.
         options = {name: option for name, option in options.items() if option is not None} | dict(gates or {})
         options |= logit_options(self)
@@ -267,12 +352,16 @@ class MultiHeadAttention(nnx.Module):
             options["is_training"] = True
         if return_weights:
             options["return_weights"] = True
-        query = with_positions(self.query(x), self.query_norm, self.rotary, positions)
+        query = with_positions(query, self.query_norm, self.rotary, positions)
         result = current_distribution().attend(self.attention_fn, query, key, value, **options)
         if return_weights:
             context, weights = result
-            return self.out(context), weights
-        return self.out(result)
+            return self.out(self._gated(context, x)), weights
+        return self.out(self._gated(result, x))
+
+    def _gated(self, context: Float[Array, "B T N U"], x: Float[Array, "B T D"]) -> Float[Array, "B T N U"]:
+        """Multiplies the outputs of the heads by their gates, if there are any."""
+        return context if self.output_gate is None else context * jax.nn.sigmoid(self.output_gate(x))
 
 
 @documented
@@ -289,23 +378,43 @@ class RotaryConfig:
     high_frequency_factor: float = 4.0  # llama3: number of turns above which a frequency is unchanged
     beta_fast: float = 32.0  # yarn: number of turns above which a frequency is unchanged
     beta_slow: float = 1.0  # yarn: number of turns below which a frequency is divided by factor
-    attention_factor: float | None = None  # yarn: multiplies queries and keys; None means the paper's value
+    attention_factor: float | None = None  # yarn, longrope: multiplies queries and keys; None: the paper's value
     is_truncated: bool = True  # yarn: whether the interpolation starts and ends at whole pairs of features
+    short_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies up to original_max_length tokens
+    long_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies of longer texts
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies depend on the length of the text."""
+        return self.scaling in ("dynamic", "longrope")
 
     def validate(self) -> None:
         """Raises ValueError for options that `rotary_frequencies` rejects for every head size."""
-        dataclasses.replace(self, fraction=1.0).frequencies(head_size=2)
+        dataclasses.replace(self, fraction=1.0).frequencies(head_size=max(4, 2 * len(self.short_factors)))
 
-    def frequencies(self, head_size: int) -> tuple[np.ndarray, float]:
+    def frequencies(self, head_size: int, length: Int[Array, " B"] | None = None) -> tuple[Any, float]:
         """Returns the pair of `rotary_frequencies` for a head size: radians per position of each pair, and a scale."""
         options = dataclasses.asdict(self)
         size = 2 * round(options.pop("fraction") * head_size / 2)  # an even number of features
-        return rotary_frequencies(size, **options)
+        return rotary_frequencies(size, **options, length=length)
 
     def rotate(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"]) -> Float[Array, "B T N H"]:
-        """Rotates queries or keys."""
-        frequencies, factor = self.frequencies(x.shape[-1])
+        """Rotates queries or keys; the length of a text, if a scaling depends on it, is its last position plus 1."""
+        length = positions.max(axis=-1) + 1 if self.depends_on_length else None
+        frequencies, factor = self.frequencies(x.shape[-1], length)
         return rotary_embedding(x, positions, frequencies=frequencies, scale=factor)
+
+
+def _token_mask(mask: Mask | None, length: int) -> Bool[Array, "#B T"] | None:
+    """Returns where the last T keys are tokens, for a short convolution; raises ValueError for a mask of pairs."""
+    if mask is None:
+        return None
+    if mask.shape[1:3] != (1, 1):
+        raise ValueError(
+            f"a short convolution takes only a padding mask, [B, 1, 1, S], got shape {mask.shape}: use is_causal and "
+            "segment_ids, or convolution_width=0"
+        )
+    return mask[:, 0, 0, -length:]
 
 
 def logit_options(layer: Any) -> dict[str, Any]:
@@ -321,7 +430,14 @@ def with_positions(
     rotary: RotaryConfig | None,
     positions: Int[Array, "#B T"] | None,
 ) -> Float[Array, "B T N H"]:
-    """Applies the norm and then the rotary positions to queries or keys; None skips either."""
+    """Normalizes queries or keys, then rotates them by their positions (rotary embedding); None skips either step.
+
+    Args:
+      heads: queries or keys, [B, T, N, H].
+      norm: normalization with a `scale` of size H, for each head, or N * H, for all heads together.
+      rotary: rotary embedding.
+      positions: positions of the tokens, [B or 1, T]; None means 0 .. T - 1.
+    """
     if norm is not None:
         is_shared = norm.scale.shape[-1] != heads.shape[-1]  # one norm over all heads
         heads = norm(heads.reshape(*heads.shape[:2], -1) if is_shared else heads).reshape(heads.shape)
@@ -341,16 +457,18 @@ class LearnedAttention(nnx.Module):
         d_k: int,
         options: dict[str, Any],
         *,
+        num_kv_heads: int | None = None,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         """Initializes the parameters and the state of the attention called `name` in `SPECS`."""
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         spec = SPECS[name]
         self.name = name
         self.options = tuple(options.items())  # a tuple, because static parts of a module must be hashable
         self.has_running_statistics = spec.update_state is not None
         for kind, init in ((nnx.Param, spec.parameters), (nnx.BatchStat, spec.state)):
-            arrays = init(rngs.params(), num_heads, d_k, param_dtype, **options) if init else {}
+            arrays = init(rngs.params(), num_heads, num_kv_heads, d_k, param_dtype, **options) if init else {}
             for array_name, array in arrays.items():
                 setattr(self, array_name, kind(array))
 
@@ -557,7 +675,15 @@ class AttentionConfig:
             return [self]
         return [AttentionConfig(name, self.options.only(SPECS[name].options)) for name in self.names]
 
-    def make(self, num_heads: int, d_k: int, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> AttentionFn:
+    def make(
+        self,
+        num_heads: int,
+        d_k: int,
+        *,
+        num_kv_heads: int | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> AttentionFn:
         """Returns the attention of one layer: a function, or a `LearnedAttention` if its spec has parameters or state.
 
         For equal options the same function object is returned, so that compiled programs are shared.
@@ -565,13 +691,15 @@ class AttentionConfig:
         Args:
           num_heads: N.
           d_k: H, the size of a query and a key.
+          num_kv_heads: K; None means N.
           param_dtype: dtype of the parameters, if the attention has any.
           rngs: stream `params` initializes the parameters.
         """
         (name,) = self.names  # a pattern is split by `pattern` first
         spec = SPECS[name]
         if spec.parameters or spec.state:
-            return LearnedAttention(name, num_heads, d_k, self.options.given, param_dtype=param_dtype, rngs=rngs)
+            sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
+            return LearnedAttention(name, options=self.options.given, **sizes, param_dtype=param_dtype, rngs=rngs)
         return _bound(name, self.options)
 
 
@@ -590,12 +718,12 @@ def _check_options(attention: AttentionConfig, num_heads: int, num_kv_heads: int
         return
     spec = SPECS[attention.names[0]]
     query, key = (jax.ShapeDtypeStruct((1, 8, heads, d_k), jnp.float32) for heads in (num_heads, num_kv_heads))
-    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
+    sizes: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
     shapes = spec.gates(**sizes, **attention.options.given) if spec.gates is not None else {}
     gates = {name: jax.ShapeDtypeStruct((1, 8, *shape), jnp.float32) for name, shape in shapes.items()}
     try:
         jax.eval_shape(
-            lambda query, key, gates: attention.make(num_heads, d_k, rngs=nnx.Rngs(0))(query, key, key, **gates),
+            lambda query, key, gates: attention.make(**sizes, rngs=nnx.Rngs(0))(query, key, key, **gates),
             query,
             key,
             gates,

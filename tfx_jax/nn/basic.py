@@ -14,11 +14,13 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.functional.layers import (
     dropout,
     feed_forward,
+    last_tokens,
     layer_norm,
     linear,
     linear_logits,
     lookup,
     rms_norm,
+    short_convolution,
 )
 from tfx_jax.functional.positions import learned_positions
 
@@ -66,6 +68,40 @@ class Linear(nnx.Module):
         """Returns x W + b over the last axes."""
         bias = None if self.bias is None else self.bias[...]
         return linear(x.astype(self.dtype), matrix_of(self, "kernel"), bias, num_axes=len(self.in_features))
+
+
+class ShortConvolution(nnx.Module):
+    """Causal convolution over tokens, separate for each feature, then SiLU; see `tfx_jax.functional.short_convolution`.
+
+    Its parameters are a kernel [W, *features].
+    """
+
+    def __init__(self, width: int, *features: int, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        """Initializes the kernel uniformly between -1 / sqrt(W) and 1 / sqrt(W), as PyTorch does.
+
+        Args:
+          width: W, the number of tokens in a sum, the token itself included.
+          features: sizes of the last axes of the input.
+          param_dtype: dtype of the kernel.
+          rngs: stream `params`.
+        """
+        limit = width**-0.5
+        self.kernel = nnx.Param(jax.random.uniform(rngs.params(), (width, *features), param_dtype, -limit, limit))
+
+    def __call__(
+        self, x: Float[Array, "B T *features"], past: Float[Array, "B W-1 *features"] | None = None, **options: Any
+    ) -> Float[Array, "B T *features"]:
+        """Convolves and activates; `options` are those of `tfx_jax.functional.short_convolution`."""
+        return jax.nn.silu(short_convolution(x, self.kernel[...], past, **options))
+
+    def last_tokens(
+        self,
+        x: Float[Array, "B T *features"],
+        past: Float[Array, "B W-1 *features"] | None = None,
+        token_mask: Bool[Array, "B T"] | None = None,
+    ) -> Float[Array, "B W-1 *features"]:
+        """Returns the `past` of the tokens after `x`."""
+        return last_tokens(x, self.kernel.shape[-1 - (x.ndim - 2)] - 1, past, token_mask=token_mask)
 
 
 def matrix_of(module: nnx.Module, name: str) -> Any:

@@ -105,7 +105,7 @@ def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int 
     if config.rank:
         is_target = _matcher("lora.targets", config.targets)
         rngs = nnx.Rngs(params=jax.random.fold_in(jax.random.key(seed), 1))
-        matrices = [*_matrices(model)]
+        matrices = [*matrices_of(model)]
         for path, owner, name, num_inputs, num_axes in matrices:
             if not is_target(path):
                 continue
@@ -184,7 +184,7 @@ def _params(model: nnx.Module) -> Iterator[tuple[str, nnx.Module, str]]:
                     yield "/".join(map(str, (*path, name))), module, name
 
 
-def _matrices(model: nnx.Module) -> Iterator[tuple[str, nnx.Module, str, int, int]]:
+def matrices_of(model: nnx.Module) -> Iterator[tuple[str, nnx.Module, str, int, int]]:
     """Yields (path, owner, name, num_inputs, num_axes) of each matrix that may have an adapter.
 
     `num_inputs` counts the input axes of one matrix and `num_axes` its input and output axes, without those of a stack.

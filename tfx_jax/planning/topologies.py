@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.experimental import topologies
 
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, install_command
 
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBIC = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8")
@@ -20,6 +20,8 @@ _SHAPES = {"v4": _CUBIC, "v5e": _FLAT, "v5p": _CUBIC, "v6e": _FLAT, "tpu7x": _CU
 
 TOPOLOGIES = tuple(f"{generation}:{shape}" for generation, shapes in _SHAPES.items() for shape in shapes)
 """Names of TPU topologies: the generation, and the chips of a slice in each dimension of its torus."""
+
+_UNDESCRIBED = ("tpu8i", "tpu8t")
 
 ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise only one process per machine may load libtpu
@@ -109,12 +111,14 @@ def tpu_devices(topology: str, num_slices: int = 1) -> list[Any]:
     Raises:
       UserError: if there is no such topology, or libtpu is not installed.
     """
+    if topology.partition(":")[0] in _UNDESCRIBED:
+        raise UserError(f"{topology} cannot be planned: JAX knows this TPU, but no libtpu up to 0.0.52 describes it")
     if topology not in TOPOLOGIES:
         raise UserError(
             f"unknown topology {topology}: use one of {', '.join(TOPOLOGIES)}, or for GPUs a name such as h100:1x8x8"
         )
     if not has_libtpu():
-        raise UserError(f'{topology} needs libtpu: pip install "tfx-jax[plan]", also on a machine without TPUs')
+        raise UserError(f"{topology} needs libtpu: {install_command('plan')}, also on a machine without TPUs")
     options: dict[str, Any] = {}
     if topology.startswith("v4"):
         options["chip_config_name"] = "megacore"  # one device per chip, as on real v4
@@ -148,7 +152,7 @@ def gpu_devices(topology: str) -> list[Any]:
         )
     if not has_cuda():
         raise UserError(
-            f'{topology} needs JAX for CUDA: pip install "tfx-jax[plan-cuda]", also on a machine without GPUs'
+            f"{topology} needs JAX for CUDA: {install_command('plan-cuda')}, also on a machine without GPUs"
         )
     name, memory, bandwidth = _GPUS[kind]
     target = _HOPPER.format(name=name, memory=round(memory * 2**30), bandwidth=round(bandwidth * 1e9))

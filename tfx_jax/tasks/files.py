@@ -2,17 +2,21 @@
 
 import glob
 import os
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from etils import epath
 
 from tfx_jax.data.sources.splits import Split
 from tfx_jax.errors import UserError
 from tfx_jax.files import is_local
+from tfx_jax.hub import DATASETS, dataset_files
 from tfx_jax.models.config import ModelConfig, check_max_length
 
 GRAMMAR_SIZES: dict[Split, int] = {"train": 2_000, "validation": 200, "test": 200}
 """Number of labeled, tagged or answered examples of the built-in grammar in each split."""
+
+Row = TypeVar("Row")
 
 # Fewer lengths than `length_boundaries`: each length is compiled, and small data sets are trained on for minutes only.
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1_024)
@@ -27,8 +31,9 @@ class FileData(Protocol):
     tokens_per_batch: int
 
     def has_split(self, split: Split) -> bool:
-        """Returns whether the configuration names a split; built-in data have all splits."""
-        return self.dataset != "files" or bool(_file(self, split))
+        """Returns whether the configuration names a split or holds one out; built-in data have all splits."""
+        is_held_out = split == "validation" and getattr(self, "validation_share", 0) > 0
+        return self.dataset != "files" or bool(_file(self, split)) or is_held_out
 
 
 def split_path(data: FileData, split: Split) -> epath.Path:
@@ -41,20 +46,67 @@ def split_paths(data: FileData, split: Split) -> list[epath.Path]:
     return named_paths(data.data_dir, _file(data, split))
 
 
+def split_rows(
+    data: FileData,
+    split: Split,
+    read: Callable[[Sequence[epath.Path]], Sequence[Row]],
+    *,
+    group: Callable[[Row], Hashable] | None = None,
+) -> Sequence[Row]:
+    """Reads the rows of a split; with `validation_share`, training rows are held out for validation.
+
+    Rows are held out evenly spaced, because files may be sorted.
+
+    Args:
+      data: configuration of the data.
+      split: the split.
+      read: returns the rows of files.
+      group: rows of which this returns the same value are held out together; None: each on its own.
+
+    Raises:
+      UserError: as `read`, and if no row would remain in one of the two splits.
+    """
+    share = getattr(data, "validation_share", 0)
+    if not share or split == "test":
+        return read(split_paths(data, split))
+    rows = read(split_paths(data, "train"))
+    keys: Sequence[Hashable] = range(len(rows)) if group is None else [group(row) for row in rows]
+    groups = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    # Group i is held out if the number of held-out groups, floor(share * i), grows there.
+    held_out = [int(share * (groups[key] + 1)) > int(share * groups[key]) for key in keys]
+    if not any(held_out) or all(held_out):
+        raise UserError(
+            f"config.task.data.validation_share={share} of the {len(groups)} training examples leaves one split empty: "
+            "name validation_file, or use another share"
+        )
+    return [row for row, is_held_out in zip(rows, held_out, strict=True) if is_held_out == (split == "validation")]
+
+
+def check_share(data: Any) -> None:
+    """Raises UserError if a configuration both names validation files and holds out training examples."""
+    if data.validation_file and data.validation_share:
+        raise UserError("config.task.data.validation_file and validation_share must not both be set: keep one of them")
+
+
 def named_paths(folder: epath.PathLike, names: str) -> list[epath.Path]:
     """Returns the files of a comma-separated list of names and patterns such as "part-*.txt", whose files are sorted.
 
+    An entry that begins with "hf://datasets/" is downloaded from the Hugging Face hub; see `hub.dataset_files`.
+
     Args:
-      folder: folder to which names are relative.
+      folder: folder to which other names are relative.
       names: the list; if a file has exactly this name, it is the only file.
 
     Raises:
-      UserError: if a pattern matches no file.
+      UserError: if a pattern matches no file, or a file cannot be downloaded.
     """
     folder = epath.Path(folder)
     paths: list[epath.Path] = []
-    for name in [names] if (folder / names).exists() else [name.strip() for name in names.split(",")]:
-        if not glob.has_magic(name) or (folder / name).exists():
+    is_one_file = DATASETS not in names and (folder / names).exists()
+    for name in [names] if is_one_file else [name.strip() for name in names.split(",")]:
+        if name.startswith(DATASETS):
+            paths += dataset_files(name)
+        elif not glob.has_magic(name) or (folder / name).exists():
             paths.append(folder / name)
         elif matching := _matching_paths(folder, name):
             paths += matching

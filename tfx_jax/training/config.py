@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import re
 import typing
+from collections.abc import Mapping
 from typing import Any, cast
 
 from etils import epath
@@ -27,19 +28,23 @@ from tfx_jax.training.workdir import find_workdir
 class OptimizerConfig:
     """Optimizer and learning-rate schedule; the defaults are Adam as in section 5.3 of "Attention Is All You Need"."""
 
-    name: str = one_of(("adam", "adamw", "adafactor", "lion", "sgd"), "adam")
+    name: str = one_of(("adam", "adamw", "adafactor", "lion", "sgd", "muon"), "adam")
     # Shape of the learning rate after warm-up; "cosine" and "linear" decrease until num_steps.
     schedule: str = one_of(("inverse_sqrt", "cosine", "linear"), "inverse_sqrt")
     final_fraction: float = fraction(0.0)  # of the peak: learning rate at the end of "cosine" and "linear"
     warmup_steps: int = at_least(1, 4_000)  # steps of linear warm-up
     # Learning rate after warm-up; None: (d_model * warmup_steps)^-0.5, for Adafactor warmup_steps^-0.5.
     peak_learning_rate: float | None = at_least(0, None)
-    b1: float = fraction(0.9)  # Adam, AdamW: decay of the first moment; Lion: its share in the update; SGD: momentum
+    # Adam, AdamW: decay of the first moment; Lion: its share in the update; SGD, Muon: momentum.
+    b1: float = fraction(0.9)
     b2: float = fraction(0.98)  # Adam, AdamW: decay of the second moment; Lion: decay of the first moment
     epsilon: float = at_least(0, 1e-9)  # Adam and AdamW: added to the denominator of the update
-    # AdamW, Adafactor and Lion: decoupled weight decay, multiplied by the learning rate; biases and scales are exempt.
+    # AdamW, Adafactor, Lion and Muon: decoupled weight decay, multiplied by the learning rate; biases and scales are
+    # exempt.
     weight_decay: float = at_least(0, 0.0)
     clip_norm: float = at_least(0, 0.0)  # gradients with a larger global norm are scaled down to it; 0: no clipping
+    # Decay of an exponential moving average of the parameters, which evaluation, prediction and export use; 0: none.
+    ema_decay: float = fraction(0.0)
 
 
 @documented
@@ -133,9 +138,18 @@ def flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def unknown_field(name: str, config: Any) -> UserError:
-    """Returns the error for an override of a field that does not exist, with the most similar existing field."""
-    near = difflib.get_close_matches(name, flat(config), n=1, cutoff=0.4)
-    hint = f"; did you mean config.{near[0]}?" if near else ""
+    """Returns the error for an override of a field that does not exist, with the field that is spelled alike, if any.
+
+    Only the last part of the dotted name has to be alike: it is what users remember.
+    """
+
+    def last(path: str) -> str:
+        return path.rpartition(".")[2]
+
+    alike = difflib.get_close_matches(last(name), {last(path) for path in flat(config)}, n=1, cutoff=0.8)
+    paths = [path for path in flat(config) if alike and last(path) == alike[0]]
+    near = difflib.get_close_matches(name, paths, n=1, cutoff=0)
+    hint = f"; did you mean config.{near[0]}?" if near else "; --print-config prints all fields"
     return UserError(f"config has no field {name}{hint}")
 
 
@@ -208,6 +222,17 @@ def load_config(workdir: epath.PathLike) -> ExperimentConfig:
         ) from None
 
 
+def config_of_fields(values: Mapping[str, Any]) -> ExperimentConfig:
+    """Returns the configuration with these fields, nested as in `config.json`; others have their defaults.
+
+    A checksum, "sha256", is ignored: the fields may have been edited on purpose.
+
+    Raises:
+      ValueError: if a field or class does not exist, or a value is not an object; the message names it.
+    """
+    return _from_dict(ExperimentConfig, {name: value for name, value in values.items() if name != "sha256"})
+
+
 def _described(config: ExperimentConfig) -> dict[str, Any]:
     """Returns the leaves of a configuration, and the class names of its model, its task and the task's data."""
     parts = {"model": config.model, "task": config.task, "task.data": config.task.data}
@@ -270,7 +295,7 @@ def _class(name: Any, path: str) -> Any:
     kind = match and getattr({"models": models, "tasks": tasks}[match[1]], match[2], None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         shown = printable(repr(name), 100)
-        raise ValueError(f"{path}.class={shown} is not a configuration of tfx_jax.models or tfx_jax.tasks")
+        raise ValueError(f"{path}.class={shown} must name a configuration in tfx_jax.models or tfx_jax.tasks")
     return kind
 
 

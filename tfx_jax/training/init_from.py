@@ -1,24 +1,25 @@
 """Starting a run from the parameters of another run or a pretrained model: `config.init_from`."""
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
-from flax import nnx
 
 from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.attention import AttentionConfig
-from tfx_jax.nn.lora import merge_params
 from tfx_jax.training.checkpoint.artifacts import check_artifact
+from tfx_jax.training.checkpoint.base import base_record, initial_params
 from tfx_jax.training.checkpoint.checkpoints import load_best_params
 from tfx_jax.training.config import ExperimentConfig, load_valid_config
 from tfx_jax.training.sharding.strategies import TrainSetup
-from tfx_jax.training.step import Params, TrainState
+from tfx_jax.training.step import TrainState
 from tfx_jax.training.workdir import is_workdir
 
 # Model fields that the experiment decides, not the initial model; so do all dropout rates.
@@ -62,7 +63,9 @@ def tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
     return folder / "tokenizer"
 
 
-def init_from_state(training: TrainSetup, init_from: epath.PathLike) -> tuple[TrainState, str]:
+def init_from_state(
+    training: TrainSetup, init_from: str, frozen: Collection[str] = ()
+) -> tuple[TrainState, dict[str, Any] | None, str]:
     """Returns the first state of a run with the parameters and model state of another model.
 
     Arrays are copied if path and shape are equal in both models. All others, such as heads of another size, keep their
@@ -71,17 +74,23 @@ def init_from_state(training: TrainSetup, init_from: epath.PathLike) -> tuple[Tr
     Args:
       training: training program of the run.
       init_from: workdir or Hugging Face folder of the initial model, or its name on the hub.
+      frozen: paths of the parameters that are not trained.
 
     Returns:
-      A pair: the state, and a message that says how many arrays were copied and which were not.
+      The state; the record of the frozen arrays that were copied (see `checkpoint.base`), or None if there are none;
+      and a message that says how many arrays were copied and which were not.
 
     Raises:
       UserError: if no array can be copied, or the model cannot be read.
     """
     state = training.first_state()
     own = _by_path(state.variables)
-    initial = _by_path(_initial_params(local_folder(init_from)))
-    copied = {path: value for path, value in initial.items() if path in own and own[path].shape == value.shape}
+    initial = _by_path(initial_params(local_folder(init_from), load_best_params))
+    copied = {
+        path: np.asarray(value, own[path].dtype)
+        for path, value in initial.items()
+        if path in own and own[path].shape == value.shape
+    }
     if not copied:
         raise UserError(f"config.init_from={init_from} has no parameter of this model")
 
@@ -90,7 +99,6 @@ def init_from_state(training: TrainSetup, init_from: epath.PathLike) -> tuple[Tr
         value = copied.get(_path_name(path[1:]))  # path[0] is the index in the pair (params, model_state)
         if value is None:
             return leaf
-        value = np.asarray(value, leaf.dtype)
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
 
     params, model_state = jax.tree_util.tree_map_with_path(copy, (state.params, state.model_state))
@@ -98,7 +106,10 @@ def init_from_state(training: TrainSetup, init_from: epath.PathLike) -> tuple[Tr
     message = f"starts from {init_from}: {len(copied)} of {len(own)} arrays"
     if not_copied:
         message += f"; drawn: {', '.join(not_copied)}"
-    return state._replace(params=params, model_state=model_state), message
+    left_out = {path: copied[path] for path in frozen if path in copied}
+    record = base_record(init_from, left_out) if left_out else None
+    ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
+    return state._replace(params=params, model_state=model_state, ema=ema), record, message
 
 
 def _initial_config(folder: epath.Path) -> Any:
@@ -109,19 +120,7 @@ def _initial_config(folder: epath.Path) -> Any:
     return dataclasses.replace(model, vocab_size=load_folder_tokenizer(tokenizer_folder(folder)).vocab_size)
 
 
-def _initial_params(folder: epath.Path) -> Params:
-    """Returns the best parameters of a workdir, with LoRA adapters merged, or those of a pretrained model."""
-    if is_workdir(folder):
-        params, lora = load_best_params(folder), load_valid_config(folder).lora
-        return merge_params(params, lora) if lora.rank else params
-    model = hf.load(folder)
-    params = nnx.to_pure_dict(nnx.state(model))
-    # A pretrained encoder without a head: models with heads hold it in the attribute of this name.
-    encoder_name = getattr(model, "name_below_heads", None)
-    return params if encoder_name is None else {encoder_name: params}
-
-
-def _by_path(params: Params) -> dict[str, Any]:
+def _by_path(params: Any) -> dict[str, Any]:
     """Returns the leaves of a tree by path, such as "bert/layers/out/kernel"."""
     return {_path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
 

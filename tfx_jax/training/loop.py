@@ -13,6 +13,7 @@ from etils import epath
 
 from tfx_jax.data.sources.splits import SPLITS, Splits
 from tfx_jax.errors import UserError
+from tfx_jax.tasks.task import ReportTable
 from tfx_jax.training.checkpoint.artifacts import listed_artifacts
 from tfx_jax.training.checkpoint.checkpoints import Checkpoints
 from tfx_jax.training.checkpoint.data_files import check_data_files
@@ -41,7 +42,7 @@ from tfx_jax.training.sharding.distributed import abort_together, check_agreemen
 from tfx_jax.training.sharding.strategies import TrainSetup, make_mesh, shard_batch
 from tfx_jax.training.step import Metrics, TrainState
 from tfx_jax.training.train_setup import base_rng, make_train_setup
-from tfx_jax.training.workdir import find_workdir, make_workdir
+from tfx_jax.training.workdir import find_workdir, make_workdir, removes_rejected_run
 
 _MAX_BAD_STEPS = 20  # consecutive skipped steps after which the run stops
 
@@ -88,12 +89,14 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
         splits["validation"]
     elif config.eval_every or config.patience:
         raise UserError(
-            "config.eval_every and config.patience need a validation split, but config.task.data has none: add one, or "
-            "set both to 0"
+            "config.eval_every and config.patience need a validation split, but config.task.data has none: name its "
+            "validation files, or set both to 0"
         )
+    is_new = not workdir.exists()
     make_workdir(workdir)
     with (
         locked(workdir) if is_primary() else contextlib.nullcontext(),
+        removes_rejected_run(workdir, is_new=is_new) if is_primary() else contextlib.nullcontext(),
         stop_on_signals() as stop,
         _open_checkpoints(config, workdir) as checkpoints,
         contextlib.closing(Watchdog(config.hang_seconds)) as watchdog,
@@ -154,10 +157,11 @@ class _Trainer:
         check_state(self.memory, device_memory(self.mesh))
         self.evaluations: list[dict[str, float]] = []
         self.start_message = ""
+        self.base: dict[str, Any] | None = None  # record of frozen parameters that checkpoints leave out
         self.state = self._restore(training)
         self.rng = base_rng(config)
         self.saved_step = self.last_done_step = int(self.state.step)  # waits until the state is computed
-        self.watchdog.beat(None)
+        self.watchdog.beat(None)  # no limit until the first step
         self.progress = Progress(
             workdir if is_primary() else None,
             last_done_step=self.last_done_step,
@@ -182,11 +186,13 @@ class _Trainer:
                 self.watchdog.beat("initializes the parameters")
                 return training.first_state()
             self.watchdog.beat(None)  # no limit: the pretrained model may have to be downloaded
-            state, self.start_message = init_from_state(training, self.config.init_from)
+            state, self.base, self.start_message = init_from_state(
+                training, self.config.init_from, self.run.frozen_paths
+            )
             return state
         state, extra = restored
         self.iterator.set_state(extra["data"])
-        self.evaluations = extra["evaluations"]
+        self.evaluations, self.base = extra["evaluations"], extra.get("base")
         return state
 
     def train(self, stop: StopRequest) -> None:
@@ -247,6 +253,7 @@ class _Trainer:
     def _save(self, score: float | None = None) -> None:
         self.watchdog.beat("saves")
         extra = {"data": self.iterator.get_state(), "evaluations": self.evaluations}
+        extra |= {"base": self.base} if self.base else {}
         with self.meter.timed("save"):
             self.checkpoints.save(self.state, extra, score=score)
         self.saved_step = int(self.state.step)
@@ -258,6 +265,7 @@ class _Trainer:
           UserError: at a bad step that was not skipped, or after too many skipped ones; checkpoints are not affected.
         """
         for step, metrics in finished:
+            self.progress.step(step)
             # A finite loss with a non-finite gradient has corrupted the parameters: they must not be saved.
             numbers = metrics.numbers
             values = {"loss": metrics.means["loss"].mean, "grad_norm": numbers["grad_norm"]}
@@ -291,9 +299,11 @@ class _Trainer:
         self.progress.log(step, scalars, loss=loss, tokens_per_second=rate, mfu=scalars.get("train/mfu"))
 
     def _report(self, signum: int | None) -> None:
+        """Logs the last metrics and writes `report.md`; `signum` is the signal that ended the run, None without one."""
         step = int(self.state.step)
         # What was measured since the last log line: steps before an interruption, the last evaluation and save.
         self.progress.scalars(step, self.meter.take())
+        tables = self._tables(step) if signum is None else []
         if is_primary():
             write_report(
                 self.workdir,
@@ -304,7 +314,16 @@ class _Trainer:
                 device_kinds=self.device_kinds,
                 evaluations=self.evaluations,
                 message=self.progress.message,
+                tables=tables,
             )
+
+    def _tables(self, step: int) -> list[ReportTable]:
+        """Returns the task's tables about the validation split; [] if it has none, or they cannot be made."""
+        if not self.has_validation or not hasattr(self.run.task, "report_tables"):
+            return []
+        self.watchdog.beat(None)
+        self.progress.stage(f"step {step}/{self.config.num_steps}  writing the report")
+        return self.run.task.report_tables(self.run.placed(self.state.variables))
 
     def _misses_evaluation(self) -> bool:
         """Returns whether the previous run ended during its last evaluation."""
@@ -323,7 +342,7 @@ class _Trainer:
         started_at = time.monotonic()
         if step > self.saved_step:
             self._save()
-        self.watchdog.beat(None)
+        self.watchdog.beat(None)  # no limit: an evaluation may take longer than a step
         stage = f"step {step}/{self.config.num_steps}  evaluating on the validation split"
         self.progress.stage(stage)
         model = self.run.placed(

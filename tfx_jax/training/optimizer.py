@@ -1,5 +1,7 @@
 """Optimizers and learning-rate schedules of `OptimizerConfig`, as functions of optax."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -7,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 from jax.typing import ArrayLike
+from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.training.config import OptimizerConfig
@@ -58,7 +61,10 @@ def learning_rate(config: OptimizerConfig, d_model: int, num_steps: int | None =
     if config.schedule == "inverse_sqrt":
         return inverse_sqrt_schedule(peak, warmup_steps)
     if num_steps is None or config.schedule not in ("cosine", "linear"):
-        raise ValueError(f"schedule={config.schedule!r} with num_steps={num_steps}")
+        raise ValueError(
+            'schedule must be "inverse_sqrt" or, with num_steps, "cosine" or "linear", '
+            f"got schedule={config.schedule!r} with num_steps={num_steps}"
+        )
     decay_steps = max(num_steps - warmup_steps, 1)
     final_fraction = config.final_fraction
     if config.schedule == "linear":
@@ -69,7 +75,18 @@ def learning_rate(config: OptimizerConfig, d_model: int, num_steps: int | None =
     return optax.join_schedules([warmup, decay], boundaries=[warmup_steps - 1])
 
 
-def make_optimizer(config: OptimizerConfig, d_model: int, num_steps: int | None = None) -> optax.GradientTransformation:
+# Coefficients of the five steps of the Newton-Schulz iteration, as in the `muon` repository of Jordan. One triple per
+# step: with a single triple, optax 0.2.8 unrolls the steps and keeps the intermediate matrices of all layers.
+_NEWTON_SCHULZ = ((3.4445, -4.7750, 2.0315),) * 5
+_MUON_RMS = 0.2  # root mean square of an update before the learning rate; about that of Adam (Liu et al., 2025)
+
+
+def make_optimizer(
+    config: OptimizerConfig,
+    d_model: int,
+    num_steps: int | None = None,
+    matrices: Mapping[str, tuple[int, int]] | None = None,
+) -> optax.GradientTransformation:
     """Returns the optimizer of a configuration, after gradient clipping by global norm if `clip_norm` is not 0.
 
     - "adam": with b1 = 0.9, b2 = 0.98 and epsilon = 1e-9, the optimizer of section 5.3 of Vaswani et al. (2017).
@@ -79,6 +96,10 @@ def make_optimizer(config: OptimizerConfig, d_model: int, num_steps: int | None 
     - "lion": every update is learning rate * sign(b1 * moment + (1 - b1) * gradient); the moment decays by b2 (Chen et
       al., 2023, https://arxiv.org/abs/2302.06675).
     - "sgd": stochastic gradient descent with momentum b1.
+    - "muon": Nesterov momentum b1, orthogonalized by five steps of a Newton-Schulz iteration, for `matrices` (Jordan et
+      al., 2024, https://kellerjordan.github.io/posts/muon/). Updates are multiplied by 0.2 sqrt(max(inputs, outputs)),
+      so that learning rate and weight decay of AdamW can be used (Liu et al., 2025, https://arxiv.org/abs/2502.16982,
+      equation 4). All other parameters are updated by AdamW.
 
     Weight decay subtracts weight_decay * learning rate * parameter in each step, for the parameters of `is_decayed`.
 
@@ -86,17 +107,22 @@ def make_optimizer(config: OptimizerConfig, d_model: int, num_steps: int | None 
       config: the configuration.
       d_model: see `learning_rate`.
       num_steps: see `learning_rate`.
+      matrices: by path, the numbers of input and output axes of the hidden matrices, which are the last axes of their
+        arrays; only Muon uses them.
 
     Raises:
       ValueError: if the optimizer or the schedule is unknown, or the schedule needs `num_steps` and it is None.
     """
     schedule = learning_rate(config, d_model, num_steps)
+    adamw = optax.adamw(
+        schedule, b1=config.b1, b2=config.b2, eps=config.epsilon, weight_decay=config.weight_decay, mask=is_decayed
+    )
     if config.name == "adam":
         optimizer = optax.adam(schedule, b1=config.b1, b2=config.b2, eps=config.epsilon)
     elif config.name == "adamw":
-        optimizer = optax.adamw(
-            schedule, b1=config.b1, b2=config.b2, eps=config.epsilon, weight_decay=config.weight_decay, mask=is_decayed
-        )
+        optimizer = adamw
+    elif config.name == "muon":
+        optimizer = _muon(config, schedule, matrices or {}, others=adamw)
     elif config.name == "adafactor":
         # `optax.adafactor` returns updates that already contain the negative learning rate, so the decay must, too.
         decay = optax.add_decayed_weights(lambda count: -config.weight_decay * schedule(count), mask=is_decayed)
@@ -106,8 +132,51 @@ def make_optimizer(config: OptimizerConfig, d_model: int, num_steps: int | None 
     elif config.name == "sgd":
         optimizer = optax.sgd(schedule, momentum=config.b1)
     else:
-        raise ValueError(f'optimizer must be "adam", "adamw", "adafactor", "lion" or "sgd", got {config.name!r}')
+        raise ValueError(
+            f'optimizer must be "adam", "adamw", "adafactor", "lion", "sgd" or "muon", got {config.name!r}'
+        )
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer) if config.clip_norm else optimizer
+
+
+def _muon(
+    config: OptimizerConfig,
+    schedule: optax.Schedule,
+    matrices: Mapping[str, tuple[int, int]],
+    others: optax.GradientTransformation,
+) -> optax.GradientTransformation:
+    """Returns Muon for `matrices` (see `make_optimizer`) and the optimizer `others` for all other parameters."""
+
+    def name(path: Any) -> str:
+        return jax.tree_util.keystr(path, simple=True, separator="/")
+
+    def axes(path: Any, update: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the input axes and the output axes of a matrix; the axes before them are those of a stack."""
+        num_inputs, num_outputs = matrices[name(path)]
+        first = update.ndim - num_inputs - num_outputs
+        return tuple(range(first, first + num_inputs)), tuple(range(first + num_inputs, update.ndim))
+
+    def dimension_numbers(updates: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda *leaf: MuonDimensionNumbers(*axes(*leaf)), updates)
+
+    def scale(updates: Any, params: Any) -> Any:
+        del params
+
+        def scaled(path: Any, update: Array) -> Array:
+            longer = max(math.prod(update.shape[axis] for axis in group) for group in axes(path, update))
+            return _MUON_RMS * math.sqrt(longer) * update
+
+        return jax.tree_util.tree_map_with_path(scaled, updates)
+
+    def labels(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda path, _: "muon" if name(path) in matrices else "others", params)
+
+    muon = optax.chain(
+        scale_by_muon(_NEWTON_SCHULZ, beta=config.b1, weight_dimension_numbers=dimension_numbers),
+        optax.stateless(scale),
+        optax.add_decayed_weights(config.weight_decay, mask=is_decayed),
+        optax.scale_by_learning_rate(schedule),
+    )
+    return optax.partition({"muon": muon, "others": others}, labels)
 
 
 def is_decayed(params: Any) -> Any:

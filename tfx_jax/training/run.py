@@ -17,14 +17,14 @@ from tfx_jax.data.batching.batches import Batch, LoaderOptions, ProcessShard
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError, one_line
 from tfx_jax.models.config import SelfAttentionConfig
-from tfx_jax.nn.lora import adapt
+from tfx_jax.nn.lora import Frozen, adapt
 from tfx_jax.tasks.prediction import OnBatch, TrainedModel
 from tfx_jax.tasks.task import EvalResult, Task
 from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
 from tfx_jax.training.config import ExperimentConfig, load_valid_config, validate
 from tfx_jax.training.init_from import tokenizer_folder
-from tfx_jax.training.sharding.attention import with_supported_kernels
 from tfx_jax.training.sharding.distributed import gather_lists
+from tfx_jax.training.sharding.layers import with_supported_kernels
 from tfx_jax.training.sharding.strategies import num_batch_shards, process_shard, shard_whole_batch
 from tfx_jax.training.step import Params
 
@@ -55,6 +55,12 @@ class Run(Generic[AnyTask]):
     def graphdef(self) -> nnx.GraphDef[Any]:
         """Static definition of the model, without its parameters."""
         return nnx.graphdef(self._abstract_model)
+
+    @property
+    def frozen_paths(self) -> set[str]:
+        """Paths of the parameters that are not trained, such as "decoder_layers/feed_forward/up"."""
+        leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(self._abstract_model, Frozen)))
+        return {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves}
 
     def check_params(self, params: Params) -> None:
         """Checks that parameters and model state have the names and shapes of the configured model.
@@ -124,7 +130,7 @@ class Run(Generic[AnyTask]):
         mesh = sharded[0].sharding.mesh
         if mesh not in self._models_by_mesh:
             self._models_by_mesh[mesh] = TrainedModel(
-                self.graphdef, None, place=functools.partial(shard_whole_batch, mesh)
+                self.graphdef, None, place=functools.partial(shard_whole_batch, mesh=mesh)
             )
         return self._models_by_mesh[mesh].replace(params, on_batch)
 

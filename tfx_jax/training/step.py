@@ -62,11 +62,16 @@ class TrainState(NamedTuple):
     """State without gradients, such as centroids: the model's Variables that are not `nnx.Param`."""
     carry: Any = None
     """State of the examples from batch to batch, such as memories: arrays [B, ...] or None; see `LossOutput`."""
+    ema: Params | None = None
+    """Exponential moving average of `params`; None if there is none."""
 
     @property
     def variables(self) -> Params:
-        """Parameters and model state as one tree, which `nnx.merge` combines with the graph definition."""
-        return merge_trees(self.params, self.model_state)
+        """Parameters and model state as one tree, which `nnx.merge` combines with the graph definition.
+
+        If the run averages its parameters, these are the averages.
+        """
+        return merge_trees(self.params if self.ema is None else self.ema, self.model_state)
 
 
 def average_trees(load: Callable[[int], Params], steps: Sequence[int]) -> Params:
@@ -102,7 +107,12 @@ def split_variables(model: nnx.Module) -> tuple[Params, Params]:
 
 
 def new_state(
-    params: Params, optimizer: optax.GradientTransformation, *, model_state: Params | None = None, carry: Any = None
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    *,
+    model_state: Params | None = None,
+    carry: Any = None,
+    has_ema: bool = False,
 ) -> TrainState:
     """Returns the state at step 0 with these parameters."""
     return TrainState(
@@ -112,6 +122,7 @@ def new_state(
         skip_state=SkipState(mean_loss=jnp.zeros(()), in_a_row=jnp.zeros((), jnp.int32)),
         model_state=model_state or {},
         carry=carry,
+        ema=jax.tree.map(jnp.copy, params) if has_ema else None,
     )
 
 
@@ -120,6 +131,7 @@ def init_state(
     optimizer: optax.GradientTransformation,
     *,
     make_carry: Callable[[], Any] = lambda: None,
+    has_ema: bool = False,
 ) -> tuple[nnx.GraphDef[Any], Callable[[], TrainState]]:
     """Splits a model into its static definition and a function that computes the initial state.
 
@@ -130,6 +142,7 @@ def init_state(
       make_model: builds the model.
       optimizer: its state is part of the initial state.
       make_carry: returns the carry of the first batch, or None for a task without a carry.
+      has_ema: whether the state has an average of the parameters.
 
     Returns:
       A pair: the graph definition, and a function without arguments that returns the state at step 0.
@@ -137,7 +150,7 @@ def init_state(
 
     def first_state() -> TrainState:
         params, model_state = split_variables(make_model())
-        return new_state(params, optimizer, model_state=model_state, carry=make_carry())
+        return new_state(params, optimizer, model_state=model_state, carry=make_carry(), has_ema=has_ema)
 
     return nnx.graphdef(nnx.eval_shape(make_model)), first_state
 
@@ -155,6 +168,7 @@ def update(
     accumulate: int = 1,
     skip_bad_steps: bool = False,
     spike_factor: float = 0.0,
+    ema_decay: float = 0.0,
 ) -> tuple[TrainState, Metrics]:
     """Takes one optimizer step on the mean loss per prediction plus the auxiliary losses of the model's parts.
 
@@ -176,6 +190,8 @@ def update(
         for activations. Without dropout and model state, the result is the same.
       skip_bad_steps: whether to discard a step whose loss or gradient is not finite or whose loss is a spike.
       spike_factor: a loss per prediction above this many times its running mean is a spike; 0 disables the check.
+      ema_decay: the decay of `state.ema` in this step, the n-th, is min(ema_decay, (1 + n) / (10 + n)), so that the
+        initial values are soon forgotten; 0: the state has no average.
 
     Returns:
       The next state and the metrics of the step. A discarded step changes only `step` and `skip_state`.
@@ -223,6 +239,7 @@ def update(
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = metrics._replace(numbers=metrics.numbers | {"grad_norm": optax.tree.norm(grads)})
+    ema = _moving_average(state.ema, params, ema_decay, state.step + 1) if ema_decay else None
     after = TrainState(
         step=state.step + 1,
         params=params,
@@ -230,8 +247,15 @@ def update(
         skip_state=state.skip_state,
         model_state=model_state,
         carry=carry,
+        ema=ema,
     )
     return _without_bad_step(state, after, metrics, spike_factor) if skip_bad_steps else (after, metrics)
+
+
+def _moving_average(ema: Params, params: Params, max_decay: float, num_steps: Array) -> Params:
+    """Returns decay * ema + (1 - decay) * params after `num_steps` steps; see `update` for the decay."""
+    decay = jnp.minimum(max_decay, (1 + num_steps) / (10 + num_steps))
+    return jax.tree.map(lambda mean, new: (mean + (1 - decay) * (new - mean)).astype(mean.dtype), ema, params)
 
 
 def _check_no_dropout(model: nnx.Module) -> None:
@@ -247,8 +271,7 @@ def _check_no_dropout(model: nnx.Module) -> None:
             if name.endswith("dropout_rate") and isinstance(rate, (int, float)) and rate > 0:
                 raise UserError(
                     f"{type(module).__name__} has {name}={rate}, but the loss sampled nothing from the stream "
-                    "`dropout`: "
-                    "pass its `rngs` to the model, as in model(x, rngs=rngs), or set the rate to 0"
+                    "`dropout`: pass its `rngs` to the model, as in model(x, rngs=rngs), or set the rate to 0"
                 )
 
 

@@ -139,9 +139,9 @@ def test_what_is_written_in_part_is_written_to_its_end(tmp_path):
     ("variable", "value"),
     [
         ("JAX_ENABLE_X64", "perhaps"),
-        ("JAX_DEFAULT_MATMUL_PRECISION", "x"),
-        ("JAX_NUM_CPU_DEVICES", "many"),
-        ("JAX_NUMPY_DTYPE_PROMOTION", "x"),
+        pytest.param("JAX_DEFAULT_MATMUL_PRECISION", "x", marks=pytest.mark.slow),
+        pytest.param("JAX_NUM_CPU_DEVICES", "many", marks=pytest.mark.slow),
+        pytest.param("JAX_NUMPY_DTYPE_PROMOTION", "x", marks=pytest.mark.slow),
         ("JAX_PLATFORMS", "bogus"),
         ("JAX_COMPILATION_CACHE_DIR", "/dev/full"),
     ],

@@ -336,6 +336,7 @@ def test_interpreter_ends_cleanly_while_a_thread_prefetches():
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_little_padding_on_real_text(shared_data):
     folder = shared_data / "multi30k-bpe"
     pairs = text.read_pairs(folder / "train.en.gz", folder / "train.de.gz")

@@ -1,5 +1,6 @@
 import collections
 import gzip
+import re
 
 import pytest
 
@@ -28,6 +29,28 @@ def test_lines_that_are_not_a_label_and_a_text(tmp_path, line):
     path = _write(tmp_path / "a.tsv", "greeting\thello", line, "greeting\thi")
     with pytest.raises(UserError, match=r"a\.tsv, line 2: .* is not a label, one TAB and its text"):
         read_labeled(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "columns"),
+    [
+        ("a.csv", "id, text,topic", "CSV with columns id, text, topic"),
+        ("a.csv.gz", '"te,xt",topic', "CSV with columns te,xt, topic"),
+        ("a.txt", "text,topic", "CSV with columns text, topic"),
+        ("a.tsv", "id\ttext\ttopic", "TSV with columns id, text, topic"),
+        ("a.jsonl", '{"text": "a", "topic": "b"}', "JSON lines with fields text, topic"),
+    ],
+)
+def test_a_table_without_names_of_columns(tmp_path, name, line, columns):
+    remedy = f"if it is {columns}, set config.task.data.first_column and label_column to two of them"
+    with pytest.raises(UserError, match=f"line 1: .* is not a label, one TAB and its text; {re.escape(remedy)}$"):
+        read_labeled(_write(tmp_path / name, line))
+
+
+@pytest.mark.parametrize(("name", "line"), [("a.tsv", "hello"), ("a.csv", 'a "b'), ("a.jsonl", "1"), ("b.jsonl", "{")])
+def test_a_line_that_names_no_columns(tmp_path, name, line):
+    with pytest.raises(UserError, match=r"line 1: .* is not a label, one TAB and its text$"):
+        read_labeled(_write(tmp_path / name, line))
 
 
 def test_unknown_label(tmp_path):

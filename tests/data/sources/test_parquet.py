@@ -1,6 +1,7 @@
-"""Parquet says what other tables say, and what is wrong with a file is one line."""
+"""Columns of Parquet and Arrow files, and one line for each mistake in them."""
 
 import io
+import json
 import pathlib
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 from tfx_jax.data.sources import parquet
 from tfx_jax.data.sources.columns import read_columns
 from tfx_jax.data.sources.labeled import read_labeled, read_labeled_columns, read_labeled_pairs
-from tfx_jax.data.sources.parquet import read_parquet
+from tfx_jax.data.sources.parquet import read_columnar
 from tfx_jax.errors import UserError
 
 ROWS = {"text": ["good, said\nshe", " 日本\u3000語 "], "id": [1, 2], "stars": [0.5, 3.0], "is_new": [True, False]}
@@ -50,15 +51,15 @@ def test_texts_of_any_type(arrow, write, kind):
     type_ = arrow.dictionary(arrow.int8(), arrow.string()) if kind == "dictionary" else getattr(arrow, kind)()
     texts = ["a", "", "é", "a"]
     path = write({"t": arrow.array(texts, arrow.string()).cast(type_), "t.x": arrow.array([1, 2, 3, 4])})
-    assert [text for _, (text,) in read_parquet(path, ["t"], text_only=True)] == texts
-    assert [row for _, row in read_parquet(path, ["t.x", "t"])] == [[str(i), t] for i, t in enumerate(texts, start=1)]
+    assert [text for _, (text,) in read_columnar(path, ["t"], kinds=("text",))] == texts
+    assert [row for _, row in read_columnar(path, ["t.x", "t"])] == [[str(i), t] for i, t in enumerate(texts, start=1)]
 
 
 def test_rows_are_the_same_in_groups_of_any_size(write):
     texts = [f"text {number} " * (number % 7) for number in range(500)]
     for size in (1, 7, 64, 500):
         path = write({"text": texts}, row_group_size=size)
-        assert list(read_parquet(path, ["text"])) == [(n, [text]) for n, text in enumerate(texts, start=1)]
+        assert list(read_columnar(path, ["text"])) == [(n, [text]) for n, text in enumerate(texts, start=1)]
 
 
 def test_a_row_group_is_not_read_at_once(write, monkeypatch):
@@ -73,7 +74,7 @@ def test_a_row_group_is_not_read_at_once(write, monkeypatch):
             return data
 
     monkeypatch.setattr(parquet, "open_regular", Counted)
-    assert sum(1 for _ in read_parquet(path, ["text"])) == 1_000
+    assert sum(1 for _ in read_columnar(path, ["text"])) == 1_000
     assert max(sizes) <= 2 << 20
     assert sum(sizes) > path.stat().st_size > 3_000_000
 
@@ -102,7 +103,7 @@ def test_mistakes_are_named(write, monkeypatch, columns, message):
 
 def test_columns_that_must_be_text(write):
     with pytest.raises(UserError, match=r"a\.parquet: the column 'id' must be text, got int64$"):
-        list(read_parquet(write(ROWS), ["id"], text_only=True))
+        list(read_columnar(write(ROWS), ["id"], kinds=("text",)))
 
 
 def test_a_column_named_twice(arrow, write):
@@ -123,7 +124,7 @@ def test_bytes_that_are_not_utf8(arrow, write):
     texts = [arrow.StringArray.from_buffers(1, *array.buffers()[1:]) for array in (good, bad)]
     path = write(arrow.table({"text": arrow.chunked_array([texts[0]] * 70 + [texts[1]])}))
     with pytest.raises(UserError, match=r"a\.parquet, row 71: the column 'text' is not UTF-8 \(unexpected end of data"):
-        list(read_parquet(path, ["text"]))
+        list(read_columnar(path, ["text"]))
 
 
 def test_damaged_files(write):
@@ -134,7 +135,7 @@ def test_damaged_files(write):
     for content in (b"", b"text\na\n", data[:100], data[:-1], data[100:], flipped):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"a\.parquet is not a whole Parquet file \(.+\): copy or") as caught:
-            list(read_parquet(path, ["text"]))
+            list(read_columnar(path, ["text"]))
         assert "\n" not in str(caught.value)
 
 
@@ -154,7 +155,7 @@ def test_files_that_are_not_there(arrow, tmp_path):
 def test_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(
-        UserError, match=r'a\.parquet needs pyarrow \(.*\): pip install "tfx-jax\[parquet\]"$'
+        UserError, match=r'a\.parquet needs pyarrow \(.*\): pip install "tfx-jax\[parquet\] @ git\+\S+"$'
     ) as caught:
         list(read_columns(pathlib.Path("a.parquet"), ["text"]))
     assert "\n" not in str(caught.value)
@@ -163,3 +164,37 @@ def test_without_pyarrow(tmp_path, monkeypatch):
 def test_labels_without_names_of_columns():
     with pytest.raises(UserError, match=r"a\.parquet has columns: name two as config\.task\.data\.first_column and"):
         read_labeled("a.parquet")
+
+
+@pytest.fixture
+def write_arrow(arrow, tmp_path):
+    def write(columns, kind):
+        pytest.importorskip("pyarrow.ipc", reason="needs pyarrow")
+        path, table = tmp_path / f"{kind}.arrow", arrow.table(columns)
+        with getattr(arrow.ipc, f"new_{kind}")(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=100)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_arrow_files_of_both_formats(write, write_arrow, kind):
+    texts = {"text": [f"text {number} " * (number % 7) for number in range(500)], "id": list(range(500))}
+    path = write_arrow(texts, kind)
+    assert list(read_columnar(path, ["id", "text"])) == list(read_columnar(write(texts), ["id", "text"]))
+    with pytest.raises(UserError, match=rf"{kind}\.arrow: 0 columns named 'x'; there are text, id"):
+        list(read_columnar(path, ["x"]))
+    data = path.read_bytes()
+    for content in (b"", b"text\na\n", data[:100], data[: len(data) // 2], data[100:]):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=rf"{kind}\.arrow is not a whole Arrow file \(.+\): copy or") as caught:
+            list(read_columnar(path, ["text"]))
+        assert "\n" not in str(caught.value)
+
+
+def test_lists_become_json(write):
+    messages = [[{"role": "user", "content": "Hi\n"}], []]
+    path = write({"messages": messages})
+    found = [json.loads(text) for _, (text,) in read_columnar(path, ["messages"], kinds=("text", "lists"))]
+    assert found == messages

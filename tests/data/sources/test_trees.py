@@ -189,6 +189,7 @@ def test_a_file_without_trees_is_refused(tmp_path):
 
 @pytest.mark.data
 @pytest.mark.parametrize("file", ["train.ptb.gz", "dev.ptb.gz"])
+@pytest.mark.slow
 def test_a_whole_treebank_comes_back(shared_data, file):
     path = shared_data / "treebank" / file
     trees = read_trees(path)

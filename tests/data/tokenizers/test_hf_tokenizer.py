@@ -565,7 +565,7 @@ def test_the_space_of_the_first_word(folder_of, tmp_path):
     ("name", "file", "content", "match"),
     [
         ("gpt2", "vocab.json", "{", r"vocab\.json is damaged \(.*\): fetch it again$"),
-        ("gpt2", "vocab.json", "[1]", r"vocab\.json holds a list, not an object$"),
+        ("gpt2", "vocab.json", "[1]", r"vocab\.json must hold a JSON object, got a list: fetch it again$"),
         ("gpt2", "vocab.json", '{"a": "b"}', r"vocab\.json: the id of 'a' is 'b', not a number$"),
         ("gpt2", "vocab.json", '{"a": -1}', "the id of 'a' is -1"),
         ("gpt2", "vocab.json", '{"a": 0}', r"merges\.txt is damaged \(.*\): fetch it again$"),

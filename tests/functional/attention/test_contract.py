@@ -19,7 +19,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.attentions import ON_CPU
+from tests.attentions import KINDS, ON_CPU
 from tests.functional.attention import oracles
 from tests.functional.attention.case import EVERYTHING, Case
 from tests.functional.attention.oracles.additive import additive_weights, covered_weights, general_weights
@@ -39,6 +39,7 @@ from tests.functional.attention.oracles.sparse import (
     window_pairs,
 )
 from tests.functional.attention.oracles.texts import of_texts
+from tests.tiers import slow_but
 from tfx_jax.functional import (
     additive_attention,
     aligned_attention,
@@ -284,6 +285,12 @@ ATTENTIONS = _HERE + tuple(
 every = pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)
 
 
+def one_of_each_kind(cases):
+    """Parametrizes over `cases`, all but one of each kind slow: for what wrappers do alike for all attentions."""
+    quick = [case for case in cases if case.name in KINDS]
+    return pytest.mark.parametrize("case", slow_but(cases, *quick), ids=lambda case: case.name)
+
+
 def having(feature):
     cases = [case for case in ATTENTIONS if feature in case.features]
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
@@ -482,7 +489,7 @@ def test_gradients_equal_central_differences_of_the_oracle(case):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
-@every
+@one_of_each_kind(ATTENTIONS)
 def test_bfloat16_is_close_and_stays_bfloat16(case):
     inputs = _inputs(case, dtype=jnp.bfloat16)
     mask = _padding(inputs[1])
@@ -509,7 +516,7 @@ def test_equals_dense_attention_in_its_limit(case):
         np.testing.assert_allclose(np.where(tokens, out, 0), np.where(tokens, want, 0), atol=1e-5)
 
 
-@every
+@one_of_each_kind(ATTENTIONS)
 def test_vmap_remat_and_scan(case):
     """All three at once, without any mask: output and gradients are those of a plain call that hides nothing."""
     inputs = _inputs(case)
@@ -531,7 +538,7 @@ def test_vmap_remat_and_scan(case):
     chex.assert_trees_all_close(gradients, tuple(2 * g for g in plain.gradients), rtol=1e-4, atol=1e-4)
 
 
-@every
+@one_of_each_kind(ATTENTIONS)
 def test_sharded_over_batch_and_heads(case):
     mesh = jax.make_mesh((2, 2, 2), ("data", "model", "copy"), axis_types=(AxisType.Auto,) * 3)
     inputs = _inputs(case)
@@ -552,7 +559,7 @@ def _loss_and_gradients(case):
     return jax.grad(loss, has_aux=True)
 
 
-ELSEWHERE = pytest.mark.parametrize("case", [case for case in ATTENTIONS if case.name != "ring"], ids=lambda x: x.name)
+ELSEWHERE = one_of_each_kind([case for case in ATTENTIONS if case.name != "ring"])
 
 
 @ELSEWHERE
@@ -715,7 +722,7 @@ def test_a_mask_of_all_pairs_is_taken_or_refused(case):
             attend(mask=mask)
 
 
-@pytest.mark.parametrize("case", [case for case in ATTENTIONS if case.is_lean], ids=lambda case: case.name)
+@one_of_each_kind([case for case in ATTENTIONS if case.is_lean])
 def test_never_holds_an_array_of_all_pairs(case):
     """Neither forward nor backward: both are in the program whose memory is read.
 

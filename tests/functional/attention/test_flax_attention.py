@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from tests.functional.attention.test_contract import ATTENTIONS
+from tests.functional.attention.test_contract import ATTENTIONS, one_of_each_kind
 from tfx_jax.functional import (
     additive_attention,
     aligned_attention,
@@ -112,11 +112,11 @@ def test_leaves_its_weights_in_either_layer():
         np.testing.assert_allclose(weights.sum(axis=-1), 1.0, atol=1e-6)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS, ids=lambda attention: attention.name)
+@one_of_each_kind(ATTENTIONS)
 @pytest.mark.parametrize("framework", ["nnx", "linen"])
-def test_any_attention_fits(attention, framework):
+def test_any_attention_fits(case, framework):
     """The layer traces with it, to the shapes of Flax's own."""
-    attention_fn = flax_attention_fn(attention.attend)
+    attention_fn = flax_attention_fn(case.attend)
     size = 8  # of a head, in the contract's options
     x = jax.ShapeDtypeStruct((2, 16, D), jnp.float32)
     if framework == "nnx":

@@ -12,7 +12,7 @@ import pytest
 from flax import linen
 from jaxtyping import Array
 
-from tests.functional.attention.test_contract import ATTENTIONS
+from tests.functional.attention.test_contract import ATTENTIONS, one_of_each_kind
 from tests.tiers import slow_but
 from tfx_jax.functional import dot_product_attention
 
@@ -134,7 +134,7 @@ def test_trains_alike_in_every_framework(framework):
         np.testing.assert_allclose(leaf, want, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ATTENTIONS, ids=lambda case: case.name)
+@one_of_each_kind(ATTENTIONS)
 def test_every_attention_gives_the_same_in_every_framework(case):
     x = np.random.default_rng(1).normal(size=(2, T, D)).astype(np.float32)
     attend = jax.jit(case.attend)  # traced once for all that call it alike

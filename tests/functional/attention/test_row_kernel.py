@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tfx_jax.functional import dot_product_attention
-from tfx_jax.functional.attention.implementations import default_implementations, make_request
+from tfx_jax.functional.attention.dense import make_request
+from tfx_jax.functional.attention.dot_product import default_implementations
 from tfx_jax.functional.attention.row_kernel import row_attention
 
 # A batch, queries, keys, heads and their size, causality, dropout. Two heads share lanes; one is wider than they are.

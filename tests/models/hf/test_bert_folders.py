@@ -59,7 +59,7 @@ def test_what_was_saved_is_loaded_bit_for_bit(tmp_path, architecture):
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [architecture]
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("is_tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("encoder", ENCODERS, ids=lambda encoder: encoder.MODEL_TYPE)
 def test_relatives_come_back_under_their_names(tmp_path, encoder, is_tied):
     for architecture, (cls, _) in encoder.HEADS.items():

@@ -42,6 +42,7 @@ def example(found):
     return types.SimpleNamespace(attention_example=attention_example)
 
 
+@pytest.mark.slow
 def test_each_evaluation_of_a_training_leaves_one_of_the_same_pair(tmp_path, monkeypatch):
     traced = []
     maps_of = prediction._attention_maps

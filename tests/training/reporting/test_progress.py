@@ -147,6 +147,31 @@ def test_terminal_keeps_twenty_losses_and_says_what_it_does_between_steps(tmp_pa
     assert "evaluating on the validation split" in stream.getvalue()
 
 
+def test_terminal_shows_a_clock_while_it_compiles_and_a_rate_from_the_second_step(tmp_path, clock):
+    stream = Terminal()
+    shown = Progress(tmp_path, last_done_step=0, num_steps=1_000, stream=stream)
+
+    def live():
+        stream.truncate(0)
+        shown._bar.refresh()
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+
+    clock[0] += 12.0
+    assert re.search(r"compiling .*0:00:12", live())
+    shown.step(1)
+    assert "step 1/1000 " in live()
+    clock[0] += 4.0
+    shown.step(3)
+    assert "step 3/1000  0.5 steps/s  ETA 33:14 " in live()
+    shown.log(5, {}, loss=1.5, tokens_per_second=99.0)
+    shown.step(6)
+    assert re.search(r"step 6/1000  loss 1\.5000  99 tokens/s  ETA ", live())
+    shown.close()
+    silent = Progress(tmp_path, last_done_step=0, num_steps=10, stream=io.StringIO())
+    silent.step(1)
+    silent.close()
+
+
 @pytest.mark.parametrize("method", ["write", "flush"])
 def test_full_disk_is_reported_once_and_stops_nothing(tmp_path, monkeypatch, method):
     stream = io.StringIO()

@@ -49,6 +49,7 @@ def evaluate_with(workdir, name, split="validation", **options):
     return run.evaluate(load_params(workdir), split).metrics
 
 
+@pytest.mark.slow
 def test_training_learns(trained):
     _, result = trained
     (evaluation,) = result.evaluations

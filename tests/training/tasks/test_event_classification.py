@@ -145,6 +145,7 @@ def test_what_does_not_go_together_is_refused(values, message, tmp_path):
 
 
 @pytest.mark.parametrize(("pooling", "columns"), [("additive", 4), ("structured", 7)])
+@pytest.mark.slow
 def test_every_row_of_attention_is_listed(pooling, columns, tmp_path, capsys):
     """On the command line: behind weight, name, value and time, if there are several."""
     fields = {"model.pooling": pooling, "model.num_hops": 3, "num_steps": 1, "mesh.data": 1}
@@ -192,4 +193,4 @@ def test_attention_finds_the_cause_and_a_mean_does_not(tmp_path, capsys):
     assert sum(weights) == pytest.approx(1, abs=0.01)
     assert all(len(line.split("\t")) == 4 for line in lines)
     assert main(["attend", f"--workdir={tmp_path / 'mean'}", "--source=a", "--output=a.png"]) == 2
-    assert "--source needs a model of translations or sentence pairs" in capsys.readouterr().err
+    assert "--source needs a model of text" in capsys.readouterr().err

@@ -209,6 +209,7 @@ def test_articles_that_are_too_few_are_one_line(folder):
         PassagePairData(**folder, min_length=80, max_length=90).load("validation")
 
 
+@pytest.mark.slow
 def test_a_training_learns_and_its_workdir_gives_it_back(tmp_path):
     """Lists of two digits under four operators: who guesses has a tenth."""
     config = tiny_variant(ExperimentConfig(LongEncoderConfig(), LongRangeConfig()))

@@ -55,6 +55,7 @@ def trained(folder, tmp_path_factory):
     return workdir, train(tiny_config(folder), workdir)
 
 
+@pytest.mark.slow
 def test_training_learns(trained):
     _, result = trained
     first, last = result.evaluations

@@ -188,6 +188,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.compiles(60, "two trainings and an evaluation from the workdir")
+@pytest.mark.slow
 def test_training_learns_and_goes_on_bit_for_bit(trained, tmp_path):
     workdir, config, result = trained
     first, *_, last = result.evaluations

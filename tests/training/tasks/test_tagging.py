@@ -196,7 +196,7 @@ def test_a_pretrained_body_is_taken_and_its_heads_are_not(tmp_path):
     assert [tokenizer.vocab_size for tokenizer in tokenizers] == [250, 250]
     encoded = [tokenizer.encode("my mother 's bag") for tokenizer in tokenizers]
     assert encoded[0] == encoded[1]
-    state, message = jax.device_get(init_from_state(training, config.init_from))
+    state, _, message = jax.device_get(init_from_state(training, config.init_from))
     count = len(jax.tree.leaves(state.params))
     head = "classifier/bias, classifier/kernel"
     assert message == f"starts from {pretrained}: {count - 2} of {count} arrays; drawn: {head}"
@@ -234,7 +234,7 @@ def test_an_elmo_reads_words_as_characters_and_is_taken_over_frozen(files, tmp_p
     assert found.tagger == config.model.tagger
     assert found.labels == run.task.labels == ("O", "B-person", "I-person", "B-place", "I-place")
     assert run.task.tokenizer is None
-    state, message = jax.device_get(init_from_state(training, config.init_from))
+    state, _, message = jax.device_get(init_from_state(training, config.init_from))
     assert state.model_state.keys() == {"elmo"}
     assert all((leaf == 3).all() for leaf in jax.tree.leaves(state.model_state))
     assert not any((leaf == 3).all() for leaf in jax.tree.leaves(state.params))

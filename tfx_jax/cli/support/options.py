@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib.util
 import logging
 import os
 import pathlib
@@ -20,6 +21,7 @@ from tfx_jax.errors import UserError, printable
 from tfx_jax.training.checkpoint.checkpoints import load_best_params, load_params
 from tfx_jax.training.config import load_config, validate
 from tfx_jax.training.run import AnyTask, Run, load_run
+from tfx_jax.training.sharding.distributed import has_tpu
 
 
 def add_model_options(parser: Parser) -> None:
@@ -153,6 +155,7 @@ def set_up_program() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.setLogRecordFactory(_Record)
     sys.unraisablehook = _report_unraisable
+    quiet_libtpu()
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         with contextlib.suppress(RuntimeError):  # without a home folder there is no cache
             base = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
@@ -161,6 +164,15 @@ def set_up_program() -> None:
     for name, value in cache_limits.items():
         if name.upper() not in os.environ:
             jax.config.update(name, value)
+
+
+def quiet_libtpu() -> None:
+    """Sets what keeps libtpu, if it is installed for `tfx-jax plan`, from warning that this machine has no TPU."""
+    if importlib.util.find_spec("libtpu") and not has_tpu():
+        from tfx_jax.planning.topologies import ENVIRONMENT  # slow, and not needed without libtpu
+
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
 
 
 class _Record(logging.LogRecord):

@@ -1,8 +1,9 @@
 """Overrides of configuration fields on the command line: `--config.FIELD=VALUE`."""
 
 import functools
+import logging
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from absl import flags
@@ -30,6 +31,7 @@ def override(config: ExperimentConfig, overrides: Sequence[str]) -> ExperimentCo
         if name not in flat(config):
             raise unknown_field(name, config)
         last[name] = argument
+    _hold_out(config, last)
     none_fields = [name for name, argument in last.items() if argument.endswith("=None") and _may_be_none(config, name)]
     argv = ["tfx-jax", *(argument for name, argument in last.items() if name not in none_fields)]
     values = flags.FlagValues()
@@ -43,6 +45,30 @@ def override(config: ExperimentConfig, overrides: Sequence[str]) -> ExperimentCo
         owner, field = _owner(changed, name)
         setattr(owner, field, None)
     return changed
+
+
+_HELD_OUT = {"validation_share": 0.1, "validation_pairs": 500}  # fields of data, and what they become in `_hold_out`
+
+
+def _hold_out(config: ExperimentConfig, overridden: Collection[str]) -> None:
+    """Drops the experiment's validation file if only a training file is named: it belongs to other training data.
+
+    Where the data can hold out training examples for validation, it does.
+    """
+    data = config.task.data
+    for kind in ("file", "source", "folder"):
+        names = {f"task.data.validation_{end}" for end in (kind, "target", "share", "pairs")}
+        if f"task.data.train_{kind}" not in overridden or names & set(overridden):
+            continue
+        for name in (f"validation_{kind}", "validation_target"):
+            if hasattr(data, name):
+                setattr(data, name, "")
+        for name, value in _HELD_OUT.items():
+            if getattr(data, name, None) == 0:
+                setattr(data, name, value)
+                logging.warning(
+                    "no validation_%s is named: config.task.data.%s=%s holds out training examples", kind, name, value
+                )
 
 
 def _owner(config: Any, name: str) -> tuple[Any, str]:

@@ -17,7 +17,7 @@ from tfx_jax.data.sources.labeled import (
     read_labeled_pairs,
 )
 from tfx_jax.data.sources.lines import read_lines
-from tfx_jax.data.sources.parquet import read_parquet
+from tfx_jax.data.sources.parquet import read_columnar
 from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.data.sources.squad import Answer, Question, read_questions
 from tfx_jax.data.sources.tables import Table, read_table
@@ -44,6 +44,7 @@ __all__ = [
     "join_pairs",
     "read_articles",
     "read_center",
+    "read_columnar",
     "read_columns",
     "read_image",
     "read_labeled",
@@ -51,7 +52,6 @@ __all__ = [
     "read_labeled_pairs",
     "read_lines",
     "read_pairs",
-    "read_parquet",
     "read_questions",
     "read_table",
     "read_tagged",

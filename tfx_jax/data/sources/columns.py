@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from etils import epath
 
 from tfx_jax.data.sources.lines import is_blank, read_lines
-from tfx_jax.data.sources.parquet import is_parquet, read_parquet
+from tfx_jax.data.sources.parquet import is_columnar, read_columnar
 from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json
 
@@ -27,17 +27,41 @@ def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[s
 
     Raises:
       UserError: if the file cannot be read, is empty or not UTF-8, a column is missing or named twice, or a row has
-        another number of columns or a blank value; and as for `tfx_jax.data.sources.parquet.read_parquet`.
+        another number of columns or a blank value; and as for `tfx_jax.data.sources.parquet.read_columnar`.
     """
     kind = str(path).removesuffix(".gz").rpartition(".")[2].lower()
-    read = read_parquet if is_parquet(path) else {"csv": _csv, "jsonl": _json_lines}.get(kind, _tsv)
-    unit = "row" if is_parquet(path) else "line"
+    read = read_columnar if is_columnar(path) else {"csv": _csv, "jsonl": _json_lines}.get(kind, _tsv)
+    unit = "row" if is_columnar(path) else "line"
     for number, values in read(path, names):
         where = f"{path}, {unit} {number}"
         for name, value in zip(names, values, strict=True):
             if is_blank(value):
                 raise UserError(f"{where}: the column {name!r} is blank")
         yield where, [value.strip() for value in values]
+
+
+def describe_columns(path: epath.PathLike) -> str | None:
+    """Describes the format and the columns of a text file, such as "CSV with columns text, stars".
+
+    Returns None if the name is not that of a `.csv` or `.jsonl`, and line 1 does not have several columns.
+
+    Raises:
+      UserError: if the file cannot be read, is empty or not UTF-8.
+    """
+    kind = str(path).removesuffix(".gz").rpartition(".")[2].lower()
+    first_line = next(read_lines(path))
+    if kind == "jsonl":
+        try:
+            row = parse_json(first_line)
+        except ValueError:
+            return None
+        return f"JSON lines with fields {', '.join(row)}" if isinstance(row, dict) else None
+    delimiter, name = ("\t", "TSV") if kind != "csv" and "\t" in first_line else (",", "CSV")
+    try:
+        columns = next(csv.reader([first_line], delimiter=delimiter, strict=True), [])
+    except csv.Error:
+        return None
+    return f"{name} with columns {', '.join(map(str.strip, columns))}" if len(columns) > 1 else None
 
 
 def csv_lines(path: epath.PathLike) -> Iterator[str]:

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from etils import epath
 
-from tfx_jax.data.sources.columns import read_columns
+from tfx_jax.data.sources.columns import describe_columns, read_columns
 from tfx_jax.data.sources.lines import is_blank, read_lines
-from tfx_jax.data.sources.parquet import is_parquet
+from tfx_jax.data.sources.parquet import is_columnar
 from tfx_jax.errors import UserError
 
 
@@ -37,14 +37,17 @@ def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) ->
       UserError: if the file cannot be read, is empty, not UTF-8 or a `.parquet`, a line is not a label, one TAB and a
         text, or a label is not allowed.
     """
-    if is_parquet(path):
+    if is_columnar(path):
         raise UserError(f"{path} has columns: name two as config.task.data.first_column and label_column")
     examples = []
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}, line {number}"
         fields = [field.strip() for field in line.split("\t")]
         if len(fields) != 2 or any(map(is_blank, fields)):
-            raise UserError(f"{where}: {line[:40]!r} is not a label, one TAB and its text")
+            problem = f"{where}: {line[:40]!r} is not a label, one TAB and its text"
+            if number == 1 and (columns := describe_columns(path)):
+                problem += f"; if it is {columns}, set config.task.data.first_column and label_column to two of them"
+            raise UserError(problem)
         label, text = fields
         examples.append(LabeledText(text, _known(label, labels, where)))
     return examples
@@ -105,8 +108,9 @@ def check_repeated(texts: Sequence[LabeledText] | Sequence[LabeledPair], path: e
     labels = {text.label for text in texts}
     if len(texts) >= 20 and 2 * len(labels) > len(texts):
         raise UserError(
-            f"{path} has {len(labels):,} labels for {len(texts):,} texts, such as {min(labels)[:40]!r}: are the "
-            "columns swapped? A line is label, TAB, text, unless config.task.data.label_column names a column"
+            f"{path} has {len(texts):,} texts with {len(labels):,} different labels, for example the label "
+            f"{min(labels)[:40]!r}: are the columns swapped? A line is label, TAB, text, unless "
+            "config.task.data.label_column names a column"
         )
 
 

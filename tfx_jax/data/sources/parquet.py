@@ -1,41 +1,46 @@
-"""Reader of columns of Parquet files, which needs pyarrow, with a few rows in memory at a time."""
+"""Reader of columns of Parquet and Arrow files, which needs pyarrow, with a few rows in memory at a time.
+
+An Arrow file has one of the two IPC formats: "stream", which Hugging Face datasets write, or "file" (Feather 2).
+"""
 
 import importlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from etils import epath
 
 from tfx_jax.data.sources.lines import MAX_LINE_BYTES
-from tfx_jax.errors import UserError, one_line
+from tfx_jax.errors import UserError, install_command, one_line
 from tfx_jax.files import open_regular
 
+_ARROW_MAGIC = b"ARROW1"  # of the format "file"
 _BATCH_ROWS = 64  # rows in memory; each value may have MAX_LINE_BYTES
 _BUFFER_BYTES = 1 << 20  # of each column: by default pyarrow reads a whole row group, which may be the whole file
 
 
-def is_parquet(path: epath.PathLike) -> bool:
-    """Returns whether a file is read as Parquet, because of its name.
+def is_columnar(path: epath.PathLike) -> bool:
+    """Returns whether a file is read as Parquet or Arrow, because of its name.
 
-    >>> [is_parquet(name) for name in ("a.parquet", "a.PARQUET", "a.parquet.gz", "parquet", "a.tsv")]
+    >>> [is_columnar(name) for name in ("a.parquet", "a.ARROW", "a.parquet.gz", "parquet", "a.tsv")]
     [True, True, True, False, False]
     """
-    return os.fspath(path).removesuffix(".gz").lower().endswith(".parquet")
+    return os.fspath(path).removesuffix(".gz").lower().endswith((".parquet", ".arrow"))
 
 
-def read_parquet(
-    path: epath.PathLike, names: Sequence[str], *, text_only: bool = False
+def read_columnar(
+    path: epath.PathLike, names: Sequence[str], *, kinds: Sequence[str] = ("text", "numbers")
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yields (row number from 1, values in the order of `names`) of each row of a Parquet file.
+    """Yields (row number from 1, values in the order of `names`) of each row of a Parquet or Arrow file.
 
-    Numbers, true and false become their JSON text, as those of JSON lines do. Texts may be categories (dictionaries).
+    Numbers, true and false become their JSON text, as those of JSON lines do, and so do lists. Texts may be categories
+    (dictionaries).
 
     Args:
       path: local or `gs://`.
       names: names of the columns to read.
-      text_only: whether columns must be text, and may not be numbers, true or false.
+      kinds: what columns may be: "text", "numbers" (which include true and false) or "lists".
 
     Raises:
       UserError: while iterating, if pyarrow is missing, the file is missing, not a regular file, damaged or without
@@ -43,7 +48,7 @@ def read_parquet(
         than MAX_LINE_BYTES.
     """
     number = 0
-    for number, values in enumerate(_rows(path, list(names), text_only), start=1):
+    for number, values in enumerate(_rows(path, list(names), kinds), start=1):
         where = f"{path}, row {number}"
         for name, value in zip(names, values, strict=True):
             if value is None or value != value:  # pandas writes NaN for a number that is missing
@@ -55,9 +60,10 @@ def read_parquet(
         raise UserError(f"{path} has no rows")
 
 
-def _rows(path: epath.PathLike, names: list[str], text_only: bool) -> Iterator[tuple[Any, ...]]:
+def _rows(path: epath.PathLike, names: list[str], kinds: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     if os.fspath(path).endswith(".gz"):
         raise UserError(f"{path} is packed: unpack it with gunzip (what Parquet holds is compressed already)")
+    is_parquet = os.fspath(path).lower().endswith(".parquet")
     arrow, parquet = _import_pyarrow(path)
     try:
         opened = open_regular(path)
@@ -69,19 +75,42 @@ def _rows(path: epath.PathLike, names: list[str], text_only: bool) -> Iterator[t
         raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from None
     with opened:
         try:
-            file = parquet.ParquetFile(
-                opened, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
-            )
-            _check_columns(path, arrow.types, file.schema_arrow, names, text_only)
+            if is_parquet:
+                file = parquet.ParquetFile(
+                    opened, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
+                )
+                schema = file.schema_arrow
+                batches = file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False)
+            else:
+                schema, batches = _arrow_batches(arrow, opened)
+            _check_columns(path, arrow.types, schema, names, kinds)
             begin = 1
-            for batch in file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+            for batch in batches:
                 columns = [_values(batch.column(name), f"{path}, row", begin, name) for name in names]
                 yield from zip(*columns, strict=True)
                 begin += batch.num_rows
         except UserError:
             raise
         except Exception as error:  # pyarrow's are of many types: ArrowInvalid, OSError, OverflowError, MemoryError
-            raise UserError(f"{path} is not a whole Parquet file ({one_line(error)}): copy or write it again") from None
+            kind = "Parquet" if is_parquet else "Arrow"
+            raise UserError(f"{path} is not a whole {kind} file ({one_line(error)}): copy or write it again") from None
+
+
+def _arrow_batches(arrow: Any, opened: BinaryIO) -> tuple[Any, Iterator[Any]]:
+    """Returns the schema and the batches of an Arrow file of either format, each of at most `_BATCH_ROWS` rows."""
+    ipc: Any = importlib.import_module("pyarrow.ipc")
+    is_file_format = opened.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
+    opened.seek(0)
+    reader = ipc.open_file(opened) if is_file_format else ipc.open_stream(opened)
+
+    def batches() -> Iterator[Any]:
+        whole = map(reader.get_batch, range(reader.num_record_batches)) if is_file_format else iter(reader)
+        for batch in whole:
+            batch.validate(full=True)  # pyarrow trusts the offsets of texts in a file
+            for begin in range(0, batch.num_rows, _BATCH_ROWS):
+                yield batch.slice(begin, _BATCH_ROWS)
+
+    return reader.schema, batches()
 
 
 def _values(column: Any, where: str, begin: int, name: str) -> list[Any]:
@@ -99,7 +128,7 @@ def _values(column: Any, where: str, begin: int, name: str) -> list[Any]:
         raise
 
 
-def _check_columns(path: epath.PathLike, types: Any, schema: Any, names: Sequence[str], text_only: bool) -> None:
+def _check_columns(path: epath.PathLike, types: Any, schema: Any, names: Sequence[str], kinds: Sequence[str]) -> None:
     for name in names:
         if schema.names.count(name) != 1:
             raise UserError(
@@ -109,8 +138,9 @@ def _check_columns(path: epath.PathLike, types: Any, schema: Any, names: Sequenc
         value_kind = kind.value_type if types.is_dictionary(kind) else kind
         is_text = types.is_string(value_kind) or types.is_large_string(value_kind) or types.is_string_view(value_kind)
         is_number = types.is_integer(value_kind) or types.is_floating(value_kind) or types.is_boolean(value_kind)
-        if not (is_text or (is_number and not text_only)):
-            wanted = "text" if text_only else "text, numbers, or true and false"
+        is_kind = {"text": is_text, "numbers": is_number, "lists": types.is_list(kind) or types.is_large_list(kind)}
+        if not any(is_kind[kind] for kind in kinds):
+            wanted = ", ".join("numbers, or true and false" if name == "numbers" else name for name in kinds)
             raise UserError(f"{path}: the column {name!r} must be {wanted}, got {str(kind)[:40]}")
 
 
@@ -119,4 +149,4 @@ def _import_pyarrow(path: epath.PathLike) -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise UserError(f'{path} needs pyarrow ({one_line(error)}): pip install "tfx-jax[parquet]"') from None
+        raise UserError(f"{path} needs pyarrow ({one_line(error)}): {install_command('parquet')}") from None

@@ -17,7 +17,7 @@ from typing import Any
 from etils import epath
 
 from tfx_jax.data.sources.text import Pair
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, install_command
 from tfx_jax.files import is_local
 
 
@@ -123,7 +123,7 @@ def import_tfds() -> Any:
 
         return tensorflow_datasets
     except ImportError as error:
-        raise UserError(f"TFDS data sets need more packages ({error}): install tfx-jax[tfds]") from None
+        raise UserError(f"TFDS data sets need more packages ({error}): {install_command('tfds')}") from None
 
 
 def default_data_dir(data_dir: epath.PathLike = "") -> epath.Path:

@@ -192,7 +192,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     """
     values = read(path, parse_json)
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds a {type(values).__name__}, not an object")
+        raise UserError(f"{path} must hold a JSON object, got a {type(values).__name__}: fetch it again")
     return values
 
 
@@ -238,7 +238,10 @@ def check_pipeline(values: Mapping[str, Any], path: Any) -> None:
             matched = pattern.get("String") if isinstance(pattern, dict) else None
             growth *= max(1, len(content) // max(1, len(matched) if isinstance(matched, str) else 1))
         if growth > _MAX_GROWTH:
-            raise UserError(f"{path}: its normalizers would make a text more than {_MAX_GROWTH:,} times longer")
+            raise UserError(
+                f"{path}: its normalizers would make a text more than {_MAX_GROWTH:,} times as long: fetch the file "
+                "again, or use another tokenizer"
+            )
     for step in _steps(values.get("post_processor"), "processors"):
         for name in ("single", "pair"):
             template = step.get(name)
@@ -632,6 +635,7 @@ def _clean_up(text: str) -> str:
 
 
 # Files of the tokenizers of all families, which have to be copied with a model.
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

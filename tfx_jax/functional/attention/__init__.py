@@ -1,8 +1,11 @@
-"""Attention functions of arrays, all under the signature of `dot_product_attention`.
+"""Attention functions of arrays, under the signature of `dot_product_attention`.
 
-Read `dense` first: the formula. `masks` holds masks and argument checks, `chunked` the formula in linear memory,
-`implementations` the kernels of accelerators, and `dot_product` chooses among these. Every other module is one
-published attention.
+Four have other arguments, because they do not compare queries with keys: `kernel_regression`, `decomposable_attention`,
+`structured_pooling` and `attention_from_logits`.
+
+Read `dense` first: the formula. `dot_product` is the function around it and chooses between the formula, `chunked`,
+which needs linear memory, and the `kernels` of accelerators. `signature` holds argument types, masks, checks and
+decorators, `spec` the description of an attention. Every other module is one published attention.
 """
 
 from tfx_jax.functional.attention.additive import (
@@ -62,7 +65,6 @@ from tfx_jax.functional.attention.local import LOCAL, WINDOW, local_attention, s
 from tfx_jax.functional.attention.longformer import longformer_attention
 from tfx_jax.functional.attention.low_rank import INDUCED, LINFORMER, induced_attention, linformer_attention
 from tfx_jax.functional.attention.lsh import LSH, lsh_attention, lsh_num_buckets
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.attention.normalizations import (
     ENTMAX_ATTENTION,
     SIGMOID_ATTENTION,
@@ -87,6 +89,7 @@ from tfx_jax.functional.attention.selected import (
     moba_attention,
     native_sparse_attention,
 )
+from tfx_jax.functional.attention.signature import Bias, Mask, SegmentIds, causal_mask, padding_mask, segment_mask
 from tfx_jax.functional.attention.sinkhorn import SINKHORN, sinkhorn_attention
 from tfx_jax.functional.attention.spec import AttentionSpec
 from tfx_jax.functional.attention.structured import redundancy_penalty, structured_pooling

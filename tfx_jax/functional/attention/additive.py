@@ -15,13 +15,19 @@ from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.dense import attention_from_logits
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def additive_attention(
     query: Float[Array, "B T N H"],
@@ -116,7 +122,7 @@ def additive_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def general_attention(
     query: Float[Array, "B T N H"],
@@ -299,7 +305,7 @@ def _additive_of_heads(query: Array, key: Array, *arguments: Any, d_hidden: int 
 
 
 def _init_additive(
-    rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, d_hidden: int | None = None
+    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, d_hidden: int | None = None
 ) -> dict[str, Array]:
     d_hidden = d_hidden or d_k
     init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1, batch_axis=0)
@@ -311,7 +317,7 @@ def _init_additive(
     }
 
 
-def _init_general(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike) -> dict[str, Array]:
+def _init_general(rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike) -> dict[str, Array]:
     """Initializes W so that the attention starts as the scaled dot product."""
     del rng
     return {"w": jnp.tile(jnp.eye(d_k, dtype=dtype)[None] * d_k**-0.5, (num_heads, 1, 1))}

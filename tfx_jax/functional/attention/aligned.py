@@ -13,13 +13,20 @@ from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.attention.dense import weighted_values
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_pairs
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    check_pairs,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.layers import dropout
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def aligned_attention(
     query: Float[Array, "B T N H"],

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention.wrappers import weights_on_request
+from tfx_jax.functional.attention.signature import weights_on_request
 
 
 @weights_on_request

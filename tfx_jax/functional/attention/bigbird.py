@@ -11,9 +11,15 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from tfx_jax.functional.attention.blocks import cut
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.lsh import visible_tokens
-from tfx_jax.functional.attention.masks import Bias, check_shapes, refuse_segment_ids
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    check_shapes,
+    refuse_segment_ids,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
 def bigbird_block_mask(
@@ -131,7 +137,7 @@ def _hash(seed: int, row: Any, k: int, numpy: Any) -> Any:
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def bigbird_attention(
     query: Float[Array, "B T N H"],

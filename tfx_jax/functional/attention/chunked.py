@@ -23,7 +23,7 @@ from tfx_jax.functional.attention.dense import (
     dot_product_weights,
     soft_capped,
 )
-from tfx_jax.functional.attention.masks import (
+from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     MaskMod,
@@ -31,16 +31,14 @@ from tfx_jax.functional.attention.masks import (
     SegmentIds,
     Window,
     add_key_lengths,
+    check_outputs,
     check_shapes,
     check_window,
     pair_of_segment_ids,
     segment_mask,
-    zero_past_lengths,
-)
-from tfx_jax.functional.attention.wrappers import (
-    check_outputs,
-    divided_as_queries,
+    shard_like_query,
     weights_on_request,
+    zero_past_lengths,
     zeros_where_empty,
 )
 from tfx_jax.functional.layers import dropout
@@ -521,7 +519,7 @@ def _hoisted(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def chunked_attention(
     query: Float[Array, "B T N H"],

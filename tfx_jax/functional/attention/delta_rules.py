@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.linear_recurrences import RETENTION, init_steps_and_rates, steps_and_rates
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
 from tfx_jax.functional.attention.recurrent import (
     Updates,
     check_recurrent,
@@ -19,12 +18,19 @@ from tfx_jax.functional.attention.recurrent import (
     recurrent_decoding,
     to_float32,
 )
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import RecurrentDecoding
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def delta_rule(
     query: Float[Array, "B T N H"],
@@ -94,7 +100,7 @@ def _delta(key: Float[Array, "B S K H"], beta: Float[Array, "B S K"]) -> Updates
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def gated_delta_rule(
     query: Float[Array, "B T N H"],
@@ -166,7 +172,7 @@ def gated_delta_rule(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def kimi_delta_attention(
     query: Float[Array, "B T N H"],
@@ -281,9 +287,8 @@ GATED_DELTA_RULE = dataclasses.replace(
     name="gated_delta_rule",
     function=gated_delta_rule,
     reference="Gated DeltaNet: Yang et al. (2024), equation 10",
-    grouped_queries=False,  # the parameters have an axis of key heads, but `parameters` gets num_heads only
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"beta": (num_kv_heads,), "dt": (num_kv_heads,)},
-    parameters=lambda rng, num_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_heads, dtype),
+    parameters=lambda rng, num_heads, num_kv_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_kv_heads, dtype),
     decoding=_decode_gated_delta,
 )
 KIMI_DELTA_ATTENTION = dataclasses.replace(
@@ -292,5 +297,7 @@ KIMI_DELTA_ATTENTION = dataclasses.replace(
     function=kimi_delta_attention,
     reference="Kimi Linear (2025), equation 1",
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"beta": (num_kv_heads,), "dt": (num_kv_heads, d_k)},
-    parameters=lambda rng, num_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_heads, dtype, d_k),
+    parameters=lambda rng, num_heads, num_kv_heads, d_k, dtype, **_: init_steps_and_rates(
+        rng, num_kv_heads, dtype, d_k
+    ),
 )

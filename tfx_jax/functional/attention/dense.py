@@ -1,26 +1,96 @@
 """Dense attention: logits, softmax and weighted values, shared by all attentions that score every query-key pair."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention.masks import (
+from tfx_jax.functional.attention.signature import (
+    AttentionMask,
     Bias,
     Mask,
     MaskMod,
     ScoreMod,
     SegmentIds,
+    Window,
+    add_key_lengths,
     check_floats,
     check_pairs,
     check_shapes,
+    check_window,
     combine_masks,
     pair_of_segment_ids,
 )
 from tfx_jax.functional.layers import dropout
+
+
+class Request(NamedTuple):
+    """Checked arguments of `tfx_jax.functional.dot_product_attention`, the input of every implementation."""
+
+    query: Float[Array, "B T N H"]
+    key: Float[Array, "B S K H"]
+    value: Float[Array, "B S K U"]
+    bias: Bias | None
+    mask: AttentionMask
+    scale: float | None
+    dropout_rate: float
+    dropout_rng: Array | None
+    logits_soft_cap: float | None
+    sinks: Float[Array, " N"] | None
+    score_mod: ScoreMod | None
+    return_lse: bool
+
+    @property
+    def factor(self) -> float:
+        """The factor of the logits; 1 / sqrt(H) by default."""
+        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    @property
+    def drops(self) -> bool:
+        """Whether dropout is active."""
+        return self.dropout_rng is not None and self.dropout_rate > 0
+
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """Options of `_logits_and_mask`."""
+        masks = {"is_causal": self.mask.is_causal, "window": self.mask.window, "segment_ids": self.mask.ids}
+        mods = {"score_mod": self.score_mod, "mask_mod": self.mask.mask_mod}
+        return {"scale": self.scale, "logits_soft_cap": self.logits_soft_cap} | masks | mods
+
+
+def make_request(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B S K H"],
+    value: Float[Array, "B S K U"],
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    segment_ids: SegmentIds | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    logits_soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    local_window_size: Window | None = None,
+    key_lengths: Int[Array, " B"] | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    return_lse: bool = False,
+) -> Request:
+    """Checks the arguments of `tfx_jax.functional.dot_product_attention` and returns them as a `Request`."""
+    check_shapes(query, key, value, bias, mask)
+    check_sinks(sinks, query.shape[2])
+    window, is_causal = check_window(local_window_size, is_causal)
+    ids = None
+    if segment_ids is not None:
+        ids = pair_of_segment_ids(segment_ids, query.shape[0], query.shape[1], key.shape[1])
+    seen = AttentionMask(add_key_lengths(mask, key_lengths, key), is_causal, window, ids, mask_mod)
+    dropping = dropout_rate, dropout_rng
+    return Request(query, key, value, bias, seen, scale, *dropping, logits_soft_cap, sinks, score_mod, return_lse)
 
 
 def dot_product_logits(
@@ -85,40 +155,20 @@ def dot_product_weights(
 
 
 def dense_attention(
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B S K H"],
-    value: Float[Array, "B S K U"],
-    bias: Bias | None,
-    mask: Mask | None,
-    *,
-    sinks: Float[Array, " N"] | None = None,
-    dropout_rate: float = 0.0,
-    dropout_rng: Array | None = None,
-    return_lse: bool = False,
-    **options: Any,
+    request: Request,
 ) -> tuple[Float[Array, "B T N U"], Float[Array, "B N T S"], Float[Array, "B N T"] | None]:
     """Computes `tfx_jax.functional.dot_product_attention` by the formula.
 
-    Args:
-      query: queries.
-      key: keys.
-      value: values.
-      bias: added to the logits.
-      mask: True where a query may attend.
-      sinks: a logit for each head that takes weight from the keys and has no value.
-      dropout_rate: probability of dropping a weight.
-      dropout_rng: PRNG key; None disables dropout.
-      return_lse: whether to compute the logarithms of the softmax denominators.
-      options: options of `_logits_and_mask`.
-
     Returns:
-      Output, weights before dropout, and the logarithms of the softmax denominators, None without `return_lse`.
+      Output, weights before dropout, and the logarithms of the softmax denominators, None unless requested.
     """
-    logits, mask, may_hide = _logits_and_mask(query, key, mask, **options)
+    query, key, value, bias, seen, *_ = request
+    logits, mask, may_hide = _logits_and_mask(query, key, seen.pairs, **request.shaping)
     logits, has_key = _biased(logits, bias, may_hide)
-    weights = _softmax(logits, has_key, mask, sinks)
-    out = weighted_values(dropout(weights, dropout_rate, dropout_rng), value).astype(query.dtype)
-    return out, weights, _log_sum_exp(logits, has_key, mask, sinks) if return_lse else None
+    weights = _softmax(logits, has_key, mask, request.sinks)
+    kept = dropout(weights, request.dropout_rate, request.dropout_rng)
+    lse = _log_sum_exp(logits, has_key, mask, request.sinks) if request.return_lse else None
+    return weighted_values(kept, value).astype(query.dtype), weights, lse
 
 
 def _logits_and_mask(

@@ -2,30 +2,49 @@
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal, get_args
 
+import jax
+import numpy as np
+from jax.sharding import AxisType
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.attention.chunked import chunked_attention
-from tfx_jax.functional.attention.dense import dense_attention, dot_product_weights
-from tfx_jax.functional.attention.implementations import attend_by, default_implementations, is_undivided, make_request
-from tfx_jax.functional.attention.masks import (
+from tfx_jax.functional.attention.dense import Request, dense_attention, dot_product_weights, make_request
+from tfx_jax.functional.attention.kernels import PLATFORMS, UnsupportedError, attend_by_kernel, check_kernel
+from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     MaskMod,
     ScoreMod,
     SegmentIds,
     Window,
+    are_known,
+    check_outputs,
+    shard_like_query,
+    weights_on_request,
     zero_past_lengths,
 )
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option, Visibility
-from tfx_jax.functional.attention.wrappers import check_outputs, divided_as_queries, weights_on_request
 
 Implementation = Literal["xla", "chunked", "cudnn", "splash", "flash", "rows"]
 
+_BEST = ("splash", "cudnn")  # kernels that are used by default for long sequences
+
+# The length from which kernels are the default. Compiler estimates for a TPU v5e, forward and backward pass, 8 rows, 8
+# causal heads of size 64, bfloat16. At length 512 the formula keeps its weights in fast memory: 0.30 ms, against
+# 0.27 ms for the operations around a kernel, without the kernel. At 1024: 4.1 ms and 385 MiB, against 0.57 ms and
+# 34 MiB.
+_LONG = 1024
+
+# The length from which "rows" is the default on TPUs. Estimates with the projections, with kernels at half of the peak:
+# 8 rows, 12 causal heads of size 64 with dropout, length 1024: 1.6 ms against 6.5 ms of the formula. 16 rows, 16 heads
+# of size 64 with padding, length 256: 0.75 ms against 1.04 ms.
+_SHORT = 256
+
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 def dot_product_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],
@@ -148,17 +167,126 @@ def dot_product_attention(
         return_lse=return_lse,
     )
     if implementation is None:
-        names = default_implementations(request, return_weights=return_weights) if is_undivided() else ("xla",)
+        names = default_implementations(request, return_weights=return_weights) if _is_single_device() else ("xla",)
     else:
         names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
     if return_weights and names == ("xla",):
-        dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
-        results = dense_attention(query, key, value, bias, request.mask.pairs, **request.shaping, **dropping)[:2]
+        results = dense_attention(request)[:2]
     else:
-        results = attend_by(names, request)
+        results = _attend_by(names, request)
         if return_weights:
-            results = results, dot_product_weights(query, key, bias, request.mask.pairs, **request.shaping)
+            weights = dot_product_weights(query, key, bias, request.mask.pairs, sinks=sinks, **request.shaping)
+            results = results, weights
     return zero_past_lengths(query_lengths, query, results)
+
+
+def default_implementations(
+    request: Request, *, return_weights: bool = False, platform: str | None = None
+) -> tuple[str, ...]:
+    """Returns the implementations to try in order, fastest first; depends on options, shapes and dtypes only.
+
+    Args:
+      request: the arguments.
+      return_weights: whether the weights are returned too; then the formula is used, which computes them anyway.
+      platform: platform of the devices, such as "tpu", if the caller knows it; otherwise "rows" is not chosen.
+    """
+    lengths = request.query.shape[1], request.key.shape[1]
+    # Kernels choose their blocks by the lengths.
+    if return_weights or isinstance(request.scale, jax.Array) or not are_known(*lengths):
+        return ("xla",)
+    length = min(lengths)
+    if platform == "tpu" and length >= _SHORT and _supports("rows", request):
+        return ("rows",)
+    # A bias or a mask of all pairs takes the same memory with a kernel, which then saves little.
+    if length < _LONG or request.drops or request.bias is not None or not request.mask.is_padding:
+        return ("xla",)
+    return (*(name for name in _BEST if _supports(name, request)), "xla")
+
+
+def _supports(kernel: str, request: Request) -> bool:
+    """Returns whether a kernel supports a request."""
+    try:
+        check_kernel(kernel, request)
+    except UnsupportedError:
+        return False
+    return True
+
+
+def _is_single_device() -> bool:
+    """Returns whether the current trace is for a single device: inside `jax.shard_map`, or if only one device exists.
+
+    Only then can kernels be used, because the compiler cannot partition them.
+    """
+    axis_types = set(jax.sharding.get_abstract_mesh().axis_types)
+    return axis_types == {AxisType.Manual} or jax.device_count() == 1
+
+
+def _attend_by(implementations: tuple[str, ...], request: Request) -> Any:
+    """Computes a request by the first implementation that supports it and the platform that it is lowered for.
+
+    Returns:
+      The output, [B, T, N, U]; with `return_lse` a pair of output and logarithms, [B, N, T].
+
+    Raises:
+      UnsupportedError: if no implementation supports the request.
+      ValueError: if a name is unknown or none is given.
+    """
+    if not implementations:
+        raise ValueError("implementation must not be an empty tuple: pass None to leave the choice to tfx_jax")
+    able, errors = [], []
+    for name in implementations:
+        if name not in get_args(Implementation):
+            names = ", ".join(get_args(Implementation))
+            raise ValueError(f"implementation must be {names}, or a tuple of these, got {name!r}")
+        try:
+            if name in PLATFORMS:
+                check_kernel(name, request)
+            able.append(name)
+        except UnsupportedError as error:
+            errors.append(error)
+    if not able:
+        raise errors[0] if len(errors) == 1 else UnsupportedError("; ".join(map(str, errors)))
+    platforms = {PLATFORMS[name] for name in able if name in PLATFORMS}
+    if len(able) == 1 or not platforms or able[0] not in PLATFORMS:
+        return _compute(able[0], request)
+    leaves, structure = jax.tree.flatten(request, is_leaf=lambda x: x is None)
+    # By object identity, so that arrays that occur twice, such as the segment ids of self-attention, stay one array.
+    arrays = {id(x): x for x in leaves if isinstance(x, jax.Array | np.ndarray)}
+    array_ids = list(arrays)
+
+    def first_of(names: list[str], *values: Array) -> Any:
+        """Computes the request by the first implementation that can be traced.
+
+        cuDNN cannot be traced without CUDA, nor Pallas kernels inside a shard_map with check_vma.
+        """
+        traced = dict(zip(array_ids, values, strict=True))
+        traced_request = jax.tree.unflatten(structure, [traced.get(id(x), x) for x in leaves])
+        for name in names[:-1]:
+            try:
+                return _compute(name, traced_request)
+            except ValueError:
+                continue
+        return _compute(names[-1], traced_request)
+
+    branches = {
+        platform: functools.partial(first_of, [name for name in able if PLATFORMS.get(name, platform) == platform])
+        for platform in sorted(platforms)
+    }
+    anywhere = [name for name in able if name not in PLATFORMS] or able
+    return jax.lax.platform_dependent(*arrays.values(), default=functools.partial(first_of, anywhere), **branches)
+
+
+def _compute(implementation: str, request: Request) -> Any:
+    """Computes a request by one implementation."""
+    if implementation in PLATFORMS:
+        return attend_by_kernel(implementation, request)
+    if implementation == "xla":
+        out, _, lse = dense_attention(request)
+        return (out, lse) if request.return_lse else out
+    query, key, value, bias, mask, *_ = request
+    options = request.shaping | {"dropout_rate": request.dropout_rate, "dropout_rng": request.dropout_rng}
+    options |= {"local_window_size": options.pop("window"), "sinks": request.sinks, "return_lse": request.return_lse}
+    return chunked_attention(query, key, value, bias, mask.pairs, **options)
 
 
 @functools.cache

@@ -8,10 +8,17 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention.chunked import chunked_attention
 from tfx_jax.functional.attention.dot_product import decode_densely
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    check_shapes,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, Option, Visibility
 from tfx_jax.functional.attention.token_order import attend_to_tokens, positions_of
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +45,7 @@ class SeesSummaries:
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def strided_attention(
     query: Float[Array, "B T N H"],
@@ -99,7 +106,7 @@ def strided_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def fixed_attention(
     query: Float[Array, "B T N H"],

@@ -8,13 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.signature import Bias, Mask, SegmentIds, shard_like_query, zeros_where_empty
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding
-from tfx_jax.functional.attention.wrappers import divided_as_queries, zeros_where_empty
 from tfx_jax.functional.layers import dropout
 
 
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def hard_attention(
     query: Float[Array, "B T N H"],

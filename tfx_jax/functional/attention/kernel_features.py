@@ -17,9 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from tfx_jax.functional.attention.masks import Bias, Mask, check_shapes, refuse_segment_ids
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    check_shapes,
+    refuse_segment_ids,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, Option, RecurrentDecoding
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
 @jax.custom_batching.custom_vmap
@@ -112,7 +119,7 @@ def log_elu_features(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def favor_attention(
     query: Float[Array, "B T N H"],
@@ -185,7 +192,7 @@ def favor_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def linear_attention(
     query: Float[Array, "B T N H"],

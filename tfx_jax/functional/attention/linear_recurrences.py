@@ -12,7 +12,6 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
 from tfx_jax.functional.attention.recurrent import (
     BLOCK_SIZE,
     Updates,
@@ -22,12 +21,19 @@ from tfx_jax.functional.attention.recurrent import (
     recurrent_decoding,
     to_float32,
 )
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, Option, RecurrentDecoding
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def retention(
     query: Float[Array, "B T N H"],
@@ -106,7 +112,7 @@ def _retention(key: Float[Array, "B S K H"], decay: Float[Array, " K"] | None = 
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def gated_linear_attention(
     query: Float[Array, "B T N H"],
@@ -177,7 +183,7 @@ def _gated_linear(key: Float[Array, "B S K H"], gate: Float[Array, "B S K H"], t
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def state_space_duality(
     query: Float[Array, "B T N H"],
@@ -327,8 +333,7 @@ STATE_SPACE_DUALITY = dataclasses.replace(
     name="state_space_duality",
     function=state_space_duality,
     reference="Mamba-2: Dao and Gu (2024), section 6",
-    grouped_queries=False,  # the parameters have an axis of key heads, but `parameters` gets num_heads only
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"dt": (num_kv_heads,)},
-    parameters=lambda rng, num_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_heads, dtype),
+    parameters=lambda rng, num_heads, num_kv_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_kv_heads, dtype),
     decoding=_decode_state_space,
 )

@@ -10,13 +10,19 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from tfx_jax.functional.attention.blocks import attend_in_blocks, check_over_keys, cut
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.local import SMALLEST_BLOCK, sliding_window_attention
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.token_order import attend_in_order, order_tokens
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def longformer_attention(
     query: Float[Array, "B T N H"],

@@ -9,16 +9,22 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention.dense import masked_softmax
-from tfx_jax.functional.attention.masks import Mask, check_shapes, pair_of_segment_ids
+from tfx_jax.functional.attention.signature import (
+    Mask,
+    check_shapes,
+    pair_of_segment_ids,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.layers import dropout
 
 _HIDDEN_SEGMENT = np.iinfo(np.int32).max  # segment of hidden tokens, which are sorted after all others
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def lsh_attention(
     query: Float[Array, "B T N H"],

@@ -6,16 +6,22 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import attention_from_logits, dot_product_logits, dot_product_weights
-from tfx_jax.functional.attention.masks import check_shapes, refuse_pairs, visible_keys
+from tfx_jax.functional.attention.signature import (
+    check_shapes,
+    refuse_pairs,
+    shard_like_query,
+    visible_keys,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 
 # Precision of the products of the iteration: inverses have large entries of both signs, which cancel.
 _PRECISION = jax.lax.Precision.HIGHEST
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def nystrom_attention(
     query: Float[Array, "B T N H"],

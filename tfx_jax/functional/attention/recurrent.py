@@ -25,7 +25,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids
+from tfx_jax.functional.attention.signature import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids
 from tfx_jax.functional.attention.spec import Option, RecurrentDecoding
 
 BLOCK_SIZE = Option("tokens in a chunk, a power of two", at_least=1)

@@ -10,15 +10,22 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, check_shapes
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    check_shapes,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec
 from tfx_jax.functional.attention.token_order import attend_in_order, order_tokens
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.positions import relative_shift, sinusoidal_positions
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def relative_attention(
     query: Float[Array, "B T N H"],
@@ -150,7 +157,7 @@ def _relative_to_sinusoids(
     return relative_attention(query, key, *arguments, relative_key=projected, is_causal=is_causal, **options)
 
 
-def _init(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike) -> dict[str, Array]:
+def _init(rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike) -> dict[str, Array]:
     d_model = num_heads * d_k
     relative_key = jax.nn.initializers.glorot_uniform()(rng, (d_model, d_model), dtype)
     return {

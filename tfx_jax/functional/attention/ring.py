@@ -25,7 +25,7 @@ from tfx_jax.functional.attention.chunked import (
     vary_alike,
 )
 from tfx_jax.functional.attention.dense import check_sinks, dot_product_weights
-from tfx_jax.functional.attention.masks import (
+from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     SegmentIds,
@@ -34,9 +34,9 @@ from tfx_jax.functional.attention.masks import (
     check_shapes,
     check_window,
     pair_of_segment_ids,
+    weights_on_request,
     window_mask,
 )
-from tfx_jax.functional.attention.wrappers import weights_on_request
 
 
 @weights_on_request

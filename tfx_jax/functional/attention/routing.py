@@ -11,14 +11,19 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.lsh import visible_tokens
-from tfx_jax.functional.attention.masks import check_shapes, refuse_segment_ids
+from tfx_jax.functional.attention.signature import (
+    check_shapes,
+    refuse_segment_ids,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.layers import layer_norm
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def routing_attention(
     query: Float[Array, "B T N H"],
@@ -246,7 +251,7 @@ def _route(
 
 
 def _init_state(
-    rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, num_clusters: int = 1, **_: Any
+    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, num_clusters: int = 1, **_: Any
 ) -> dict[str, Array]:
     del dtype  # statistics are float32
     return {"centroids": layer_norm(jax.random.normal(rng, (num_heads, num_clusters, d_k)))}

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.functional.attention.blocks import check_over_keys
 from tfx_jax.functional.attention.dense import among_largest, dot_product_logits, masked_softmax, weighted_values
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.masks import (
+from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     SegmentIds,
@@ -23,15 +23,17 @@ from tfx_jax.functional.attention.masks import (
     check_shapes,
     combine_masks,
     segment_mask,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
 )
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.token_order import attend_to_tokens, positions_of
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.layers import dropout
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def moba_attention(
     query: Float[Array, "B T N H"],
@@ -114,7 +116,7 @@ def moba_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def native_sparse_attention(
     query: Float[Array, "B T N H"],
@@ -236,7 +238,7 @@ def native_sparse_attention(
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def indexed_attention(
     query: Float[Array, "B T N H"],
@@ -414,7 +416,9 @@ def _chosen_tokens(
     return _at_tokens(among_largest(scores, begun, num_blocks), first)
 
 
-def _init_compression(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, block_size: int, **_: int) -> Any:
+def _init_compression(
+    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, block_size: int, **_: int
+) -> Any:
     """Returns parameters with which a compressed key or value is the mean of its block."""
     mean = jnp.full(block_size, 1 / block_size, dtype)
     return {"key_mix": mean, "value_mix": mean, "key_positions": jnp.zeros((block_size, d_k), dtype)}

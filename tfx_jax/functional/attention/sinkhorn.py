@@ -8,15 +8,20 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import dot_product_weights, hidden_logit, weighted_values
-from tfx_jax.functional.attention.masks import check_shapes, refuse_pairs
+from tfx_jax.functional.attention.signature import (
+    check_shapes,
+    refuse_pairs,
+    shard_like_query,
+    weights_on_request,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.token_order import attend_to_tokens
-from tfx_jax.functional.attention.wrappers import divided_as_queries, weights_on_request, zeros_where_empty
 from tfx_jax.functional.layers import dropout
 
 
 @weights_on_request
-@divided_as_queries
+@shard_like_query
 @zeros_where_empty
 def sinkhorn_attention(
     query: Float[Array, "B T N H"],
@@ -77,7 +82,10 @@ def sinkhorn_attention(
     check_shapes(query, key, value, None, mask)
     refuse_pairs("Sinkhorn attention", "sorted blocks", bias, mask, is_causal, segment_ids)
     if query.shape[1] != key.shape[1]:
-        raise ValueError(f"blocks are of one sequence, but there are {query.shape[1]} queries and {key.shape[1]} keys")
+        raise ValueError(
+            "Sinkhorn attention is self-attention and needs as many keys as queries, "
+            f"got {query.shape[1]} queries and {key.shape[1]} keys"
+        )
     if block_size < 1 or num_iterations < 1 or temperature <= 0:
         options = f"block_size={block_size}, num_iterations={num_iterations} and temperature={temperature}"
         raise ValueError(f"block_size and num_iterations must be at least 1 and temperature above 0, got {options}")

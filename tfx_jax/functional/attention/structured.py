@@ -5,7 +5,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import attention_from_logits
-from tfx_jax.functional.attention.masks import check_floats
+from tfx_jax.functional.attention.signature import check_floats
 
 
 def structured_pooling(

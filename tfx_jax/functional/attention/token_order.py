@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Num, Shaped
 
-from tfx_jax.functional.attention.masks import Bias, Mask, SegmentIds, pair_of_segment_ids
+from tfx_jax.functional.attention.signature import Bias, Mask, SegmentIds, pair_of_segment_ids
 
 
 class TokenOrder(NamedTuple):
@@ -143,7 +143,7 @@ def attend_to_tokens(
     """
     (b, t), s = query.shape[:2], key.shape[1]
     if t > s:
-        raise ValueError(f"the {t} queries must be the last positions of the keys, of which there are {s}")
+        raise ValueError(f"needs at most as many queries as keys ({s}), got {t}: query i has position S - T + i")
     order = order_tokens(mask, segment_ids, b, t, s)
     if order is None:
         return attend(query, key, value, bias, mask, segment_ids=None, **gates)

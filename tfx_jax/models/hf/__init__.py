@@ -236,6 +236,8 @@ def load(
     architecture: str | None = None,
     dtype: DTypeLike = jnp.float32,
     allow_nonfinite: bool = False,
+    keep_bfloat16: bool = False,
+    shardings: Callable[[Any], Any] | None = None,
     on_read: Callable[[int, int], object] | None = None,
 ) -> Any:
     """Reads a model.
@@ -246,8 +248,13 @@ def load(
         of a model on the Hugging Face hub.
       architecture: a key of `FAMILIES` to load instead of the architecture in config.json, for example the encoder
         without its head, or all heads of a pretraining.
-      dtype: dtype of the computation; parameters are converted to float32.
+      dtype: dtype of the computation; parameters are converted to float32, unless `keep_bfloat16`.
       allow_nonfinite: whether a parameter may be NaN or infinite.
+      keep_bfloat16: whether parameters that are stored as bfloat16 stay so, for inference in half of the memory. With
+        `dtype=bfloat16`, outputs are the same.
+      shardings: function from the parameters' shapes, nested dictionaries, to their shardings on a mesh, such as
+        `lambda params: tfx_jax.training.sharding.state_shardings(params, mesh)`. Each process reads the shards of its
+        devices only. None means the default device.
       on_read: called as `on_read(done, total)` after each array, with the number of parameters that are read and that
         exist.
 
@@ -288,9 +295,12 @@ def load(
         _take_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
         _refuse_unknown(rows, set(tensors.shapes), prefix, shapes, family.ignored)
         _refuse_other_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
-        for name, param, new_nonfinite_names in read_params(rows, tensors, prefix, shapes, np.float32):
+        options: dict[str, Any] = {"keep_bfloat16": keep_bfloat16}
+        if shardings is not None:
+            options["shardings"] = _by_path(shardings(nnx.to_pure_dict(state)))
+        for name, param, new_nonfinite_names in read_params(rows, tensors, prefix, shapes, **options):
             # Wait for each array, so that at most one exists on the host and on the device at the same time.
-            _set(params, name, jax.block_until_ready(jax.device_put(param)))
+            _set(params, name, jax.block_until_ready(param if shardings is not None else jax.device_put(param)))
             nonfinite_names += new_nonfinite_names
             if on_read is not None:
                 done += param.size
@@ -564,6 +574,12 @@ def _refuse_other_copies(theirs: set[str], tensors: Tensors, prefix: str, copies
             original_values, values = tensors.read([original_name, name])
             if not np.array_equal(original_values, values, equal_nan=True):
                 raise UserError(f"the tensor {name} is not {original_name}, with which the model shares it")
+
+
+def _by_path(nested: Any) -> dict[str, Any]:
+    """Returns the leaves of nested dictionaries by path, such as "a/b/c"."""
+    leaves = jax.tree_util.tree_leaves_with_path(nested)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _set(nested: dict[str, Any], path: str, value: Any) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import grain
@@ -36,7 +36,15 @@ from tfx_jax.tasks.classification import (
     label_arrays,
     labels_of,
 )
-from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
+from tfx_jax.tasks.files import (
+    GRAMMAR_SIZES,
+    FileData,
+    check_files,
+    check_share,
+    few_boundaries,
+    split_paths,
+    split_rows,
+)
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
@@ -44,6 +52,7 @@ from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
 from tfx_jax.tasks.text.bert_examples import bert_example
+from tfx_jax.tasks.text.text_attention import TextAttention
 
 LabeledTexts = Sequence[LabeledText] | Sequence[LabeledPair]
 Config = TypeVar("Config")
@@ -63,6 +72,7 @@ class LabeledData(FileData):
     # files: lines of label, TAB, text; or, with the column names below, TSV, .csv, .jsonl or .parquet.
     train_file: str = ""
     validation_file: str = ""
+    validation_share: float = fraction(0.0)  # without validation_file: fraction of the training rows held out for it
     test_file: str = ""
     first_column: str = ""  # files: column of the text, or of the first text of a pair
     second_column: str = ""  # files: column of the second text of a pair; empty for single texts
@@ -81,11 +91,13 @@ class LabeledData(FileData):
             return grammar_labeled(split, GRAMMAR_SIZES[split])
         if self.dataset == "grammar_pairs":
             return grammar_labeled_pairs(split, GRAMMAR_SIZES[split])
-        paths = split_paths(self, split)
-        texts = cast(LabeledTexts, [text for path in paths for text in self._read(path)])
+        texts = cast(LabeledTexts, split_rows(self, split, self._read_files))
         if split == "train":
-            check_repeated(texts, paths[0])
+            check_repeated(texts, split_paths(self, split)[0])
         return texts
+
+    def _read_files(self, paths: Sequence[epath.Path]) -> list[LabeledText | LabeledPair]:
+        return [text for path in paths for text in self._read(path)]
 
     def _read(self, path: epath.Path) -> LabeledTexts:
         """Reads a file in the format that the names of columns imply; see the fields."""
@@ -103,6 +115,7 @@ class LabeledData(FileData):
           UserError: if they are not.
         """
         check_files(self, model, what="row")
+        check_share(self)
         if bool(self.first_column) != bool(self.label_column) or (self.second_column and not self.first_column):
             raise UserError(
                 "config.task.data.first_column, second_column and label_column must be given together, or all be "
@@ -150,7 +163,7 @@ class ClassificationConfig(TaskConfig):
         return PlannedTask(ClassificationTask(self, model, NO_DATA, NO_DATA), batch)
 
 
-class TextLabelTask(ClassificationBase[Config, Model, Any]):
+class TextLabelTask(TextAttention, ClassificationBase[Config, Model, Any]):
     """Base class of the tasks that classify texts or pairs of them.
 
     Attributes:
@@ -178,6 +191,12 @@ class TextLabelTask(ClassificationBase[Config, Model, Any]):
     @property
     def inputs(self) -> tuple[str, ...]:
         return inputs_of(cast(Any, self.config).data)
+
+    def shown(self, row: Any, index: int) -> str:
+        return " / ".join(row[:-1])[:200]
+
+    def attention_inputs(self) -> Iterator[Sequence[str]]:
+        return (row[:-1] for row in self._splits["validation"])
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the most likely label of each text or pair, and all probabilities."""

@@ -27,10 +27,10 @@ from tfx_jax.metrics.brackets import bracket_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.synthetic.grammar import grammar_trees
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
-from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_batch, few_boundaries, split_paths
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_batch, check_share, few_boundaries, split_rows
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import Prediction
@@ -49,6 +49,7 @@ class TreeData(FileData):
     data_dir: str = ""
     train_file: str = ""  # files: trees, "(TOP (S (NP (DT a) ...", plain or .gz, without function tags
     validation_file: str = ""
+    validation_share: float = fraction(0.0)  # without validation_file: fraction of the training trees held out for it
     test_file: str = ""
     tokenizer: str = one_of(("sentencepiece", "words", "characters"), "sentencepiece")  # tokenizer of the words
     # Tokens of a sentence or of its tree, including EOS. Longer training trees are left out; a longer sentence is not
@@ -64,7 +65,7 @@ class TreeData(FileData):
         """
         if self.dataset == "grammar":
             return grammar_trees(split, GRAMMAR_SIZES[split])
-        return [tree for path in split_paths(self, split) for tree in read_trees(path)]
+        return split_rows(self, split, lambda paths: [tree for path in paths for tree in read_trees(path)])
 
     def tiny(self) -> None:
         """Sets a small built-in treebank."""
@@ -87,6 +88,7 @@ class ParsingConfig(TaskConfig):
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "encoder_decoder", "parsing")
         check_batch(self.data, what="tree")
+        check_share(self.data)
         check_output_length(model, self.data.max_length, self.decoding, what="tree")
 
     def tiny(self) -> None:
@@ -258,6 +260,25 @@ class ParsingTask:
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Parses each sentence of space-separated words."""
         return [{"tree": tree} for tree in self.predict(model, [row[0] for row in rows])]
+
+    def attention_example(self, model: TrainedModel) -> PairAttention | None:
+        texts = ((" ".join(tree.words), " ".join(self.config.target(tree))) for tree in self._splits["validation"])
+        pair = drawable_pair(texts, str.split)
+        return None if pair is None else self.attention(model, pair[0])
+
+    def attention(self, model: TrainedModel, source: str, target: str | None = None) -> PairAttention:
+        """Computes every attention map of a sentence and the tree that the model writes.
+
+        Raises:
+          UserError: if a target is given.
+        """
+        if target is not None:
+            raise UserError("a parsing model draws the tree that it writes: leave --target out")
+        (parse,) = self.parse(model, [source])
+        (example,) = self.encode([parse.tree])
+        symbols = [*self.config.target(parse.tree), "</s>"]
+        maps = pair_attention(model, example["source"], example["target"])
+        return PairAttention(maps, self.tokenizer.pieces(example["source"].tolist()), symbols)
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Parses every sentence of a split and scores the trees."""

@@ -22,19 +22,20 @@ from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.data.sources.squad import Answer, Question, read_questions
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, documented, one_of
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.metrics.answers import answer_scores, character_exact_match, character_f1
 from tfx_jax.models.bert import BertConfig, BertQuestionAnswering
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.synthetic.grammar import grammar_questions
 from tfx_jax.tasks.artifacts import setup_tokenizer
-from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, check_share, few_boundaries, split_rows
 from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.answers import Prediction
+from tfx_jax.tasks.text.text_attention import TextAttention
 
 NO_ANSWER = 0  # position of [CLS], the target in a window without the answer
 
@@ -106,6 +107,7 @@ def context_windows(
             "be at least 1"
         )
     step = min(stride, max_shown)
+    # The last window starts at or after len(context) - max_shown, so the windows cover the context.
     starts = range(0, max(1, len(context) - max_shown + step), step)
     rows = [
         pair_inputs(
@@ -120,9 +122,9 @@ def context_windows(
     ]
     ids, token_types = (np.stack(arrays) for arrays in zip(*rows, strict=True))
     offset = len(question) + 2  # after [CLS] question [SEP]
-    shown = np.array([[min(len(context) - start, max_shown)] for start in starts])
-    positions = np.arange(max_length) - offset
-    context_mask = (positions >= 0) & (positions < shown)
+    num_shown = np.array([[min(len(context) - start, max_shown)] for start in starts])  # [W, 1]
+    positions = np.arange(max_length) - offset  # relative to the first token of the context
+    context_mask = (positions >= 0) & (positions < num_shown)
     return Windows(ids, token_types, context_mask, starts=np.array(starts, np.int32), offset=offset)
 
 
@@ -138,8 +140,8 @@ def answer_positions(windows: Windows, first: int, last: int) -> tuple[np.ndarra
       A pair: positions of the first and of the last token, each [W] int32; NO_ANSWER for both if the window does not
       contain the whole answer.
     """
-    shown = windows.context_mask.sum(axis=1)
-    inside = (first >= windows.starts) & (last < windows.starts + shown)
+    num_shown = windows.context_mask.sum(axis=1)  # context tokens of each window
+    inside = (first >= windows.starts) & (last < windows.starts + num_shown)
     first_positions, last_positions = (
         np.where(inside, token - windows.starts + windows.offset, NO_ANSWER) for token in (first, last)
     )
@@ -209,6 +211,9 @@ class QuestionData(FileData):
     data_dir: str = ""
     train_file: str = ""  # files: JSON in SQuAD's format
     validation_file: str = ""
+    validation_share: float = fraction(
+        0.0
+    )  # without validation_file: fraction of the training contexts held out for it
     test_file: str = ""
     scoring: str = one_of(
         ("words", "characters"), "words"
@@ -226,7 +231,7 @@ class QuestionData(FileData):
         """
         if self.dataset == "grammar":
             return grammar_questions(split, GRAMMAR_SIZES[split])
-        return read_questions(*split_paths(self, split))
+        return split_rows(self, split, lambda paths: read_questions(*paths), group=lambda question: question.context)
 
     def score(self, answers: Mapping[str, str], questions: Questions) -> EvalResult:
         """Scores answers by the id of their question; of several true answers the best match counts."""
@@ -240,6 +245,7 @@ class QuestionData(FileData):
 
     def validate(self, model: ModelConfig) -> None:
         check_files(self, model, what="row")
+        check_share(self)
 
     def tiny(self) -> None:
         """Sets a small built-in data set."""
@@ -301,7 +307,7 @@ class EncodedQuestion(NamedTuple):
     offsets: np.ndarray
 
 
-class QuestionAnsweringTask:
+class QuestionAnsweringTask(TextAttention):
     """Question answering with a BERT.
 
     As in the authors' program, training uses all windows, and the target of a window without the whole answer is [CLS].
@@ -380,6 +386,9 @@ class QuestionAnsweringTask:
 
     inputs = ("question", "context")
     empty_answer: ClassVar[Prediction] = {"answer": ""}
+
+    def attention_inputs(self) -> Iterator[Sequence[str]]:
+        return ((question.question, question.context) for question in self._splits["validation"])
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the answer to each question, a span of its context."""

@@ -1,7 +1,7 @@
 """Tagging of words, such as named entities, with a BERT (Devlin et al., 2019) or on an ELMo (Peters et al., 2018)."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import grain
@@ -23,14 +23,15 @@ from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.elmo import ElmoTagger
 from tfx_jax.synthetic.grammar import grammar_tagged
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
-from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, few_boundaries, split_paths
+from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, check_share, few_boundaries, split_rows
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.prediction import PairAttention, TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.tasks.text.bert_examples import bert_example
+from tfx_jax.tasks.text.text_attention import TextAttention
 from tfx_jax.tasks.text.word_characters import boundary_row, word_rows
 
 IGNORED = -1  # target of positions that do not begin a word, such as later subwords; not the id of a tag
@@ -48,6 +49,9 @@ class TaggedData(FileData):
     data_dir: str = ""
     train_file: str = ""  # files: lines of word, TAB, BIO tag, or of CoNLL-2003; an empty line between sentences
     validation_file: str = ""
+    validation_share: float = fraction(
+        0.0
+    )  # without validation_file: fraction of the training sentences held out for it
     test_file: str = ""
     # One of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from, and for a model that reads characters.
     tokenizer: str = "wordpiece"
@@ -62,11 +66,12 @@ class TaggedData(FileData):
         """
         if self.dataset == "grammar":
             return grammar_tagged(split, GRAMMAR_SIZES[split])
-        sentences = (sentence for path in split_paths(self, split) for sentence in read_tagged(path))
+        sentences = split_rows(self, split, lambda paths: [row for path in paths for row in read_tagged(path)])
         return [TaggedSentence(sentence.words, repair_tags(sentence.tags)) for sentence in sentences]
 
     def validate(self, model: ModelConfig) -> None:
         check_files(self, model, what="row")
+        check_share(self)
 
     def tiny(self) -> None:
         """Sets a small built-in data set."""
@@ -206,7 +211,7 @@ def _warn_shortened(sentences: Sequence[Sequence[Any]], max_length: int) -> None
     warn_shortened(sentences, max_length - 2, what="sentences", effect=effect)
 
 
-class TaggingTask:
+class TaggingTask(TextAttention):
     """Tagging of words.
 
     Attributes:
@@ -296,6 +301,19 @@ class TaggingTask:
         pairs = zip(tags, sentences, strict=True)
         return [{"tags": predicted, "words": sentence.words} for predicted, sentence in pairs]
 
+    def attention_inputs(self) -> Iterator[Sequence[str]]:
+        return ((" ".join(sentence.words),) for sentence in self._splits["validation"])
+
+    def attention(self, model: TrainedModel, source: str, target: str | None = None) -> PairAttention:
+        """Returns the attention maps of a sentence of space-separated words; see `text_attention`.
+
+        Raises:
+          UserError: also if the model reads characters, and so has no attention.
+        """
+        if self.tokenizer is None:
+            raise UserError(f"a model of {type(self.model_config).__name__} has no attention to draw")
+        return super().attention(model, source, target)
+
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Tags every sentence of a split and scores the entities."""
         sentences = self._splits[split]
@@ -370,7 +388,7 @@ def predict_tags(model: BertTagger | ElmoTagger, batch: dict[str, Array]) -> Int
 
     `batch` is as for `tagging_loss`, without targets.
     """
-    return _logits(model, batch, None).argmax(axis=-1)
+    return _logits(model, batch, rngs=None).argmax(axis=-1)
 
 
 def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> Array:

@@ -9,14 +9,14 @@ from etils import epath
 
 from tfx_jax.data.batching.documents import TextDocuments, count_characters, cut_pieces, read_pieces
 from tfx_jax.data.sources.lines import read_lines
-from tfx_jax.data.sources.parquet import is_parquet, read_parquet
+from tfx_jax.data.sources.parquet import is_columnar, read_columnar
 from tfx_jax.data.sources.splits import Split
 from tfx_jax.data.sources.wikitext import read_articles
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.synthetic.grammar import grammar_documents
-from tfx_jax.tasks.files import FileData, check_files, split_paths
+from tfx_jax.tasks.files import FileData, check_files, check_share, split_paths
 
 _GRAMMAR_DOCUMENTS = {"train": 2_000, "validation": 100, "test": 100}
 
@@ -36,16 +36,13 @@ class TextData(FileData):
         0.0
     )  # without validation_file: fraction at the end of the training text used for validation
     # A document is a whole "file" (for BERT, the text between empty lines of it), each of its "lines" or, in WikiText,
-    # each of its "articles". Of a .parquet file it is a row, with "file" and "lines" alike.
-    documents: str = one_of(("file", "lines", "articles"), "file")
+    # each of its "articles". Of a .parquet file it is a row, with "file" and "lines" alike. "messages": a JSON line or
+    # a row is a conversation: in its "messages", a list of {"role": ..., "content": ...}; for language modeling only.
+    documents: str = one_of(("file", "lines", "articles", "messages"), "file")
     text_column: str = "text"  # of a .parquet file: the column of the documents
     tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
     max_length: int = at_least(1, 256)  # tokens of an example
     tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
-
-    def has_split(self, split: Split) -> bool:
-        """Returns whether the configuration names a split, or takes it from the end of the training text."""
-        return super().has_split(split) or (split == "validation" and self.validation_share > 0)
 
     def load(self, split: Split) -> TextDocuments:
         """Opens the documents of a split; lines, including empty ones, come without line breaks.
@@ -59,16 +56,26 @@ class TextData(FileData):
             return self._open("train", is_held_out=split == "validation")
         return self._open(split)
 
-    def validate(self, model: ModelConfig) -> None:
-        """Checks that the fields are consistent.
+    def train_sources(self) -> list[TextDocuments]:
+        """Opens each entry of `train_file`, a file or a pattern, as documents of its own.
+
+        Raises:
+          UserError: as `load`.
+        """
+        entries = self.train_file.split(",")
+        return [dataclasses.replace(self, train_file=entry.strip())._open("train") for entry in entries]
+
+    def validate(self, model: ModelConfig, *, may_have_messages: bool = False) -> None:
+        """Checks that the fields are consistent; only some tasks accept conversations.
 
         Raises:
           UserError: if they are not.
         """
         check_files(self, model, what="row")
-        if self.validation_file and self.validation_share:
+        check_share(self)
+        if self.documents == "messages" and not (may_have_messages and self.dataset == "files"):
             raise UserError(
-                "config.task.data.validation_file and validation_share must not both be set: keep one of them"
+                'config.task.data.documents="messages" is for language modeling with dataset="files": choose another'
             )
 
     def tiny(self) -> None:
@@ -83,7 +90,7 @@ class TextData(FileData):
         Everything is read once here, so that unreadable data is an error before training.
         """
         paths = split_paths(self, split)
-        num_tables = sum(map(is_parquet, paths))
+        num_tables = sum(map(is_columnar, paths))
         if num_tables and self.documents == "articles":
             raise UserError(
                 'config.task.data.documents="articles" is for the text of WikiText, but each row of a .parquet file is '
@@ -98,7 +105,8 @@ class TextData(FileData):
             sizes = [count_characters(path) for path in paths]
             begin, end = self._bounds(sum(sizes), is_held_out)
             return TextDocuments(lambda: _files(paths, sizes, begin, end))
-        read = functools.partial(_documents, paths, self.documents, self.text_column)
+        column = "messages" if self.documents == "messages" else self.text_column
+        read = functools.partial(_documents, paths, self.documents, column)
         begin, end = self._bounds(sum(1 for _ in read()), is_held_out)
         return TextDocuments(lambda: itertools.islice(read(), begin, end))
 
@@ -127,8 +135,8 @@ def _files(paths: Sequence[epath.Path], sizes: Sequence[int], begin: int, end: i
 def _documents(paths: Sequence[epath.Path], kind: str, column: str) -> Iterator[Iterable[str]]:
     """Yields the rows of Parquet files, and the articles or lines of others, each as an iterable of pieces."""
     for path in paths:
-        if is_parquet(path):
-            rows = read_parquet(path, [column], text_only=True)
+        if is_columnar(path):
+            rows = read_columnar(path, [column], kinds=("text", "lists") if kind == "messages" else ("text",))
             yield from (cut_pieces([text.replace("\r\n", "\n")]) for _, (text,) in rows)
         elif kind == "articles":
             yield from (["\n".join(article.lines)] for article in read_articles(path))

@@ -1,7 +1,8 @@
 """Checkpoints of a run: saving, restoring, averaging and verifying. The only module that imports Orbax.
 
-A checkpoint stores the parameters apart from the rest of the state, so that inference reads no optimizer state. It also
-stores a few JSON values: the position of the data iterator and the evaluations.
+A checkpoint stores the parameters, and their moving average if there is one, apart from the rest of the state, so that
+inference reads no optimizer state. It also stores a few JSON values: the position of the data iterator, the evaluations
+and, if frozen parameters of a pretrained model are left out, their record (see `base`).
 
 Checksums do not depend on the sharding. They are needed because Orbax does not notice a changed byte of a large array
 on disk. A CRC would need the whole array in order on one process. Instead, every element is hashed with its position,
@@ -27,6 +28,7 @@ from orbax.checkpoint import v1 as ocp
 from tfx_jax.errors import UserError, one_line, printable
 from tfx_jax.files import absolute, check_no_links, check_tree, is_local, parse_json, reach, read_small_file
 from tfx_jax.models.finite import is_finite, nonfinite
+from tfx_jax.training.checkpoint.base import read_base, without
 from tfx_jax.training.sharding.distributed import gather_arrays, is_primary
 from tfx_jax.training.step import Params, TrainState, average_trees, merge_trees
 
@@ -235,14 +237,15 @@ class Checkpoints:
 
         Args:
           state: saved under its step; an existing checkpoint of that step is replaced.
-          extra: JSON values by name; the names "checksums" and "score" are reserved.
+          extra: JSON values by name; the names "checksums" and "score" are reserved. "base" is the record of arrays
+            that the checkpoint leaves out.
           score: ranks this checkpoint, higher is better; None excludes it from the ranking.
 
         Raises:
           UserError: if the previous save failed, or this one cannot start.
         """
         self.wait()
-        step, parts = int(state.step), _parts(state)
+        step, parts = int(state.step), _parts(state, extra.get("base"))
         # A copy, because it is written in the background while the caller's lists may grow.
         extra = copy.deepcopy(extra) | ({} if score is None else {"score": score})
         metadata = extra | {"checksums": all_checksums(parts, extra)}
@@ -281,11 +284,11 @@ class Checkpoints:
         Raises:
           UserError: if there are checkpoints, but none can be read.
         """
-        targets = _parts(abstract_state)
         steps, problem = self.steps, ""
         for step in reversed(steps):
             try:
-                parts, extra = _load(self._checkpointer, step, targets)
+                metadata = cast(dict[str, Any], self._checkpointer.metadata(step).custom_metadata) or {}
+                parts, extra = _load(self._checkpointer, step, _parts(abstract_state, metadata.get("base")))
             except _STORAGE_ERRORS as error:
                 line = _line(error)
                 if is_primary():
@@ -293,7 +296,11 @@ class Checkpoints:
                     logging.warning("checkpoint %s cannot be read (%s); trying the one before", path, line)
                 problem = problem or line
                 continue
-            return TrainState(params=parts["params"], model_state=parts.get("model_state", {}), **parts["rest"]), extra
+            model_state = parts.get("model_state", {})
+            if "base" in extra:
+                model_state = self._completed(model_state, abstract_state.model_state, extra["base"])
+            params, ema = parts["params"], parts.get("ema")
+            return TrainState(params=params, model_state=model_state, ema=ema, **parts["rest"]), extra
         if steps:
             raise UserError(
                 f"no checkpoint in {self.directory} can be read (newest: {problem}): restore a copy of one, or use "
@@ -301,6 +308,19 @@ class Checkpoints:
                 "--workdir to start again"
             )
         return None
+
+    def _completed(self, model_state: Params, abstract: Params, record: dict[str, Any]) -> Params:
+        """Returns the model state with the arrays of a record, sharded as in the `abstract` model state."""
+        arrays, _ = read_base(record, self.directory.parent, load_best_params)
+        saved = {_path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(model_state)}
+
+        def complete(path: Any, leaf: Any) -> jax.Array:
+            value = arrays.get(_path_name(path))
+            if value is None:
+                return saved[_path_name(path)]
+            return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
+
+        return jax.tree_util.tree_map_with_path(complete, abstract)
 
     def _guard(self, step: int, save: Callable[[], Any]) -> None:
         """Calls `save`, which saves a step or waits for it; raises UserError instead of a storage error."""
@@ -339,7 +359,7 @@ def load_params(workdir: epath.PathLike, step: int | str | None = None, *, allow
         chosen = steps[-1] if step is None else step
         if chosen not in steps:
             raise UserError(f"{workdir} has no checkpoint of step {chosen}; there are {', '.join(map(str, steps))}")
-        return _load_step(checkpointer, int(chosen), allow_nonfinite)
+        return _with_base(*_load_step(checkpointer, int(chosen), allow_nonfinite), reach(workdir))
 
 
 def load_best_params(workdir: epath.PathLike, *, allow_nonfinite: bool = False) -> Params:
@@ -393,11 +413,14 @@ def average_checkpoints(
                 "(config.keep_last limits how many are kept)"
             )
         steps = steps[-last:]
+        bases: list[tuple[dict[str, Any], Params]] = []  # record and arrays that the checkpoints leave out, if any
 
         def load(step: int) -> Params:
-            params = _load_step(checkpointer, step, allow_nonfinite)
+            params, record = _load_step(checkpointer, step, allow_nonfinite)
+            if record is not None and not bases:
+                bases.append((record, _with_base({}, record, reach(workdir))))
             if check is not None:
-                check(params)
+                check(merge_trees(params, bases[0][1]) if bases else params)
             if on_checkpoint is not None:
                 on_checkpoint(steps.index(step) + 1, len(steps))
             return params
@@ -408,7 +431,8 @@ def average_checkpoints(
     if path.exists() and not path.is_dir():  # Orbax would open it, and wait forever if it is a pipe
         raise UserError(f"{path} must be a folder, but is a file: delete it and rerun the same command")
     try:
-        metadata: dict[str, Any] = {"checksums": all_checksums({"params": mean}, {})}
+        extra = {"base": bases[0][0]} if bases else {}
+        metadata: dict[str, Any] = extra | {"checksums": all_checksums({"params": mean}, extra)}
         ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
     except _STORAGE_ERRORS as error:
         raise UserError(f"cannot write {path} ({_line(error)}): {_remedy(error)} and rerun the same command") from None
@@ -444,7 +468,10 @@ def _best_step(checkpointer: ocp.training.Checkpointer) -> int:
     """Returns the step with the highest score, the latest of equal ones; raises UserError if there are no scores."""
     scores = _scores(checkpointer)
     if not scores:
-        raise UserError(f"no checkpoint in {checkpointer.directory} has been evaluated; see config.eval_every")
+        raise UserError(
+            f"no checkpoint in {checkpointer.directory} has been evaluated, so none is the best: choose one with "
+            "--step, or lower config.eval_every"
+        )
     return max(scores, key=lambda step: (scores[step], step))
 
 
@@ -469,10 +496,15 @@ def _scores(checkpointer: ocp.training.Checkpointer) -> dict[int, float]:
     return scores
 
 
-def _parts(state: TrainState) -> dict[str, Any]:
-    """Returns the trees that Orbax stores separately: "params", "model_state" (unless it is empty) and "rest"."""
+def _parts(state: TrainState, base: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the trees that Orbax stores separately: "params", "rest" and, unless empty, "model_state" and "ema".
+
+    Arrays of the record `base` are left out of "model_state".
+    """
     rest = state._asdict()
-    parts = {name: rest.pop(name) for name in ("params", "model_state")}
+    if base:
+        rest["model_state"] = without(rest["model_state"], base["dtypes"])
+    parts = {name: rest.pop(name) for name in ("params", "model_state", "ema")}
     return {name: part for name, part in parts.items() if part} | {"rest": rest}
 
 
@@ -522,19 +554,28 @@ def _verify(parts: dict[str, Any], metadata: dict[str, Any]) -> None:
         raise ValueError(f"the values of its {damaged[0]} are damaged")
 
 
-def _load_step(checkpointer: ocp.training.Checkpointer, step: int, allow_nonfinite: bool) -> Params:
-    """Reads the parameters and the model state of a checkpoint as one tree; raises UserError if it is unreadable."""
+def _load_step(
+    checkpointer: ocp.training.Checkpointer, step: int, allow_nonfinite: bool
+) -> tuple[Params, dict[str, Any] | None]:
+    """Reads the parameters and the model state of a checkpoint as one tree; raises UserError if it is unreadable.
+
+    If the run keeps a moving average of the parameters, it is read in their place.
+
+    Returns:
+      A pair: the tree, and the record of the arrays that the checkpoint leaves out, if there are any.
+    """
     name = f"checkpoint {checkpointer.directory / str(step)}"
     try:
         described = checkpointer.checkpointables_metadata(step).metadata
         if described.get("params") is None:
             raise ValueError("its description of its arrays is missing")
-        targets = {part: _as_numpy(described[part]) for part in ("params", "model_state") if part in described}
-        parts, _ = _load(checkpointer, step, targets)
-        params = merge_trees(parts["params"], parts.get("model_state", {}))
+        learned = "ema" if "ema" in described else "params"
+        targets = {part: _as_numpy(described[part]) for part in (learned, "model_state") if part in described}
+        parts, extra = _load(checkpointer, step, targets)
+        params = merge_trees(parts[learned], parts.get("model_state", {}))
     except _STORAGE_ERRORS as error:
         raise UserError(f"{name} cannot be read ({_line(error)}); choose another with --step") from None
-    return params if allow_nonfinite else _check_finite(params, name)
+    return params if allow_nonfinite else _check_finite(params, name), extra.get("base")
 
 
 def _load_average(workdir: epath.Path, allow_nonfinite: bool) -> Params:
@@ -546,10 +587,16 @@ def _load_average(workdir: epath.Path, allow_nonfinite: bool) -> Params:
     try:
         described = ocp.metadata(path)
         params = ocp.load(path, _as_numpy(described.metadata))
-        _verify({"params": params}, cast(Any, described.custom_metadata))
+        metadata = cast(dict[str, Any], described.custom_metadata)
+        _verify({"params": params}, metadata)
     except _STORAGE_ERRORS as error:
         raise UserError(f"{path} cannot be read ({_line(error)}): run tfx-jax average again") from None
-    return params if allow_nonfinite else _check_finite(params, path)
+    return _with_base(params if allow_nonfinite else _check_finite(params, path), metadata.get("base"), reach(workdir))
+
+
+def _with_base(params: Params, record: dict[str, Any] | None, workdir: epath.Path) -> Params:
+    """Returns the parameters with the arrays of a record, if there is one, added."""
+    return params if record is None else merge_trees(params, read_base(record, workdir, load_best_params)[1])
 
 
 def _check_finite(params: Params, source: Any) -> Params:
@@ -557,8 +604,12 @@ def _check_finite(params: Params, source: Any) -> Params:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     bad_paths = [path for path, leaf in leaves if not is_finite(leaf)]
     if bad_paths:
-        raise nonfinite([jax.tree_util.keystr(path, simple=True, separator="/") for path in bad_paths], source)
+        raise nonfinite([*map(_path_name, bad_paths)], source)
     return params
+
+
+def _path_name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _as_numpy(metadata: Any) -> Any:

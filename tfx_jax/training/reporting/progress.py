@@ -56,6 +56,8 @@ class Progress:
         self._started_at = time.monotonic()
         self._compiling = 0.0  # seconds of compilation, excluded from the estimate
         self._num_kept = 0
+        self._first_step: tuple[int, float] | None = None  # the first step that was done, and when
+        self._rates = ""  # last line of `log` without its step
         self._console = rich.console.Console(
             file=stream or sys.stderr, highlight=False, emoji=False, soft_wrap=True, quiet=workdir is None
         )
@@ -65,10 +67,31 @@ class Progress:
         self._write_event(step=last_done_step + 1, session_log=SessionLog(status=SessionLog.START))
         self._bar: rich.progress.Progress | None = None
         if self._console.is_terminal and workdir is not None:
-            columns = rich.progress.TextColumn("{task.description}"), rich.progress.BarColumn()
-            self._bar = rich.progress.Progress(*columns, console=self._console, transient=True)
+            columns = (
+                rich.progress.TextColumn("{task.description}"),
+                rich.progress.BarColumn(),
+                rich.progress.TimeElapsedColumn(),  # a clock that moves while a step compiles
+            )
+            self._bar = rich.progress.Progress(
+                *columns, console=self._console, transient=True, get_time=lambda: time.monotonic()
+            )
             self._task = self._bar.add_task("compiling", total=num_steps, completed=last_done_step)
             self._bar.start()
+
+    def step(self, step: int) -> None:
+        """Shows a finished step on a terminal: with the rate of steps first, later with the line of the last `log`."""
+        if self._bar is None:
+            return
+        now = time.monotonic()
+        if self._first_step is None:  # compilation precedes it
+            self._first_step = step, now
+        rates = self._rates
+        first_step, started_at = self._first_step
+        if not rates and step > first_step and now > started_at:
+            seconds_per_step = (now - started_at) / (step - first_step)
+            eta = clock(seconds_per_step * (self._num_steps - step))
+            rates = f"{1 / seconds_per_step:.3g} steps/s  ETA {eta}"
+        self._bar.update(self._task, completed=step, description=f"step {step}/{self._num_steps}  {rates}".rstrip())
 
     def log(
         self, step: int, scalars: dict[str, float], *, loss: float, tokens_per_second: float, mfu: float | None = None
@@ -86,6 +109,7 @@ class Progress:
         line = f"step {step}/{self._num_steps}  loss {loss:.4f}  {tokens_per_second:,.0f} {self._unit}s/s  ETA {eta}"
         if mfu is not None:
             line += f"  MFU {mfu:.1%} of 16-bit peak"
+        self._rates = line.partition("  ")[2]
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=line)
         num_kept = step * _KEPT_LINES // self._num_steps

@@ -156,6 +156,11 @@ def _cluster(environment: Mapping[str, str]) -> str | None:
     return None
 
 
+def has_tpu() -> bool:
+    """Returns whether this machine has the device files of a TPU."""
+    return bool(glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*"))
+
+
 def _is_tpu_slice(environment: Mapping[str, str]) -> bool:
     """Returns whether this host's TPUs belong to a slice of several hosts, or JAX can find out."""
     if "tpu" not in environment.get("JAX_PLATFORMS", "tpu") or not importlib.util.find_spec("libtpu"):
@@ -165,7 +170,7 @@ def _is_tpu_slice(environment: Mapping[str, str]) -> bool:
     hosts = environment.get("TPU_PROCESS_ADDRESSES") or environment.get("TPU_WORKER_HOSTNAMES")
     if hosts is not None:
         return "," in hosts
-    if "TPU_SKIP_MDS_QUERY" in environment or not glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*"):
+    if "TPU_SKIP_MDS_QUERY" in environment or not has_tpu():
         return False
     # Compute Engine sets no environment variable on a TPU VM; JAX asks its metadata server.
     with contextlib.suppress(OSError):

@@ -6,7 +6,7 @@ import numpy as np
 from tests.functional.attention.case import Case
 from tests.functional.attention.oracles.dense import float64, per_query_head, softmax_over, visible
 from tfx_jax.functional import latent_attention
-from tfx_jax.functional.attention.masks import check_heads
+from tfx_jax.functional.attention.signature import check_heads
 
 KEY_UP = (np.random.default_rng(16).normal(size=(4, 6, 5)) / 2).astype(np.float32)
 

@@ -19,7 +19,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from tfx_jax.functional import chunked_attention, dot_product_attention
-from tfx_jax.functional.attention import implementations as kernels
+from tfx_jax.functional.attention import dot_product, kernels
 
 DIMS = chex.Dimensions(B=2, T=6, S=10, N=4, K=2, H=16, U=8)
 
@@ -58,7 +58,7 @@ def _ordinary_numbers():
 def anywhere(monkeypatch):
     """Lets kernels be lowered for a CPU."""
     for name in ("splash", "flash", "cudnn"):
-        monkeypatch.setitem(kernels._PLATFORMS, name, "cpu")
+        monkeypatch.setitem(kernels.PLATFORMS, name, "cpu")
 
 
 @pytest.fixture
@@ -378,7 +378,7 @@ class TestBest:
 
     def test_gradients_through_layers_that_are_computed_again(self, interpreted, one_device, monkeypatch):
         """Where a kernel and the formula leave different things for the gradient."""
-        monkeypatch.setattr(kernels, "_LONG", 4)
+        monkeypatch.setattr(dot_product, "_LONG", 4)
         mask = _padding([5, 0], 6)
 
         def gradients(**options):

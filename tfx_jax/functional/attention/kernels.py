@@ -1,4 +1,4 @@
-"""Implementations of dense attention: kernels and the choice among them. All compute the same values.
+"""Kernels for dense attention on accelerators. They compute the same values as `dense_attention`.
 
 All kernels but that of `row_attention` come with JAX. This file adds what they lack: causality aligned at the last
 key, any length, zeros for queries without keys, and an error that says why a kernel does not support a request.
@@ -6,250 +6,60 @@ key, any length, zeros for queries without keys, and an error that says why a ke
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import AxisType
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention.chunked import chunked_attention
-from tfx_jax.functional.attention.dense import check_sinks, dense_attention
-from tfx_jax.functional.attention.masks import (
-    AttentionMask,
-    Bias,
-    Mask,
-    MaskMod,
-    ScoreMod,
-    SegmentIds,
-    Window,
-    add_key_lengths,
-    check_shapes,
-    check_window,
-    combine_masks,
-    pair_of_segment_ids,
-)
+from tfx_jax.functional.attention.dense import Request
 from tfx_jax.functional.attention.row_kernel import LANES, LONGEST_ROW, row_attention
+from tfx_jax.functional.attention.signature import AttentionMask, combine_masks
 
 _Ids = tuple[Int[Array, "B T"], Int[Array, "B S"]]
 _LARGEST_BLOCK = 512
 _HIDDEN_ID = np.iinfo(np.int32).min  # segment id of hidden keys in kernels, which no query has
 
-_PLATFORMS = {"cudnn": "cuda", "splash": "tpu", "flash": "tpu", "rows": "tpu"}
-_BEST = ("splash", "cudnn")  # kernels that are used by default for long sequences
-
-# The length from which kernels are the default. Compiler estimates for a TPU v5e, forward and backward pass, 8 rows, 8
-# causal heads of size 64, bfloat16. At length 512 the formula keeps its weights in fast memory: 0.30 ms, against
-# 0.27 ms for the operations around a kernel, without the kernel. At 1024: 4.1 ms and 385 MiB, against 0.57 ms and
-# 34 MiB.
-_LONG = 1024
-
-# The length from which "rows" is the default on TPUs. Estimates with the projections, with kernels at half of the peak:
-# 8 rows, 12 causal heads of size 64 with dropout, length 1024: 1.6 ms against 6.5 ms of the formula. 16 rows, 16 heads
-# of size 64 with padding, length 256: 0.75 ms against 1.04 ms.
-_SHORT = 256
+PLATFORMS = {"cudnn": "cuda", "splash": "tpu", "flash": "tpu", "rows": "tpu"}
+"""The platform of each kernel."""
 
 
 class UnsupportedError(ValueError):
     """Raised if an implementation does not support the arguments; the message says why and which one does."""
 
 
-class Request(NamedTuple):
-    """Checked arguments of `tfx_jax.functional.dot_product_attention`, the input of every implementation."""
-
-    query: Float[Array, "B T N H"]
-    key: Float[Array, "B S K H"]
-    value: Float[Array, "B S K U"]
-    bias: Bias | None
-    mask: AttentionMask
-    scale: float | None
-    dropout_rate: float
-    dropout_rng: Array | None
-    logits_soft_cap: float | None
-    sinks: Float[Array, " N"] | None
-    score_mod: ScoreMod | None
-    return_lse: bool
-
-    @property
-    def factor(self) -> float:
-        """The factor of the logits; 1 / sqrt(H) by default."""
-        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
-
-    @property
-    def drops(self) -> bool:
-        """Whether dropout is active."""
-        return self.dropout_rng is not None and self.dropout_rate > 0
-
-    @property
-    def shaping(self) -> dict[str, Any]:
-        """Options of `dense_attention` that determine the weights, except bias and mask."""
-        masks = {"is_causal": self.mask.is_causal, "window": self.mask.window, "segment_ids": self.mask.ids}
-        mods = {"score_mod": self.score_mod, "mask_mod": self.mask.mask_mod, "sinks": self.sinks}
-        return {"scale": self.scale, "logits_soft_cap": self.logits_soft_cap} | masks | mods
-
-
-def make_request(
-    query: Float[Array, "B T N H"],
-    key: Float[Array, "B S K H"],
-    value: Float[Array, "B S K U"],
-    bias: Bias | None = None,
-    mask: Mask | None = None,
-    *,
-    is_causal: bool = False,
-    scale: float | None = None,
-    segment_ids: SegmentIds | None = None,
-    dropout_rate: float = 0.0,
-    dropout_rng: Array | None = None,
-    logits_soft_cap: float | None = None,
-    sinks: Float[Array, " N"] | None = None,
-    local_window_size: Window | None = None,
-    key_lengths: Int[Array, " B"] | None = None,
-    score_mod: ScoreMod | None = None,
-    mask_mod: MaskMod | None = None,
-    return_lse: bool = False,
-) -> Request:
-    """Checks the arguments of `tfx_jax.functional.dot_product_attention` and returns them as a `Request`."""
-    check_shapes(query, key, value, bias, mask)
-    check_sinks(sinks, query.shape[2])
-    window, is_causal = check_window(local_window_size, is_causal)
-    ids = None
-    if segment_ids is not None:
-        ids = pair_of_segment_ids(segment_ids, query.shape[0], query.shape[1], key.shape[1])
-    seen = AttentionMask(add_key_lengths(mask, key_lengths, key), is_causal, window, ids, mask_mod)
-    dropping = dropout_rate, dropout_rng
-    return Request(query, key, value, bias, seen, scale, *dropping, logits_soft_cap, sinks, score_mod, return_lse)
-
-
-def default_implementations(
-    request: Request, *, return_weights: bool = False, platform: str | None = None
-) -> tuple[str, ...]:
-    """Returns the implementations to try in order, fastest first; depends on options, shapes and dtypes only.
-
-    Args:
-      request: the arguments.
-      return_weights: whether the weights are returned too; then the formula is used, which computes them anyway.
-      platform: platform of the devices, such as "tpu", if the caller knows it; otherwise "rows" is not chosen.
-    """
-    length = min(request.query.shape[1], request.key.shape[1])
-    if return_weights or isinstance(request.scale, jax.Array):
-        return ("xla",)
-    if platform == "tpu" and length >= _SHORT and _can("rows", request):
-        return ("rows",)
-    # A bias or a mask of all pairs takes the same memory with a kernel, which then saves little.
-    if length < _LONG or request.drops or request.bias is not None or not request.mask.is_padding:
-        return ("xla",)
-    return (*(name for name in _BEST if _can(name, request)), "xla")
-
-
-def _can(implementation: str, request: Request) -> bool:
-    """Returns whether an implementation supports a request."""
-    try:
-        _check(implementation, request)
-    except UnsupportedError:
-        return False
-    return True
-
-
-def is_undivided() -> bool:
-    """Returns whether the current trace is for a single device: inside `jax.shard_map`, or if only one device exists.
-
-    Only then can kernels be used, because the compiler cannot partition them.
-    """
-    axis_types = set(jax.sharding.get_abstract_mesh().axis_types)
-    return axis_types == {AxisType.Manual} or jax.device_count() == 1
-
-
-def attend_by(implementations: tuple[str, ...], request: Request) -> Any:
-    """Computes a request by the first implementation that supports it and the platform that it is lowered for.
-
-    Returns:
-      The output, [B, T, N, U]; with `return_lse` a pair of output and logarithms, [B, N, T].
-
-    Raises:
-      UnsupportedError: if no implementation supports the request.
-      ValueError: if a name is unknown or none is given.
-    """
-    if not implementations:
-        raise ValueError("implementation must not be an empty tuple: pass None to leave the choice to tfx_jax")
-    able, errors = [], []
-    for name in implementations:
-        if name not in _ATTEND:
-            raise ValueError(f"implementation must be {', '.join(_ATTEND)}, or a tuple of these, got {name!r}")
-        try:
-            _check(name, request)
-            able.append(name)
-        except UnsupportedError as error:
-            errors.append(error)
-    if not able:
-        raise errors[0] if len(errors) == 1 else UnsupportedError("; ".join(map(str, errors)))
-    platforms = {_PLATFORMS[name] for name in able if name in _PLATFORMS}
-    if len(able) == 1 or not platforms or able[0] not in _PLATFORMS:
-        return _attend(able[0], request)
-    leaves, structure = jax.tree.flatten(request, is_leaf=lambda x: x is None)
-    # By object identity, so that arrays that occur twice, such as the segment ids of self-attention, stay one array.
-    arrays = {id(x): x for x in leaves if isinstance(x, jax.Array | np.ndarray)}
-    array_ids = list(arrays)
-
-    def first_of(names: list[str], *values: Array) -> Any:
-        """Computes the request by the first implementation that can be traced.
-
-        cuDNN cannot be traced without CUDA, nor Pallas kernels inside a shard_map with check_vma.
-        """
-        traced = dict(zip(array_ids, values, strict=True))
-        traced_request = jax.tree.unflatten(structure, [traced.get(id(x), x) for x in leaves])
-        for name in names[:-1]:
-            try:
-                return _attend(name, traced_request)
-            except ValueError:
-                continue
-        return _attend(names[-1], traced_request)
-
-    branches = {
-        platform: functools.partial(first_of, [name for name in able if _PLATFORMS.get(name, platform) == platform])
-        for platform in sorted(platforms)
-    }
-    anywhere = [name for name in able if name not in _PLATFORMS] or able
-    return jax.lax.platform_dependent(*arrays.values(), default=functools.partial(first_of, anywhere), **branches)
-
-
-def _attend(implementation: str, request: Request) -> Any:
-    """Computes a request by one implementation; the result has zeros for causal queries before the first key."""
-    if implementation not in _PLATFORMS:
-        return _ATTEND[implementation](request)
+def attend_by_kernel(kernel: str, request: Request) -> Float[Array, "B T N U"]:
+    """Computes a request by a kernel; the result has zeros for causal queries before the first key."""
     query, bias, mask, s = request.query, request.bias, request.mask, request.key.shape[1]
     # With causality and T > S, the first T - S queries see no key. Without them T = S, as some kernels need.
     num_without_keys = max(0, query.shape[1] - s) if mask.is_causal else 0
     if num_without_keys:
         bias = bias if bias is None or bias.shape[2] == 1 else bias[:, :, num_without_keys:]
         query, mask = query[:, num_without_keys:], mask.without_queries(num_without_keys)
-    query = _on_its_platform_p.bind(query, implementation=implementation)
-    out = _ATTEND[implementation](request._replace(query=query, bias=bias, mask=mask))
+    query = _on_its_platform_p.bind(query, implementation=kernel)
+    out = _KERNELS[kernel](request._replace(query=query, bias=bias, mask=mask))
     return jnp.pad(out, ((0, 0), (num_without_keys, 0), (0, 0), (0, 0)))
 
 
-def _check(implementation: str, request: Request) -> None:
-    """Raises UnsupportedError if an implementation cannot compute a request."""
-    if implementation not in _PLATFORMS:
-        return
+def check_kernel(kernel: str, request: Request) -> None:
+    """Raises UnsupportedError if a kernel cannot compute a request."""
     query, key, value, mask = request.query, request.key, request.value, request.mask
-    if implementation != "rows" and request.drops:
-        raise _cannot(implementation, "has no dropout", f"dropout_rate={request.dropout_rate}")
+    if kernel != "rows" and request.drops:
+        raise _cannot(kernel, "has no dropout", f"dropout_rate={request.dropout_rate}")
     options = {"score_mod": request.score_mod, "mask_mod": mask.mask_mod, "return_lse": request.return_lse or None}
     shaping = {"logits_soft_cap": request.logits_soft_cap, "sinks": request.sinks, "local_window_size": mask.window}
-    for name, x in (options if implementation == "splash" else shaping | options).items():
+    for name, x in (options if kernel == "splash" else shaping | options).items():
         if x is not None:
             got = f"one of shape {x.shape}" if isinstance(x, jax.Array | np.ndarray) else "one" if callable(x) else x
-            is_for_splash = name in shaping and _PLATFORMS[implementation] == _PLATFORMS["splash"]
-            raise _cannot(implementation, f"has no {name}", got, "splash" if is_for_splash else "chunked")
+            is_for_splash = name in shaping and PLATFORMS[kernel] == PLATFORMS["splash"]
+            raise _cannot(kernel, f"has no {name}", got, "splash" if is_for_splash else "chunked")
     if key.dtype != query.dtype or value.dtype != query.dtype:
         dtypes = f"{query.dtype}, {key.dtype} and {value.dtype}"
-        raise _cannot(implementation, "needs query, key and value of one dtype", dtypes)
-    {"cudnn": _check_cudnn, "splash": _check_splash, "flash": _check_flash, "rows": _check_rows}[implementation](
-        request
-    )
+        raise _cannot(kernel, "needs query, key and value of one dtype", dtypes)
+    {"cudnn": _check_cudnn, "splash": _check_splash, "flash": _check_flash, "rows": _check_rows}[kernel](request)
 
 
 def _sizes(request: Request) -> tuple[int, int]:
@@ -356,7 +166,7 @@ batching.defvectorized(_on_its_platform_p)
 
 
 def _lower_on_its_platform(context: mlir.LoweringRuleContext, x: Any, *, implementation: str) -> list[Any]:
-    needed = _PLATFORMS[implementation]
+    needed = PLATFORMS[implementation]
     for platform in context.module_context.platforms:
         if platform != needed:
             name = {"tpu": "TPU", "cuda": "GPU"}[needed]
@@ -387,21 +197,6 @@ def _zero_without_keys(out: Float[Array, "B T N U"], mask: AttentionMask, s: int
         pairs = cast(Array, combine_masks(pairs, mask.is_causal, ids, b, t, s))
         has_keys = jnp.swapaxes(pairs.any(axis=-1), 1, 2)[..., None]
     return jnp.where(has_keys, out, jnp.zeros((), out.dtype))
-
-
-def _xla(request: Request) -> Any:
-    query, key, value, bias, mask, *_ = request
-    dropping: dict[str, Any] = {"dropout_rate": request.dropout_rate, "dropout_rng": request.dropout_rng}
-    dropping |= {"return_lse": request.return_lse}
-    out, _, lse = dense_attention(query, key, value, bias, mask.pairs, **request.shaping, **dropping)
-    return (out, lse) if request.return_lse else out
-
-
-def _chunked(request: Request) -> Any:
-    query, key, value, bias, mask, *_ = request
-    options = request.shaping | {"dropout_rate": request.dropout_rate, "dropout_rng": request.dropout_rng}
-    options |= {"local_window_size": options.pop("window"), "return_lse": request.return_lse}
-    return chunked_attention(query, key, value, bias, mask.pairs, **options)
 
 
 def _rows(request: Request) -> Float[Array, "B T N H"]:
@@ -532,9 +327,7 @@ def _padded(x: Array, axis: int, size: int, filling: int) -> Array:
     return jnp.pad(x, padding, constant_values=filling)
 
 
-_ATTEND: dict[str, Callable[[Request], Any]] = {
-    "xla": _xla,
-    "chunked": _chunked,
+_KERNELS: dict[str, Callable[[Request], Float[Array, "B T N U"]]] = {
     "cudnn": _cudnn,
     "splash": _splash,
     "flash": _flash,

@@ -1,0 +1,140 @@
+"""The ten minutes on a GPU, rehearsed: its sections, what happens when they fail, and the oracle of its first one."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.card import __main__ as card
+from benchmarks.card import correctness, sections, wheels
+from benchmarks.peers.measure import Result, Row, Side
+from tfx_jax.functional import dot_product_attention
+
+ROOT = pathlib.Path(card.__file__).parents[2]
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "card.jsonl").read_text().splitlines()]
+
+
+def test_a_section_that_fails_or_hangs_does_not_stop_the_next(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(card, "_SECTIONS", "tests.benchmarks.card_sections")
+    monkeypatch.setattr(card, "SHARES", {"machine": 1, "correctness": 1, "prediction": 1, "runs": 20})
+    assert card.main([f"--output={tmp_path}", "--minutes=0.5"]) == 0
+    found = rows_of(tmp_path)
+    outcomes = {row["section"]: row["outcome"] for row in found if row["row"] == "section"}
+    assert outcomes["correctness"] == "failed: ValueError: something is wrong"
+    assert outcomes["prediction"].startswith("stopped at its limit of 1 s")
+    assert outcomes["machine"] == outcomes["runs"] == "complete"
+    assert {row["size"] for row in found if "size" in row} == {"auto", "full"}
+    last = found[-2]
+    assert last["told"] == "NVIDIA H100 80GB HBM3"
+    assert 20 < last["seconds"] < 30  # what the others left
+    table = (tmp_path / "card.md").read_text()
+    assert capsys.readouterr().out == table
+    assert "Failed: ValueError: something is wrong, after" in table
+    assert "| second |" in table
+
+
+def test_sections_are_chosen_by_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(card, "_SECTIONS", "tests.benchmarks.card_sections")
+    card.main([f"--output={tmp_path}", "--only=runs", "--size=tiny"])
+    assert {row["section"]: row.get("size") for row in rows_of(tmp_path) if "size" in row} == {
+        "machine": "tiny",
+        "runs": "tiny",
+    }
+    for arguments in (["--only=run"], ["--minutes=0"]):
+        with pytest.raises(SystemExit):
+            card.main([f"--output={tmp_path}", *arguments])
+    assert "unknown section run; there are machine, correctness" in capsys.readouterr().err
+
+
+def test_every_section_has_a_function_and_a_share():
+    assert list(card.SHARES) == list(sections.SECTIONS)
+
+
+def test_gradients_of_the_oracle_are_those_of_differences():
+    rng = np.random.default_rng(0)
+    shapes = (1, 3, 4, 2), (1, 3, 2, 2), (1, 3, 2, 2), (1, 3, 4, 2)
+    *inputs, gradient = (rng.normal(size=shape) for shape in shapes)
+    visible = np.tril(np.ones((3, 3), bool))[None, None]
+    found = correctness.reference(*inputs, gradient, visible)
+    for index, name in enumerate(("query", "key", "value")):
+        direction = rng.normal(size=inputs[index].shape)
+        moved = [
+            correctness.reference(
+                *inputs[:index], inputs[index] + step * direction, *inputs[index + 1 :], gradient, visible
+            )
+            for step in (1e-4, -1e-4)
+        ]
+        slope = ((moved[0]["output"] - moved[1]["output"]) * gradient).sum() / 2e-4
+        assert np.isclose(slope, (found[name] * direction).sum(), rtol=1e-6)
+
+
+def test_an_error_of_attention_is_seen(monkeypatch):
+    def wrong(*arrays, **options):
+        return 1.001 * dot_product_attention(*arrays, **options)
+
+    monkeypatch.setattr(correctness, "dot_product_attention", wrong)
+    monkeypatch.setattr(correctness, "IMPLEMENTATIONS", ("xla", "splash"))
+    monkeypatch.setattr(correctness, "LIMITS", {"float32": 1e-4})
+    first, second = correctness.rows("tiny")
+    assert first["outcome"] == "WRONG: above 0.0001"
+    assert np.isclose(first["output"], 1e-3, rtol=0.01)
+    assert second["outcome"].startswith("not here: implementation='splash' needs a TPU")
+
+
+def test_a_row_has_utilization_ratio_and_the_reason_for_what_is_missing():
+    sides = (Side("ours", ""), Side("peer", ""), Side("absent", ""), Side("broken", ""))
+    samples = {"ours": [[0.5], [0.5]], "peer": [[1.0], [2.0]]}
+    result = Result(
+        Row("name", "title", "tokens", sides),
+        samples,
+        {"ours": 10.0, "peer": 10.0},
+        {"ours": {"flops": 4.0}},
+        {"absent": "torch not installed", "broken": "out of memory"},
+        {},
+    )
+    ours, peer, absent, broken = sections.sides_of(result, peak=16.0)
+    assert (ours["units/s"], ours["ms"], ours["MFU"], ours["outcome"]) == (20.0, 500.0, 0.5, "measured")
+    assert (peer["ours / this"], peer["range"]) == (3.0, "2.00 to 4.00")
+    assert (absent["outcome"], broken["outcome"]) == ("no PyTorch", "out of memory")
+    assert "MFU" not in next(iter(sections.sides_of(result, peak=None)))
+
+
+def test_a_run_without_its_data_says_so(tmp_path):
+    options = {"size": "full", "output": str(tmp_path), "data_dir": str(tmp_path), "seconds": 1.0}
+    assert [row["outcome"] for row in sections.runs(options)] == [
+        "not run: no input.txt in --data-dir",
+        "not run: no train.en.gz in --data-dir",
+    ]
+
+
+def test_wheels_are_what_the_lock_says_for_python_312():
+    lock = (ROOT / "requirements.lock").read_text()
+    found = wheels.needed(lock, ["flax>=0.12.8; python_version < '3.12'", "orbax-checkpoint>=0.12.8"], {"jax", "numpy"})
+    assert "tensorstore" in found
+    assert "jaxlib" not in found
+    assert "pytest" not in found
+    assert "flax" not in found
+    versions = wheels.needed(lock, ["jax>=0.10", "flax"])
+    assert versions["jax"].startswith("0.12")
+    assert {"jaxlib", "ml-dtypes", "orbax-checkpoint", "treescope"} <= versions.keys()
+
+
+@pytest.mark.slow
+def test_all_of_it_runs_on_a_cpu(tmp_path):
+    assert card.main([f"--output={tmp_path}", "--size=tiny", "--minutes=20"]) == 0
+    found = rows_of(tmp_path)
+    ends = {row["section"]: row["outcome"] for row in found if row["row"] == "section"}
+    assert ends == dict.fromkeys(card.SHARES, "complete")
+    rows = [row for row in found if row["row"] != "section"]
+    assert {row["section"] for row in rows} == set(card.SHARES)
+    allowed = ("correct", "not here: ", "measured", "complete", "no PyTorch", "transformers not installed")
+    assert [row for row in rows if not row.get("outcome", "measured").startswith(allowed)] == []
+    ours = [row for row in rows if row.get("side") == "ours"]
+    assert len(ours) == 6
+    assert all(row["units/s"] > 0 for row in ours)
+    assert jax.default_backend() == "cpu"

@@ -1,0 +1,93 @@
+"""Training examples held out for validation, where no validation file is named."""
+
+import json
+
+import pytest
+
+from tfx_jax.cli.train import load_config_file
+from tfx_jax.errors import UserError
+from tfx_jax.tasks import LabeledData, QuestionData, TaggedData, TreeData
+from tfx_jax.training.config import validate
+
+NUM_ROWS = 20
+
+
+def question(row):
+    """Returns one of the questions of SQuAD's format; two of them share each context."""
+    answers = [{"text": f"{row // 2}", "answer_start": 0}]
+    return {"id": str(row), "question": f"what is {row}", "answers": answers}
+
+
+FILES = {
+    LabeledData: "".join(f"{row % 3}\ttext {row}\n" for row in range(NUM_ROWS)),
+    TaggedData: "".join(f"word{row}\tO\n\n" for row in range(NUM_ROWS)),
+    TreeData: "".join(f"(TOP (NN word{row}))\n" for row in range(NUM_ROWS)),
+    QuestionData: json.dumps(
+        {
+            "data": [
+                {"paragraphs": [{"context": f"{row // 2} is it", "qas": [question(row), question(row + 1)]}]}
+                for row in range(0, NUM_ROWS, 2)
+            ]
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_row_is_in_one_of_the_two_splits(tmp_path, kind):
+    (tmp_path / "all").write_text(FILES[kind])
+    names = {"dataset": "files", "data_dir": str(tmp_path), "train_file": "all"}
+    everything = kind(**names).load("train")
+    assert len(everything) == NUM_ROWS
+    assert not kind(**names).has_split("validation")
+    data = kind(**names, validation_share=0.2)
+    assert data.has_split("validation")
+    assert not data.has_split("test")
+    train, validation = data.load("train"), data.load("validation")
+    assert len(validation) == NUM_ROWS / 5
+    places = [everything.index(row) for row in validation]
+    assert places == sorted(places)
+    assert places[-1] - places[0] > NUM_ROWS / 2  # spread over the file, which may be sorted by label
+    assert sorted(map(str, [*train, *validation])) == sorted(map(str, everything))
+    with pytest.raises(UserError, match=r"validation_share=0\.01 .* leaves one split empty: name validation_file"):
+        kind(**names, validation_share=0.01).load("train")
+
+
+def test_questions_about_one_context_stay_together(tmp_path):
+    (tmp_path / "all").write_text(FILES[QuestionData])
+    data = QuestionData("files", str(tmp_path), "all", validation_share=0.3)
+    contexts = [{question.context for question in data.load(split)} for split in ("train", "validation")]
+    assert not contexts[0] & contexts[1]
+    assert list(map(len, contexts)) == [7, 3]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "named", "field", "value"),
+    [
+        ("bert_banking77", "train_file", "validation_share", 0.1),
+        ("bert_wnut17", "train_file", "validation_share", 0.1),
+        ("bert_jaquad", "train_file", "validation_share", 0.1),
+        ("gpt_wikitext2", "train_file", "validation_share", 0.1),
+        ("transformer_treebank:wsj", "train_file", "validation_share", 0.1),
+        ("transformer_tiny_multi30k", "train_source", "validation_pairs", 500),
+        ("conformer_fsdd", "train_file", "validation_file", ""),
+        ("vit_digits", "train_folder", "validation_folder", ""),
+    ],
+)
+def test_the_validation_file_of_an_experiment_goes_with_its_training_file(caplog, experiment, named, field, value):
+    data = load_config_file(experiment, [f"--config.task.data.{named}=mine"]).task.data
+    assert getattr(data, field) == value
+    other = f"validation_{named.removeprefix('train_')}"
+    assert getattr(data, other) == ""
+    assert ("holds out training examples" in caplog.text) == (value != "")
+    overrides = [f"--config.task.data.{name}=mine" for name in (named, other)]
+    data = load_config_file(experiment, overrides).task.data
+    assert getattr(data, other) == "mine"
+    assert getattr(data, field) in (0, "mine")
+    assert getattr(load_config_file(experiment).task.data, other) not in ("", "mine")
+
+
+def test_a_share_beside_a_validation_file_is_rejected():
+    for name in ("bert_banking77", "bert_wnut17", "bert_jaquad", "transformer_treebank:wsj"):
+        with pytest.raises(UserError, match="validation_file and validation_share must not both be set"):
+            validate(load_config_file(name, ["--config.task.data.validation_share=0.1"]))
