@@ -305,7 +305,7 @@ class Tensors:
         path = self._folder / _INDEX
         weight_map = read_json(epath.Path(path)).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise UserError(f"{path} has no weight_map")
+            raise UserError(f"{path} is not an index of weight files, as it has no weight_map: fetch the folder again")
         for file in weight_map.values():
             # A name with a folder in it could point anywhere on the machine.
             if not isinstance(file, str) or pathlib.PurePath(file).name != file or not file.endswith(".safetensors"):
