@@ -108,7 +108,8 @@ def read_program(hlo: str) -> Program:
     sources = _Sources(hlo)
     found_collectives: list[Collective] = []
     # libtpu starts and ends a collective in fusions with overlapping computation, and repeats it in each of them. Maps
-    # the channel of such a collective, which all its copies share, to its index in `found_collectives`.
+    # the channel and chain of such a collective, which all its copies share, to its index in `found_collectives`. The
+    # channel alone is not enough: where JAX compiles equal layers as calls of one function, they share their channels.
     fused: dict[str, int] = {}
     kernels: list[Kernel] = []
     cycles = collections.Counter[str]()
@@ -119,13 +120,13 @@ def read_program(hlo: str) -> Program:
             operation = _OPERATION.match(line)
             if operation is None:
                 continue
-            channel = re.search(r"channel_id=\d+", line) if is_fused else None
-            if channel and channel[0] in fused:
+            chain = " ".join(re.findall(r'\bchannel_id=\d+|\bchain_id="\d+"', line)) if is_fused else ""
+            if chain in fused:
                 if name.startswith("async_collective_fusion"):
-                    found_collectives[fused[channel[0]]] = found_collectives[fused[channel[0]]]._replace(is_async=True)
+                    found_collectives[fused[chain]] = found_collectives[fused[chain]]._replace(is_async=True)
             elif collective := _collective(bodies[name], index, name):
-                if channel:
-                    fused[channel[0]] = len(found_collectives)
+                if chain:
+                    fused[chain] = len(found_collectives)
                 found_collectives.append(collective._replace(count=times, source=sources.operation(line)))
             if 'custom_call_target="tpu_custom_call"' in line:
                 flops, num_bytes = _kernel_work(line)

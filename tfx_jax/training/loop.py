@@ -13,6 +13,7 @@ from etils import epath
 
 from tfx_jax.data.sources.splits import SPLITS, Splits
 from tfx_jax.errors import UserError
+from tfx_jax.tasks.task import ReportTable
 from tfx_jax.training.checkpoint.artifacts import listed_artifacts
 from tfx_jax.training.checkpoint.checkpoints import Checkpoints
 from tfx_jax.training.checkpoint.data_files import check_data_files
@@ -302,6 +303,7 @@ class _Trainer:
         step = int(self.state.step)
         # What was measured since the last log line: steps before an interruption, the last evaluation and save.
         self.progress.scalars(step, self.meter.take())
+        tables = self._tables(step) if signum is None else []
         if is_primary():
             write_report(
                 self.workdir,
@@ -312,7 +314,16 @@ class _Trainer:
                 device_kinds=self.device_kinds,
                 evaluations=self.evaluations,
                 message=self.progress.message,
+                tables=tables,
             )
+
+    def _tables(self, step: int) -> list[ReportTable]:
+        """Returns the task's tables about the validation split; [] if it has none, or they cannot be made."""
+        if not self.has_validation or not hasattr(self.run.task, "report_tables"):
+            return []
+        self.watchdog.beat(None)
+        self.progress.stage(f"step {step}/{self.config.num_steps}  writing the report")
+        return self.run.task.report_tables(self.run.placed(self.state.variables))
 
     def _misses_evaluation(self) -> bool:
         """Returns whether the previous run ended during its last evaluation."""

@@ -3,6 +3,7 @@
 import dataclasses
 import fractions
 import math
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Array, Float, Int
 
-from tfx_jax.data.sources.audio import TABLE, SoundFiles
+from tfx_jax.data.sources.audio import TABLE, SoundFiles, read_wav
 from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.data.sources.splits import SPLITS, Split
 from tfx_jax.errors import UserError
@@ -350,6 +351,44 @@ def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:
     if not rows:
         raise UserError(f"{path} has only blank lines: name a WAV file and its transcript in each")
     return FileUtterances(data, files, rows)
+
+
+_SILENT_FRAMES = 10
+"""Frames of silence, a tenth of a second, added on either side of a file: tightly cut speech is recognized better."""
+
+
+def utterance_of(source: Any, data: RecordedSpeech) -> Utterance:
+    """Returns a recording, padded with silence, as an utterance without transcript.
+
+    Args:
+      source: path of a WAV file of any sample rate, or samples at the rate of the data, [samples] int16.
+      data: configuration of the data that the model was trained on.
+
+    Raises:
+      UserError: if a file cannot be read, an array has another shape or dtype, or the recording is longer than training
+        utterances may be.
+    """
+    if hasattr(source, "shape"):
+        name, samples = "the recording", np.asarray(source)
+        if samples.ndim != 1 or samples.dtype != np.int16:
+            raise UserError(
+                f"a recording must be an array [samples] of int16, got {list(samples.shape)} of {samples.dtype}"
+            )
+    else:
+        name = os.fspath(source)
+        try:
+            content = epath.Path(name).read_bytes()
+        except OSError as error:
+            raise UserError(f"{name} cannot be read: {error.strerror or error}") from None
+        samples = read_wav(content, data.sample_rate, name=name)
+    frames = in_frames(samples, data.hop)
+    if len(frames) > data.max_length:
+        seconds, max_seconds = (count * data.hop / data.sample_rate for count in (len(frames), data.max_length))
+        raise UserError(
+            f"{name} lasts {seconds:.1f} seconds, but the model was trained on at most {max_seconds:.1f}: cut the file"
+        )
+    padding = min(_SILENT_FRAMES, (data.max_length - len(frames)) // 2)
+    return Utterance(np.pad(frames, ((padding, padding), (0, 0))), "")
 
 
 def in_frames(samples: np.ndarray, hop: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Language modeling: a model reads a text and predicts every token from those before it (Radford et al., 2018)."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,8 +22,9 @@ from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import DecoderConfig, ModelConfig, require_kind
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
+from tfx_jax.tasks.text.text_attention import TextAttention
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.token_prediction import TokenPredictionBase, first_cut, token_stream
 
@@ -70,12 +71,12 @@ class LanguageModelConfig(TaskConfig):
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
         names = ("inputs", "targets", "segment_ids", "positions") if self.is_packed else ("inputs", "targets")
-        dtypes = dict.fromkeys(names, np.int32) | {"weights": np.float32}
-        batch = planned_batch(self.data, options, dtypes=dtypes)
+        arrays = dict.fromkeys(names, (np.int32, LENGTH)) | {"weights": (np.float32, LENGTH)}
+        batch = planned_batch(self.data, options, arrays)
         return PlannedTask(LanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
 
 
-class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, TextDocuments]):
+class LanguageModelTask(TextAttention, TokenPredictionBase[LanguageModelConfig, DecoderConfig, TextDocuments]):
     """Language modeling on a text. A stream is cut at new positions in each epoch.
 
     Packed documents are packed only once. Of conversations, only the replies are predicted.
@@ -118,6 +119,10 @@ class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, 
 
         cut(0)  # raises for a text that is too short here, not in a thread
         return cut
+
+    def attention_inputs(self) -> Iterator[Sequence[str]]:
+        lines = (line for text in self._splits["validation"] for line in text.splitlines())
+        return ((" ".join(line.split()[:12]),) for line in lines)
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         config = self.config
