@@ -102,7 +102,7 @@ def _attend_to_image(arguments: argparse.Namespace) -> int:
             raise UserError("--target is a caption, but this model classifies images: leave --target out")
         result = task.attention(model, image)
     save_figure(arguments.output, lambda: plot_maps(image, result.titles, result.maps))
-    print(f"drew {len(result.maps)} attention maps in {arguments.output}: {printable(result.said)}")
+    print(f"drew {len(result.maps)} attention maps in {arguments.output}: {printable(result.answer)}")
     return 0
 
 

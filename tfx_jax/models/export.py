@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 from flax import nnx
 
-from tfx_jax.errors import UserError, one_line
+from tfx_jax.errors import UserError, install_command, one_line
 from tfx_jax.models import exported_run
 from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.nn.lora import merged
@@ -63,7 +63,7 @@ def export(model: Any, path: epath.PathLike, *, eos_ids: Sequence[int] = (), int
     try:
         serialized = {name: bytes(program.serialize()) for name, program in programs.items()}
     except ImportError as error:
-        raise UserError(f'export needs flatbuffers ({one_line(error)}): pip install "tfx-jax[export]"') from None
+        raise UserError(f"export needs flatbuffers ({one_line(error)}): {install_command('export')}") from None
     serialized["settings"] = json.dumps(settings).encode()
     arrays |= {name: np.frombuffer(data, np.uint8) for name, data in serialized.items()}
     folder = pathlib.Path(path)

@@ -272,5 +272,5 @@ def load(source: epath.PathLike) -> LoadedModel:
         if isinstance(model, DecodingModel):  # cannot generate without a tokenizer
             raise
         tokenizer = None
-    ids = {"eos_ids": hf.end_ids(folder), "first_ids": hf.first_ids(folder)}
-    return LoadedModel(model, tokenizer, **ids, reason=reason, source=folder)
+    eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
+    return LoadedModel(model, tokenizer, eos_ids=eos_ids, first_ids=first_ids, reason=reason, source=folder)

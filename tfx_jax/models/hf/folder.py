@@ -54,6 +54,10 @@ class Fields:
         """Returns the same values with other names: `names` maps the names that callers use to those in the file."""
         return Fields(self._values, self._path, names)
 
+    def nested(self, name: str) -> "Fields":
+        """Returns the fields of an object in a field, which older files continue in another, `name` and "_dict"."""
+        return Fields({**self.get(name, {}), **self.get(f"{name}_dict", {})}, self._path)
+
     def get(self, name: str, default: Any) -> Any:
         """Returns a field's value, or `default` if the field is missing or null.
 
@@ -301,7 +305,7 @@ class Tensors:
         path = self._folder / _INDEX
         weight_map = read_json(epath.Path(path)).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise UserError(f"{path} has no weight_map")
+            raise UserError(f"{path} is not an index of weight files, as it has no weight_map: fetch the folder again")
         for file in weight_map.values():
             # A name with a folder in it could point anywhere on the machine.
             if not isinstance(file, str) or pathlib.PurePath(file).name != file or not file.endswith(".safetensors"):
