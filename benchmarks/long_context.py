@@ -3,7 +3,7 @@ r"""Where does each long-context attention begin to pay? Time and memory against
     python benchmarks/long_context.py --output=runs/long_context
 
 prints four tables (causal or not; forward alone or with the backward pass) and writes them as long_context.md, with
-long_context.json and .png beside it: eight minutes on two idle cores. It runs unchanged on an accelerator, where
+long_context.json and .png beside it: half an hour on two idle cores. It runs unchanged on an accelerator, where
 `--dtype=bfloat16` is the usual choice; `--lengths` and `--functions` choose less.
 
     python benchmarks/long_context.py --models --output=runs/long_models
@@ -100,6 +100,7 @@ import numpy as np
 from flax import nnx
 from matplotlib.figure import Figure
 
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
 from tfx_jax.planning.attentions import ATTENTIONS
@@ -108,8 +109,10 @@ from tfx_jax.tasks import language_model_loss, long_range_loss
 
 HEAD_SIZE = 64
 NUM_HEADS = 2  # heads of a model, with `--models`
-FUNCTIONS = ("dense", "chunked", "local", "window", "bigbird", "lsh", "routing", "favor", "linear", "nystrom")
-NOT_CAUSAL = ("bigbird", "nystrom")  # functions without a causal form
+EARLIER = ("dense", "chunked", "local", "window", "bigbird", "lsh", "routing", "favor", "linear", "nystrom")
+LATER = ("linformer", "strided", "sinkhorn", "moba", "native_sparse", "indexed")
+RECURRENT = ("retention", "gated_linear", "state_space_duality", "delta_rule", "gated_delta_rule", "kimi_delta")
+FUNCTIONS = (*EARLIER, *LATER, *RECURRENT)
 TABLES = {  # titles by (is_causal, with_gradient)
     (False, False): "Both ways, forward",
     (False, True): "Both ways, forward and backward",
@@ -231,8 +234,8 @@ def measure(length: int, table: tuple[bool, bool], earlier: list[Cell], argument
     cells, runs = [], []
     budget = arguments.seconds
     for name in arguments.functions:
-        if table[0] and name in NOT_CAUSAL:
-            continue
+        if (not SPECS[name].causal) if table[0] else SPECS[name].causal_only:
+            continue  # it has no such form
         program, arrays = prepare(name, length, *table, arguments.dtype)
         analysis = program.memory_analysis()
         assert analysis is not None  # CPU, GPU and TPU have one

@@ -56,9 +56,20 @@ ATTENTIONS: dict[str, Callable[[int], dict[str, int]]] = {
     "favor": lambda length: {},
     "linear": lambda length: {},
     "nystrom": lambda length: {"num_landmarks": max(length // 8, 1)},
+    "linformer": lambda length: {"max_length": length, "num_projected": max(length // 8, 1)},
+    "induced": lambda length: {"num_inducing": max(length // 8, 1)},
+    "strided": lambda length: {"stride": round(length**0.5)},
+    "sinkhorn": lambda length: {"block_size": max(length // 16, 1)},
+    "synthesizer": lambda length: {"max_length": length},
+    "dense_synthesizer": lambda length: {"max_length": length},
+    "topk": lambda length: {"num_keys": max(length // 8, 1)},
+    "indexed": lambda length: {"num_keys": max(length // 8, 1)},
+    "moba": lambda length: {"block_size": max(length // 16, 1), "num_blocks": 1},
 }
-"""The options of each attention for a length: of a block or window, a token sees an eighth of the sequence, and
-there are as many landmarks."""
+"""The options of each attention for a length: a token sees an eighth of the sequence (in a block, a window or two
+blocks, or as the best keys), and there are as many landmarks, projected keys or inducing points. The first ten and
+linformer, strided, sinkhorn and synthesizer include those of the published table. Attentions that are causal only have
+no place in an encoder."""
 
 
 @dataclasses.dataclass

@@ -18,8 +18,8 @@ for a GPU `pip install "jax[cuda13]" torch transformers ctranslate2`. PyTorch's 
 Every side is a process of its own, which has compiled and warmed up before the first round and sleeps while the others
 have their turn; all may use all cores. Figures are medians of ratios inside rounds (see `measure`): the machine's noise
 meets both sides. Sides do the same work: equal sizes, vocabulary, batch, dropout, precision and output length. What
-each of them is, is said where it is built: `ours`, `text`, `torch_peers`, `torch_recurrent`, `translators`, `linen`,
-`startup`.
+each of them is, is said where it is built: `ours`, `text`, `torch_peers`, `torch_recurrent`,
+`torch_recurrences`, `translators`, `linen`, `startup`.
 """
 
 import argparse

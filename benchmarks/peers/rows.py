@@ -11,6 +11,9 @@ from benchmarks.peers.measure import Row, Side
 _NO_ACCELERATOR = {"JAX_PLATFORMS": "cpu"}
 _SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
+RECURRENCES = ("retention", "state_space_duality", "delta_rule", "gated_delta_rule", "kimi_delta")
+"""Attentions with a state of constant size that transformers has as functions of PyTorch."""
+
 
 def all_rows(device: str, data_dir: str, output: pathlib.Path) -> list[Row]:
     """Returns all rows in the order of the table.
@@ -35,6 +38,7 @@ def all_rows(device: str, data_dir: str, output: pathlib.Path) -> list[Row]:
         _int8("decode_int8", model, 128 if is_gpu else 16, device),
         _int8("decode_int8_1", model, 1, device),
         *(attention_row(t, is_causal, dtype) for t in lengths for is_causal in (False, True)),
+        *(_recurrence(name, dtype) for name in RECURRENCES),
         _utilization(model, rows, length, dtype, size=8_192 if is_gpu else 2_048, target=0.5 if is_gpu else 0.75),
         _compiling(model, rows, length),
         _startup("translate", model, output),
@@ -176,6 +180,21 @@ def attention_row(length: int, is_causal: bool, dtype: str) -> Row:
             _ours("ours:jax_nn_attention", dtype, "jax.nn cudnn", implementation="cudnn", **shape),
         )
     return Row(name, title, "pass", sides)
+
+
+def _recurrence(function: str, dtype: str) -> Row:
+    shape = {"function": function, "rows": 1, "length": 4_096, "heads": 4, "head_size": 64}
+    sides = (
+        _ours("ours:attention", dtype, is_causal=True, **shape),
+        Side(
+            "transformers, chunked",
+            "torch_recurrences:attention",
+            shape | {"dtype": dtype, "device": _torch_device(dtype)},
+            ("torch", "transformers"),
+            1.0,
+        ),
+    )
+    return Row(f"recurrence_{function}", f"{function} forward + backward, 4,096 tokens, 4 heads of 64", "pass", sides)
 
 
 def _utilization(model: str, rows: int, length: int, dtype: str, size: int, target: float) -> Row:

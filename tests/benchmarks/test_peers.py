@@ -1,6 +1,7 @@
 """The harness on programs whose speeds are known, and the peer whose output tells whether it does the same work."""
 
 import dataclasses
+import functools
 import io
 import json
 import time
@@ -13,8 +14,10 @@ from flax import nnx
 from benchmarks.peers import measure, report, startup, worker
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.measure import Result, Row, Side
-from benchmarks.peers.rows import all_rows
-from benchmarks.peers.sizes import RECURRENT_SIZES, SIZES, pairs
+from benchmarks.peers.rows import RECURRENCES, all_rows
+from benchmarks.peers.sizes import DECODER_SIZES, RECURRENT_SIZES, SIZES, pairs
+from tfx_jax.functional.attention import SPECS
+from tfx_jax.models import GPTConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.transformer import TransformerConfig
 from tfx_jax.planning.workloads import MODELS, _sentences
@@ -133,3 +136,56 @@ def test_pytorchs_lstms_are_as_large_as_ours(is_attending):
     config = Seq2SeqConfig(**sizes._asdict(), variant="luong" if is_attending else "fixed")
     ours = jax.tree.leaves(nnx.eval_shape(lambda: Seq2Seq(config, rngs=nnx.Rngs(0))))
     assert found == sum(leaf.size for leaf in ours)
+
+
+GATES = {"retention": (), "state_space_duality": ("dt",), "delta_rule": ("beta",)}
+GATES |= dict.fromkeys(("gated_delta_rule", "kimi_delta"), ("beta", "dt"))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_recurrences_of_pytorch_are_ours(name):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    import torch
+
+    from benchmarks.peers import torch_recurrences
+
+    query, key, value = np.random.default_rng(0).normal(size=(3, 1, 100, 2, 16)).astype(np.float32)
+    want = torch_recurrences.FUNCTIONS[name](*map(torch.tensor, (query, key, value))).reshape(value.shape)
+    spec, zeros = SPECS[name], np.zeros(2, np.float32)
+    gates = {"beta": key[..., 1], "dt": key if name == "kimi_delta" else key[..., 0]}
+    options = {gate: gates[gate] for gate in GATES[name]}
+    if spec.parameters is not None:
+        options |= {
+            "log_rate_scale": zeros,
+            "dt_bias": np.zeros((2, 16), np.float32) if options["dt"] is key else zeros,
+        }
+    if name == "retention":
+        slopes = np.ravel(torch_recurrences._lightning(2, 16)["slope_rate"])
+        options |= {"decay": np.exp(-slopes), "scale": 1.0}
+    got = jax.jit(functools.partial(spec.function, **options))(query, key, value)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parity
+def test_pytorchs_gpt_is_as_large_as_ours():
+    pytest.importorskip("torch")
+    from benchmarks.peers.torch_gpt import GPT
+
+    sizes = DECODER_SIZES["gpt2_small"]
+    config = GPTConfig(**sizes._asdict())
+    ours = jax.tree.leaves(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
+    assert sum(leaf.numel() for leaf in GPT(sizes).parameters()) == sum(leaf.size for leaf in ours)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("model", ["gpt2_small", "llama_small"])
+def test_transformers_generate_the_same_tokens(tmp_path, model):
+    pytest.importorskip("transformers")
+    from benchmarks.peers import pretrained
+
+    sizes = {"folder": str(tmp_path / model), "model": model, "rows": 3, "prompt_length": 5, "length": 7}
+    ours = (pretrained.generate(**sizes, dtype="float32").about or {})["best"]
+    theirs = (pretrained.generate_by_transformers(**sizes, dtype="float32", device="cpu").about or {})["beams"]
+    assert [[tokens] for tokens in ours] == theirs

@@ -129,6 +129,7 @@ def test_every_verb_has_help(verb, capfd):
         "bench": "--json",
         "generate": "--model",
         "convert": "--model",
+        "export": "--model",
     }
     assert flag.get(verb, "--workdir") in capfd.readouterr().out
 

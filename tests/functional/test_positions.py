@@ -341,11 +341,62 @@ def test_arrays_in_another_layout_are_named():
             "base, factor and original_max_length must be above 0, got 10000.0, 0.0",
         ),
         ({"scaling": "yarn", "original_max_length": 0}, "original_max_length must be above 0"),
-        ({"scaling": "ntk"}, "scaling must be one of none, linear, llama3, yarn, got 'ntk'"),
+        (
+            {"scaling": "longrope"},
+            "scaling='longrope' needs 4 short_factors and long_factors, one for each pair, got 0",
+        ),
+        (
+            {"scaling": "longrope", "short_factors": (1.0,) * 4, "long_factors": (1.0, 1.0, 0.0, 1.0)},
+            "short_factors and long_factors above 0",
+        ),
+        ({"scaling": "ntk"}, "scaling must be one of none, linear, llama3, yarn, dynamic, longrope, got 'ntk'"),
     ],
 )
-def test_rotary_scalings_that_divide_by_zero_are_rejected(options, message):
+def test_rotary_scalings_that_make_no_sense_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         rotary_frequencies(8, **options)
     with pytest.raises(ValueError, match=f"rotary: .*{message}"):
-        LlamaConfig(rotary=RotaryConfig(**options)).validate()
+        LlamaConfig(d_k=8, rotary=RotaryConfig(**options)).validate()
+
+
+def test_dynamic_scaling_needs_two_pairs():
+    with pytest.raises(ValueError, match="scaling='dynamic' needs a size of at least 4, got 2"):
+        rotary_frequencies(2, scaling="dynamic")
+
+
+def test_frequencies_that_depend_on_the_length():
+    """The base grows with the length of a text (NTK), or a list of divisors is chosen by it (LongRoPE)."""
+    short, long = np.array([1.0, 1.5, 2.0]), np.array([1.0, 4.0, 9.0])
+    exponents, lengths = np.arange(3) / 3, np.array([2, 8, 9, 40])
+    longrope = {"scaling": "longrope", "short_factors": tuple(short), "long_factors": tuple(long)}
+    options = {"base": 100.0, "factor": 5.0, "original_max_length": 8}
+    found = jax.jit(
+        lambda lengths: [
+            rotary_frequencies(6, **options, **scaling, length=lengths)[0]
+            for scaling in ({"scaling": "dynamic"}, longrope)
+        ]
+    )(lengths)
+    for row, length in enumerate(lengths):
+        base = 100.0 * (5.0 * max(length, 8) / 8 - 4.0) ** (6 / 4)
+        wants = base**-exponents, 100.0**-exponents / (long if length > 8 else short)
+        for got, scaling, want in zip(found, ({"scaling": "dynamic"}, longrope), wants, strict=True):
+            np.testing.assert_allclose(got[row], want, rtol=1e-6)
+            np.testing.assert_allclose(rotary_frequencies(6, **options, **scaling, length=length)[0], want, rtol=1e-6)
+    assert rotary_frequencies(6, **options, **longrope)[1] == pytest.approx(np.sqrt(1 + np.log(5) / np.log(8)))
+    assert rotary_frequencies(6, **options, **longrope, attention_factor=1.25)[1] == 1.25
+
+
+def test_each_text_of_a_batch_is_rotated_by_its_length():
+    """The last position says how long a text is."""
+    rotary = RotaryConfig(scaling="dynamic", factor=4.0, original_max_length=4)
+    x, positions = _normal(0, 2, 6, 1, 8), np.array([[0, 1, 2, 0, 0, 0], [0, 1, 2, 3, 4, 5]])
+    both, alone, plain = jax.jit(
+        lambda x: (
+            rotary.rotate(x, positions),
+            rotary.rotate(x[1:], positions[1:]),
+            RotaryConfig().rotate(x, positions),
+        )
+    )(x)
+    np.testing.assert_array_equal(both[1:], alone)
+    np.testing.assert_array_equal(both[0], plain[0])
+    assert np.abs(both[1] - plain[1]).max() > 0.1

@@ -84,7 +84,7 @@ def _attend_to_sentence(arguments: argparse.Namespace) -> int:
 
 
 def _attend_to_image(arguments: argparse.Namespace) -> int:
-    """Draws one map per word of a caption, or the map behind the class of an image."""
+    """Draws one attention map per word of a caption, or attention maps for the predicted class of an image."""
     if arguments.html is not None:
         raise UserError("--html is for text: for an image give --output=FILE")
     set_up_program()
@@ -102,7 +102,7 @@ def _attend_to_image(arguments: argparse.Namespace) -> int:
             raise UserError("--target is a caption, but this model classifies images: leave --target out")
         result = task.attention(model, image)
     save_figure(arguments.output, lambda: plot_maps(image, result.titles, result.maps))
-    print(f"drew {len(result.maps)} attention maps in {arguments.output}: {printable(result.said)}")
+    print(f"drew {len(result.maps)} attention maps in {arguments.output}: {printable(result.answer)}")
     return 0
 
 

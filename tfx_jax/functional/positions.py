@@ -6,6 +6,8 @@ keys precede the first query, as in a cache or a memory, pass `positions`, or th
 """
 
 import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -109,7 +111,7 @@ def rotary_embedding(
     positions: Int[Array, " T"] | Int[Array, "B T"],
     *,
     base: float = 10_000.0,
-    frequencies: Float[Array, " P"] | Float[np.ndarray, " P"] | None = None,
+    frequencies: Float[Array, "*B P"] | Float[np.ndarray, "*B P"] | None = None,
     scale: float = 1.0,
 ) -> Float[Array, "B T N H"]:
     r"""Rotates pairs of features by angles proportional to the position, so that q . k depends on the distance only.
@@ -123,8 +125,8 @@ def rotary_embedding(
       x: queries or keys, [B, T, N, H], H even. Rotate both; store rotated keys in a cache.
       positions: [T] or [B, T]; any integers, negative ones too.
       base: the paper's 10,000.
-      frequencies: radians per position of P pairs, from `rotary_frequencies`; None means those of `base`. The first 2P
-        features are rotated; the others are unchanged.
+      frequencies: radians per position of P pairs, [P] or [B, P], from `rotary_frequencies`; None means those of
+        `base`. The first 2P features are rotated; the others are unchanged.
       scale: multiplies the rotated features.
 
     Returns:
@@ -149,19 +151,20 @@ def rotary_embedding(
         raise ValueError(f"positions must have shape [T] = {(t,)} or [B, T] = {(b, t)}, got {positions.shape}{hint}")
     dtype = np.promote_types(x.dtype, np.float32)
     if frequencies is None:
-        angle = _angles(positions, h, base, dtype)
+        angle = _angles(positions, h, base, dtype)  # [T, P] or [B, T, P]
     else:
-        shape = (1,) * positions.ndim + frequencies.shape
+        shape = *frequencies.shape[:-1], *(1,) * (positions.ndim + 1 - frequencies.ndim), frequencies.shape[-1]
         angle = positions[..., None].astype(dtype) * jnp.asarray(frequencies, dtype).reshape(shape)
-    angle = angle[..., None, :]
-    sin, cos = (scale * (x if x.ndim == 4 else x[None]) for x in (jnp.sin(angle), jnp.cos(angle)))
-    x, rest = jnp.split(x, [2 * angle.shape[-1]], axis=-1)
+    angle = angle[..., None, :]  # one rotation for all heads
+    angle = angle if angle.ndim == 4 else angle[None]  # [B or 1, T, 1, P]
+    sin, cos = scale * jnp.sin(angle), scale * jnp.cos(angle)
+    x, rest = jnp.split(x, [2 * angle.shape[-1]], axis=-1)  # the features after the first 2P are not rotated
     first, second = jnp.split(x.astype(dtype), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
     return jnp.concatenate([rotated, rest], axis=-1) if rest.shape[-1] else rotated
 
 
-ROTARY_SCALINGS = ("none", "linear", "llama3", "yarn")
+ROTARY_SCALINGS = ("none", "linear", "llama3", "yarn", "dynamic", "longrope")
 """Methods of `rotary_frequencies` to extend a model to sequences longer than those of its original training."""
 
 
@@ -178,7 +181,10 @@ def rotary_frequencies(
     beta_slow: float = 1.0,
     attention_factor: float | None = None,
     is_truncated: bool = True,
-) -> tuple[np.ndarray, float]:
+    short_factors: Sequence[float] = (),
+    long_factors: Sequence[float] = (),
+    length: int | Int[Array, " B"] | None = None,
+) -> tuple[Float[Array, "*B P"] | np.ndarray, float]:
     r"""Computes the frequencies of `rotary_embedding`, base^(-2i / size), with published scalings for long sequences.
 
     "linear" divides all frequencies by `factor` (Chen et al., 2023, https://arxiv.org/abs/2306.15595). "llama3" and
@@ -186,21 +192,31 @@ def rotary_frequencies(
     these and the unchanged high ones. The criterion is the number of turns of a pair in `original_max_length` tokens.
     YaRN also multiplies queries and keys.
 
+    In two scalings the frequencies depend on the length of the text. "dynamic" enlarges the base as soon as a text is
+    longer than `original_max_length` (NTK-aware scaling, appendix A of Peng et al., 2023). "longrope" divides each pair
+    by its factor, from one of two lists (Ding et al., 2024, https://arxiv.org/abs/2402.13753).
+
     Args:
       size: number of rotated features, even.
       base: base of the geometric sequence.
       scaling: one of `ROTARY_SCALINGS`.
-      factor: ratio of the new to the original length.
+      factor: ratio of the new to the original length; of "longrope" only the default of `attention_factor`.
       original_max_length: sequence length of the original training, in tokens.
       low_frequency_factor: for "llama3", number of turns below which a frequency is divided by `factor`.
       high_frequency_factor: for "llama3", number of turns above which a frequency is unchanged.
       beta_fast: for "yarn", number of turns above which a frequency is unchanged.
       beta_slow: for "yarn", number of turns below which a frequency is divided by `factor`.
-      attention_factor: for "yarn", the returned `scale`; None means 0.1 log(factor) + 1.
+      attention_factor: the returned `scale`; None means 0.1 log(factor) + 1 for "yarn" and
+        sqrt(1 + log(factor) / log(original_max_length)) for "longrope".
       is_truncated: for "yarn", whether the interpolation starts and ends at whole pairs; False in gpt-oss.
+      short_factors: for "longrope", the divisors in texts of at most `original_max_length` tokens, size / 2 of them.
+      long_factors: for "longrope", those in longer texts.
+      length: for "dynamic" and "longrope", the number of tokens of the text, or of each text of a batch, [B]; None
+        means `original_max_length`.
 
     Returns:
-      float32 frequencies in radians per position, [size / 2], and the `scale` of `rotary_embedding`.
+      float32 frequencies in radians per position, [size / 2], or [B, size / 2] for an array of lengths, and the `scale`
+      of `rotary_embedding`.
 
     Raises:
       ValueError: if `size` is odd, the scaling is unknown, or an option is out of range.
@@ -225,12 +241,42 @@ def rotary_frequencies(
             "scaling='yarn' needs base above 1, and beta_fast and beta_slow above 0, got "
             f"base={base}, beta_fast={beta_fast} and beta_slow={beta_slow}"
         )
+    if scaling == "dynamic" and size < 4:
+        raise ValueError(f"scaling='dynamic' needs a size of at least 4, got {size}")
+    if scaling == "longrope" and not len(short_factors) == len(long_factors) == size // 2:
+        raise ValueError(
+            f"scaling='longrope' needs {size // 2} short_factors and long_factors, one for each pair, got "
+            f"{len(short_factors)} and {len(long_factors)}"
+        )
+    if scaling == "longrope" and not (original_max_length > 1 and min(*short_factors, *long_factors) > 0):
+        raise ValueError(
+            "scaling='longrope' needs original_max_length above 1, and short_factors and long_factors above 0"
+        )
     pairs = np.arange(0, size, 2, dtype=np.float64)
     frequencies = base ** (-pairs / size)
     if scaling == "none":
         return frequencies.astype(np.float32), 1.0
     if scaling == "linear":
         return (frequencies / factor).astype(np.float32), 1.0
+    if scaling in ("dynamic", "longrope"):
+        xp: Any = jnp if isinstance(length, jax.Array) else np
+        lengths = xp.asarray(original_max_length if length is None else length)[..., None]
+        ones = (1,) * (lengths.ndim - 1)
+        scale = 1.0
+        if scaling == "dynamic":
+            # The new base is base * growth^(size / (size - 2)).
+            growth = factor * (xp.maximum(lengths, original_max_length) / original_max_length - 1) + 1
+            divisors = growth ** (pairs / (size - 2)).astype(np.float32).reshape(*ones, -1)
+        else:
+            long, short = (
+                np.asarray(factors, np.float32).reshape(*ones, -1) for factors in (long_factors, short_factors)
+            )
+            divisors = xp.where(lengths > original_max_length, long, short)
+            if attention_factor is not None:
+                scale = attention_factor
+            elif factor > 1:
+                scale = math.sqrt(1 + math.log(factor) / math.log(original_max_length))
+        return (frequencies.reshape(*ones, -1).astype(np.float32) / divisors).astype(np.float32), scale
     if scaling == "llama3":
         turns = original_max_length * frequencies / (2 * np.pi)
         share = (turns - low_frequency_factor) / (high_frequency_factor - low_frequency_factor)
@@ -372,9 +418,21 @@ def t5_score_mod(
 def _add_t5_bias(
     table: Array, offset: int | Array, logits: Array, b: Array, n: Array, t: Array, s: Array, **bucket_options: Any
 ) -> Array:
-    """Is the `score_mod` of `t5_score_mod`."""
+    """Adds the T5 bias to a block of logits, [B, N, T, S]: the `score_mod` of `t5_score_mod`.
+
+    Args:
+      table: [buckets, N].
+      offset: number of keys before the first query.
+      logits: a block of logits.
+      b: unused.
+      n: unused.
+      t: indices of the queries of the block, of rank 4.
+      s: indices of its keys, of rank 4.
+      **bucket_options: options of `relative_position_bias`.
+    """
     del b, n
-    first = s[0, 0, 0, 0] - t[0, 0, 0, 0] - offset  # a block is consecutive, so its distances are too
+    # Queries and keys of a block are consecutive, so its first distance determines all others.
+    first = s[0, 0, 0, 0] - t[0, 0, 0, 0] - offset
     return logits + relative_position_bias(table, *logits.shape[2:], offset=-first, **bucket_options).astype(
         logits.dtype
     )
@@ -401,7 +459,7 @@ def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] 
 def _subtract_distances(
     slopes: Array, offset: int | Array, logits: Array, b: Array, n: Array, t: Array, s: Array
 ) -> Array:
-    """Is the `score_mod` of `alibi_score_mod`."""
+    """Subtracts slope * distance from a block of logits: the `score_mod` of `alibi_score_mod`; see `ScoreMod`."""
     del b
     return logits - slopes.astype(logits.dtype)[n] * jnp.abs(s - t - offset).astype(logits.dtype)
 

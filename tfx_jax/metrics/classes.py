@@ -86,7 +86,10 @@ def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: 
     ClassScores(accuracy=75.0, macro_f1=73.33333333333334, balanced_accuracy=83.33333333333333)
     """
     if len(predictions) != len(references) or not len(references):
-        raise ValueError(f"{len(predictions)} predictions cannot be scored by {len(references)} references")
+        raise ValueError(
+            f"{len(predictions)} predictions cannot be scored by {len(references)} references: both must be equally "
+            "many, and at least one"
+        )
     label_ids = {label: index for index, label in enumerate(labels)}
     unknown = {*predictions, *references} - label_ids.keys()
     if unknown:

@@ -27,6 +27,7 @@ from tfx_jax.models.t5 import T5, T5Config, T5Encoder
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
+from tfx_jax.models.whisper import Whisper, WhisperConfig
 
 __all__ = [
     "GPT",
@@ -74,4 +75,6 @@ __all__ = [
     "ViT",
     "ViTClassifier",
     "ViTConfig",
+    "Whisper",
+    "WhisperConfig",
 ]

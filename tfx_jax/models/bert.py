@@ -291,13 +291,15 @@ class Bert(nnx.Module):
           ValueError: if T exceeds `config.max_length`, or `global_mask` is given and `config.max_global_tokens` is 0.
         """
         if tokens.shape[1] > self.config.max_length:
-            raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
+            raise ValueError(
+                f"a sequence must have at most max_length={self.config.max_length} tokens, got {tokens.shape[1]}"
+            )
         if global_mask is not None and not self.config.max_global_tokens:
             raise ValueError("global_mask needs a model with max_global_tokens above 0, got max_global_tokens=0")
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else positions_from_mask(token_mask)
         if token_type_ids is not None and self.token_types is None:
-            raise ValueError("there are token_type_ids, but the model has num_segments=0")
+            raise ValueError("token_type_ids need a model with num_segments above 0: leave them out")
         token_type_ids = jnp.zeros_like(tokens) if token_type_ids is None else hide_padding(token_type_ids, token_mask)
         x = self.embedding(hide_padding(tokens, token_mask))
         x = x if self.token_types is None else x + self.token_types(token_type_ids)
@@ -320,10 +322,10 @@ class Bert(nnx.Module):
             options["repeats"] = self.config.num_layers
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, **options)
         x = x if self.last_norm is None else self.last_norm(x)
-        output = BertOutput(x, None)
+        output = BertOutput(sequence=x, pooled=None)
         if self.pooler is not None:
             pooled = POOLERS[self.config.pooler_activation](self.pooler(_first_token(x, token_mask)))
-            output = BertOutput(x, pooled)
+            output = BertOutput(sequence=x, pooled=pooled)
         if not return_attention:
             return output
         maps_of_layers = [*([] if first_maps is None else [first_maps["self"]]), *maps["self"]]

@@ -107,7 +107,7 @@ class LlamaConfig:
             raise ValueError(f"logits_divisor must be above 0, got {self.logits_divisor}")
         self.experts.validate()
         try:
-            self.rotary.validate()
+            self.rotary.frequencies(self.head_size)
         except ValueError as error:
             raise ValueError(f"rotary: {error}") from None
 
@@ -151,6 +151,7 @@ class Llama(LanguageModel):
             make_norm=make_norm,
         )
         num_kv_heads = c.num_kv_heads or c.num_heads
+        head_sizes: dict[str, Any] = {"num_heads": c.num_heads, "num_kv_heads": num_kv_heads, "d_k": c.head_size}
 
         def make_layer(index: int, attention_config: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             """Makes layer `index` of the pattern that the layers repeat."""
@@ -176,15 +177,15 @@ class Llama(LanguageModel):
                 convolution_width=c.convolution_width,
                 use_output_gate=c.use_output_gate,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or attention_config.make(c.num_heads, c.head_size, rngs=rngs),
+                attention_fn=attention_fn or attention_config.make(**head_sizes, rngs=rngs),
                 scale=c.attention_scale,
                 logits_soft_cap=c.attention_soft_cap,
                 dtype=dtype,
                 rngs=rngs,
                 **qk_norms,
             )
-            is_sparse = experts_pattern[index % len(experts_pattern)]
-            feed_forward = (c.experts.make if is_sparse else FeedForward)(
+            has_experts = experts_pattern[index % len(experts_pattern)]
+            feed_forward = (c.experts.make if has_experts else FeedForward)(
                 c.d_model,
                 c.d_ff,
                 activation_fn=ACTIVATIONS[c.activation],

@@ -222,7 +222,7 @@ class ViT(nnx.Module):
         _, height, width, channels = images.shape
         size, model_size = (height, width), (c.image_size, c.image_size)
         if channels != c.num_channels:
-            raise ValueError(f"images of {channels} channels, but the model has num_channels={c.num_channels}")
+            raise ValueError(f"images must have num_channels={c.num_channels} channels, got {channels}")
         if size != model_size and not interpolate:
             raise ValueError(
                 f"images of {size} pixels, but the model's are {model_size}: resize them, or pass interpolate=True"
@@ -328,6 +328,7 @@ def interpolate_positions(
         raise ValueError(f"method must be one of {', '.join(_KERNELS)}, got {method!r}")
     patches = table[1:].reshape(*grid, -1)
     rows, columns = (_resampling(old, new, method) for old, new in zip(grid, new_grid, strict=True))
+    # Interpolation is separable: a matrix [new, old] for each axis.
     patches = jnp.einsum("Yy,Xx,yxD->YXD", rows, columns, patches, precision=jax.lax.Precision.HIGHEST)
     return jnp.concatenate([table[:1], patches.reshape(-1, table.shape[1])])
 

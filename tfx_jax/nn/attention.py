@@ -81,6 +81,7 @@ class MultiHeadAttention(nnx.Module):
         d_value_input: int | None = None,
         d_out: int | None = None,
         use_bias: bool = False,
+        use_key_bias: bool | None = None,
         use_out_bias: bool | None = None,
         use_sinks: bool = False,
         query_norm: nnx.Module | None = None,
@@ -110,6 +111,7 @@ class MultiHeadAttention(nnx.Module):
           d_value_input: width of the inputs of the value projection; None means d_key_input.
           d_out: width of the output; None means d_model.
           use_bias: whether the projections have a bias; the paper's have none.
+          use_key_bias: whether the key projection has a bias, which changes no output; None means `use_bias`.
           use_out_bias: whether the output projection has a bias; None means `use_bias`.
           use_sinks: whether each head has a learned logit that takes weight from the keys (gpt-oss, 2025).
           query_norm: norm of queries, before rotary positions (Henry et al., 2020). It normalizes each head separately,
@@ -161,7 +163,9 @@ class MultiHeadAttention(nnx.Module):
         linear = functools.partial(Linear, use_bias=use_bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         project = functools.partial(linear, kernel_init=nnx.initializers.variance_scaling(0.5, "fan_avg", "uniform"))
         self.query = project(d_model, (num_heads, d_k))
-        self.key = project(d_key_input, (num_kv_heads, d_k))
+        self.key = project(
+            d_key_input, (num_kv_heads, d_k), use_bias=use_bias if use_key_bias is None else use_key_bias
+        )
         self.value = project(d_value_input, (num_kv_heads, d_v))
         self.out = linear(
             (num_heads, d_v),
@@ -374,22 +378,30 @@ class RotaryConfig:
     high_frequency_factor: float = 4.0  # llama3: number of turns above which a frequency is unchanged
     beta_fast: float = 32.0  # yarn: number of turns above which a frequency is unchanged
     beta_slow: float = 1.0  # yarn: number of turns below which a frequency is divided by factor
-    attention_factor: float | None = None  # yarn: multiplies queries and keys; None means the paper's value
+    attention_factor: float | None = None  # yarn, longrope: multiplies queries and keys; None: the paper's value
     is_truncated: bool = True  # yarn: whether the interpolation starts and ends at whole pairs of features
+    short_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies up to original_max_length tokens
+    long_factors: tuple[float, ...] = ()  # longrope: divisors of the frequencies of longer texts
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies depend on the length of the text."""
+        return self.scaling in ("dynamic", "longrope")
 
     def validate(self) -> None:
         """Raises ValueError for options that `rotary_frequencies` rejects for every head size."""
-        dataclasses.replace(self, fraction=1.0).frequencies(head_size=2)
+        dataclasses.replace(self, fraction=1.0).frequencies(head_size=max(4, 2 * len(self.short_factors)))
 
-    def frequencies(self, head_size: int) -> tuple[np.ndarray, float]:
+    def frequencies(self, head_size: int, length: Int[Array, " B"] | None = None) -> tuple[Any, float]:
         """Returns the pair of `rotary_frequencies` for a head size: radians per position of each pair, and a scale."""
         options = dataclasses.asdict(self)
         size = 2 * round(options.pop("fraction") * head_size / 2)  # an even number of features
-        return rotary_frequencies(size, **options)
+        return rotary_frequencies(size, **options, length=length)
 
     def rotate(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"]) -> Float[Array, "B T N H"]:
-        """Rotates queries or keys."""
-        frequencies, factor = self.frequencies(x.shape[-1])
+        """Rotates queries or keys; the length of a text, if a scaling depends on it, is its last position plus 1."""
+        length = positions.max(axis=-1) + 1 if self.depends_on_length else None
+        frequencies, factor = self.frequencies(x.shape[-1], length)
         return rotary_embedding(x, positions, frequencies=frequencies, scale=factor)
 
 
@@ -418,7 +430,14 @@ def with_positions(
     rotary: RotaryConfig | None,
     positions: Int[Array, "#B T"] | None,
 ) -> Float[Array, "B T N H"]:
-    """Applies the norm and then the rotary positions to queries or keys; None skips either."""
+    """Normalizes queries or keys, then rotates them by their positions (rotary embedding); None skips either step.
+
+    Args:
+      heads: queries or keys, [B, T, N, H].
+      norm: normalization with a `scale` of size H, for each head, or N * H, for all heads together.
+      rotary: rotary embedding.
+      positions: positions of the tokens, [B or 1, T]; None means 0 .. T - 1.
+    """
     if norm is not None:
         is_shared = norm.scale.shape[-1] != heads.shape[-1]  # one norm over all heads
         heads = norm(heads.reshape(*heads.shape[:2], -1) if is_shared else heads).reshape(heads.shape)
@@ -438,16 +457,18 @@ class LearnedAttention(nnx.Module):
         d_k: int,
         options: dict[str, Any],
         *,
+        num_kv_heads: int | None = None,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         """Initializes the parameters and the state of the attention called `name` in `SPECS`."""
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         spec = SPECS[name]
         self.name = name
         self.options = tuple(options.items())  # a tuple, because static parts of a module must be hashable
         self.has_running_statistics = spec.update_state is not None
         for kind, init in ((nnx.Param, spec.parameters), (nnx.BatchStat, spec.state)):
-            arrays = init(rngs.params(), num_heads, d_k, param_dtype, **options) if init else {}
+            arrays = init(rngs.params(), num_heads, num_kv_heads, d_k, param_dtype, **options) if init else {}
             for array_name, array in arrays.items():
                 setattr(self, array_name, kind(array))
 
@@ -654,7 +675,15 @@ class AttentionConfig:
             return [self]
         return [AttentionConfig(name, self.options.only(SPECS[name].options)) for name in self.names]
 
-    def make(self, num_heads: int, d_k: int, *, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs) -> AttentionFn:
+    def make(
+        self,
+        num_heads: int,
+        d_k: int,
+        *,
+        num_kv_heads: int | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
+    ) -> AttentionFn:
         """Returns the attention of one layer: a function, or a `LearnedAttention` if its spec has parameters or state.
 
         For equal options the same function object is returned, so that compiled programs are shared.
@@ -662,13 +691,15 @@ class AttentionConfig:
         Args:
           num_heads: N.
           d_k: H, the size of a query and a key.
+          num_kv_heads: K; None means N.
           param_dtype: dtype of the parameters, if the attention has any.
           rngs: stream `params` initializes the parameters.
         """
         (name,) = self.names  # a pattern is split by `pattern` first
         spec = SPECS[name]
         if spec.parameters or spec.state:
-            return LearnedAttention(name, num_heads, d_k, self.options.given, param_dtype=param_dtype, rngs=rngs)
+            sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
+            return LearnedAttention(name, options=self.options.given, **sizes, param_dtype=param_dtype, rngs=rngs)
         return _bound(name, self.options)
 
 
@@ -687,12 +718,12 @@ def _check_options(attention: AttentionConfig, num_heads: int, num_kv_heads: int
         return
     spec = SPECS[attention.names[0]]
     query, key = (jax.ShapeDtypeStruct((1, 8, heads, d_k), jnp.float32) for heads in (num_heads, num_kv_heads))
-    sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
+    sizes: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
     shapes = spec.gates(**sizes, **attention.options.given) if spec.gates is not None else {}
     gates = {name: jax.ShapeDtypeStruct((1, 8, *shape), jnp.float32) for name, shape in shapes.items()}
     try:
         jax.eval_shape(
-            lambda query, key, gates: attention.make(num_heads, d_k, rngs=nnx.Rngs(0))(query, key, key, **gates),
+            lambda query, key, gates: attention.make(**sizes, rngs=nnx.Rngs(0))(query, key, key, **gates),
             query,
             key,
             gates,

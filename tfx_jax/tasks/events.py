@@ -25,7 +25,7 @@ from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 
-_QUANTILES = np.linspace(0.0, 1.0, 101)
+_PROBABILITIES = np.linspace(0.0, 1.0, 101)  # of the quantiles that `fit_scales` computes
 
 
 class Record(NamedTuple):
@@ -193,7 +193,7 @@ def is_cause(data: EventData, variables: np.ndarray, values: np.ndarray, times: 
 
 
 def fit_scales(records: Records) -> list[dict[str, Any]]:
-    """Computes how values of each variable are ranked among those of the records.
+    """Builds, for each variable, the table from which `rank_values` interpolates the rank (0 to 1) of a value.
 
     Returns:
       For each variable a dictionary: its "name", "values", up to 101 quantiles in increasing order, and their "ranks",
@@ -207,12 +207,12 @@ def fit_scales(records: Records) -> list[dict[str, Any]]:
     for index, name in enumerate(records.names):
         values_of_variable = values[variables == index]
         is_measured = len(values_of_variable) > 0
-        quantiles = np.quantile(values_of_variable, _QUANTILES) if is_measured else np.zeros(1)
-        shares = _QUANTILES if is_measured else np.full(1, 0.5)
-        # Of equal quantiles, only one is kept; its rank is the mean of their shares.
-        levels, level_of_quantile = np.unique(quantiles, return_inverse=True)
-        ranks = np.bincount(level_of_quantile, weights=shares) / np.bincount(level_of_quantile)
-        scales.append({"name": name, "values": levels.tolist(), "ranks": ranks.tolist()})
+        quantiles = np.quantile(values_of_variable, _PROBABILITIES) if is_measured else np.zeros(1)
+        probabilities = _PROBABILITIES if is_measured else np.full(1, 0.5)
+        # Of equal quantiles, only one is kept; its rank is the mean of their probabilities.
+        distinct_values, value_index = np.unique(quantiles, return_inverse=True)
+        ranks = np.bincount(value_index, weights=probabilities) / np.bincount(value_index)
+        scales.append({"name": name, "values": distinct_values.tolist(), "ranks": ranks.tolist()})
     return scales
 
 
@@ -390,7 +390,7 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
         ((log_odds, shares),) = model.predict(
             predict_shares, self.encode(_SingleRecord(records, record)), self.batch_spec
         )
-        names = [records.names[index] for index in record.variables]
+        names = [records.names[variable] for variable in record.variables]
         weights_of_events = zip(*shares, strict=True)  # for each event, padding included, its weight in each hop
         fields = (names, record.values.tolist(), record.times.tolist(), weights_of_events)
         events = [EventShare(*event) for event in zip(*fields, strict=False)]  # drops the weights of padding

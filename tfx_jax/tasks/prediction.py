@@ -148,13 +148,13 @@ class ImageAttention(NamedTuple):
       image: [Y, X, C] uint8.
       titles: title of each map: a word of a caption, or a layer.
       maps: weight of each cell of a square grid over the image, [maps, G, G] float32.
-      said: the caption, or the predicted class.
+      answer: the caption, or the predicted class.
     """
 
     image: np.ndarray
     titles: list[str]
     maps: np.ndarray
-    said: str
+    answer: str
 
 
 def drawable_pair(pairs: Iterable[tuple[str, str]], encode: Callable[[str], Sequence[Any]]) -> tuple[str, str] | None:

@@ -295,7 +295,7 @@ def _class(name: Any, path: str) -> Any:
     kind = match and getattr({"models": models, "tasks": tasks}[match[1]], match[2], None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         shown = printable(repr(name), 100)
-        raise ValueError(f"{path}.class={shown} is not a configuration of tfx_jax.models or tfx_jax.tasks")
+        raise ValueError(f"{path}.class={shown} must name a configuration in tfx_jax.models or tfx_jax.tasks")
     return kind
 
 

@@ -161,7 +161,7 @@ class _Trainer:
         self.state = self._restore(training)
         self.rng = base_rng(config)
         self.saved_step = self.last_done_step = int(self.state.step)  # waits until the state is computed
-        self.watchdog.beat(None)
+        self.watchdog.beat(None)  # no limit until the first step
         self.progress = Progress(
             workdir if is_primary() else None,
             last_done_step=self.last_done_step,
@@ -299,6 +299,7 @@ class _Trainer:
         self.progress.log(step, scalars, loss=loss, tokens_per_second=rate, mfu=scalars.get("train/mfu"))
 
     def _report(self, signum: int | None) -> None:
+        """Logs the last metrics and writes `report.md`; `signum` is the signal that ended the run, None without one."""
         step = int(self.state.step)
         # What was measured since the last log line: steps before an interruption, the last evaluation and save.
         self.progress.scalars(step, self.meter.take())
@@ -341,7 +342,7 @@ class _Trainer:
         started_at = time.monotonic()
         if step > self.saved_step:
             self._save()
-        self.watchdog.beat(None)
+        self.watchdog.beat(None)  # no limit: an evaluation may take longer than a step
         stage = f"step {step}/{self.config.num_steps}  evaluating on the validation split"
         self.progress.stage(stage)
         model = self.run.placed(

@@ -61,7 +61,10 @@ def learning_rate(config: OptimizerConfig, d_model: int, num_steps: int | None =
     if config.schedule == "inverse_sqrt":
         return inverse_sqrt_schedule(peak, warmup_steps)
     if num_steps is None or config.schedule not in ("cosine", "linear"):
-        raise ValueError(f"schedule={config.schedule!r} with num_steps={num_steps}")
+        raise ValueError(
+            'schedule must be "inverse_sqrt" or, with num_steps, "cosine" or "linear", '
+            f"got schedule={config.schedule!r} with num_steps={num_steps}"
+        )
     decay_steps = max(num_steps - warmup_steps, 1)
     final_fraction = config.final_fraction
     if config.schedule == "linear":

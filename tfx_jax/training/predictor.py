@@ -147,6 +147,7 @@ class LoadedModel:
       model: the module with its parameters.
       tokenizer: its tokenizer; None for a model that takes no text.
       eos_ids: tokens that end a generated text.
+      first_ids: tokens that every generated text begins with.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class LoadedModel:
         tokenizer: HFTokenizer | None = None,
         *,
         eos_ids: Sequence[int] = (),
+        first_ids: Sequence[int] = (),
         predictor: Predictor | None = None,
         task: Any = None,
         trained: TrainedModel | None = None,
@@ -167,6 +169,7 @@ class LoadedModel:
           model: the module.
           tokenizer: its tokenizer.
           eos_ids: tokens that end a generated text.
+          first_ids: tokens that every generated text begins with.
           predictor: computes predictions; None if the model has no task that takes text or files.
           task: task that the model was trained on, if any; without predictor, `predict` continues texts.
           trained: the model as the methods of the task take it.
@@ -175,6 +178,7 @@ class LoadedModel:
         """
         self._task, self._trained = task, trained
         self.model, self.tokenizer, self.eos_ids = model, tokenizer, tuple(eos_ids)
+        self.first_ids = tuple(first_ids)
         self._predictor, self._reason, self._source = predictor, reason, source
 
     @functools.cached_property
@@ -268,4 +272,5 @@ def load(source: epath.PathLike) -> LoadedModel:
         if isinstance(model, DecodingModel):  # cannot generate without a tokenizer
             raise
         tokenizer = None
-    return LoadedModel(model, tokenizer, eos_ids=hf.end_ids(folder), reason=reason, source=folder)
+    eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
+    return LoadedModel(model, tokenizer, eos_ids=eos_ids, first_ids=first_ids, reason=reason, source=folder)

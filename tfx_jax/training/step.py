@@ -271,8 +271,7 @@ def _check_no_dropout(model: nnx.Module) -> None:
             if name.endswith("dropout_rate") and isinstance(rate, (int, float)) and rate > 0:
                 raise UserError(
                     f"{type(module).__name__} has {name}={rate}, but the loss sampled nothing from the stream "
-                    "`dropout`: "
-                    "pass its `rngs` to the model, as in model(x, rngs=rngs), or set the rate to 0"
+                    "`dropout`: pass its `rngs` to the model, as in model(x, rngs=rngs), or set the rate to 0"
                 )
 
 

@@ -14,7 +14,7 @@ from tfx_jax.nn.lora import matrices_of
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.optimizer import make_optimizer
-from tfx_jax.training.sharding.attention import check_kernels
+from tfx_jax.training.sharding.layers import check_kernels
 from tfx_jax.training.sharding.strategies import TrainSetup, shard_training
 from tfx_jax.training.step import LossFn
 
@@ -27,7 +27,17 @@ def make_train_setup(
     *,
     make_carry: Callable[[], Any] = lambda: None,
 ) -> TrainSetup:
-    """Builds the sharded training program of an experiment for a mesh.
+    """Builds the step function and the first state of an experiment on a mesh, sharded and not yet compiled.
+
+    Args:
+      config: configuration of the experiment.
+      make_model: builds the model.
+      loss_fn: loss and metrics of a batch, see `tfx_jax.training.step.update`.
+      mesh: mesh from `make_mesh`.
+      make_carry: returns the carry of the first batch; only for models with a memory of earlier batches.
+
+    Returns:
+      A `TrainSetup`: step function, function that returns the first state, and shapes and shardings of the state.
 
     Raises:
       UserError: if the configuration names an attention kernel that the devices do not support, or Muon for a model
@@ -50,6 +60,7 @@ def make_train_setup(
         make_optimizer(config.optimizer, config.model.d_model, config.num_steps, matrices),
         make_carry=make_carry,
         accumulate=config.accumulate,
+        # A spike of the loss is handled like a gradient that is not finite: the step is skipped.
         skip_bad_steps=config.bad_steps == "skip" or config.spike_factor > 0,
         spike_factor=config.spike_factor,
         ema_decay=config.optimizer.ema_decay,

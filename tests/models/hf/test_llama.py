@@ -1,6 +1,7 @@
 """Llama and its relatives against transformers, with random weights."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -170,6 +171,58 @@ def test_a_scale_that_has_no_inverse_square_is_saved(tmp_path, multiplier):
     """Gemma's folders have the inverse square of the scale."""
     config = LlamaConfig(V, 64, 1, 32, 4, num_kv_heads=2, d_ff=48, attention_scale=multiplier)
     assert_comes_back(draw(lambda: Llama(config, rngs=nnx.Rngs(0))), tmp_path)
+
+
+SHORT, LONG = [1.0, 1.5, 2.0, 2.5], [1.0, 4.0, 6.0, 9.0]
+BY_LENGTH = {
+    "Llama": {
+        "max_position_embeddings": 8,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
+    },
+    "Phi3": {
+        "max_position_embeddings": 32,
+        "original_max_position_embeddings": 8,
+        "sliding_window": None,
+        "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": SHORT, "long_factor": LONG},
+    },
+}
+
+
+@pytest.mark.parametrize("name", BY_LENGTH)
+def test_positions_that_depend_on_the_length(name, tmp_path):
+    """The frequencies change after eight tokens: of texts that are read at once, and of each prefix in decoding."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SIZES | BY_LENGTH[name])
+    theirs = redrawn(getattr(transformers, f"{name}ForCausalLM")(config))
+    theirs.save_pretrained(tmp_path)
+    ours = hf.load(tmp_path)
+    assert ours.config.max_length == 32
+    wants = [logits_of(theirs, TOKENS[:, :length]) for length in range(5, T + 1)]
+    mask = np.arange(T)[None] < np.array([5, 8, T])[:, None]
+
+    @jitted
+    def run(model):
+        step_fn, cache, token = started(model.decoder(), TOKENS[:, :5], max_length=T - 4)
+        steps = []
+        for t in range(5, T + 1):
+            out, cache = step_fn(token, cache)
+            steps.append(out)
+            token = jnp.asarray(TOKENS[:, min(t, T - 1)])
+        return model(TOKENS), model(TOKENS[:, :8]), model(TOKENS, token_mask=mask), steps
+
+    long, short, padded, steps = run(ours)
+    close = functools.partial(np.testing.assert_allclose, atol=1e-4 * np.abs(wants[-1]).max())
+    close(long, wants[-1])
+    close(short, wants[3])
+    assert np.abs(wants[-1][:, :8] - wants[3]).max() > 1e-2  # of the same tokens in a longer text
+    for row, length in enumerate(mask.sum(axis=1)):
+        close(padded[row, :length], wants[length - 5][row])
+    for step, want in zip(steps, wants, strict=True):
+        close(step, want[:, -1])
+    again = tmp_path / "again"
+    hf.save(ours, again)
+    close(logits_of(transformers.AutoModelForCausalLM.from_pretrained(again).eval()), wants[-1])
+    assert hf.load(again).config == ours.config
 
 
 def test_every_architecture_is_compared():

@@ -111,7 +111,7 @@ def test_older_folders_have_copies_and_sinusoids(tmp_path):
         ({"share_encoder_decoder_embeddings": False}, "there is a tensor model.shared.weight, for which"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
         ({"encoder_layerdrop": 0.1}, "encoder_layerdrop is 0.1, but only 0.0 is supported"),
-        ({"decoder_start_token_id": LEFT_OUT}, "start_id=58100 is no token of a vocabulary of 41"),
+        ({"decoder_start_token_id": LEFT_OUT}, "start_id=58100 must be in 0 .. 40"),
         ({"encoder_attention_heads": 5, "decoder_attention_heads": 5}, "d_model=12 is not divisible by num_heads=5"),
         ({"encoder_layers": 4}, "the tensor model.encoder.layers.3.self_attn.q_proj.weight is missing"),
     ],

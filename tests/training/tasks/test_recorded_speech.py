@@ -137,9 +137,9 @@ def test_tables_name_files_beside_them_or_in_their_zip(tmp_path):
     [
         ("a.wav", r"train\.tsv, line 1: a line must be a WAV file name, one TAB and the transcript$"),
         ("a.wav\t \n", r"train\.tsv, line 1: a line must be "),
-        ("\n", r"train\.tsv names no files$"),
+        ("\n", r"train\.tsv has only blank lines: name a WAV file"),
         ("none.wav\thello\n", r"^there is no file none\.wav in "),
-        (b"\xff\t\n", r"^train\.tsv in .* is not UTF-8$"),
+        (b"\xff\t\n", r"^train\.tsv in .* is not UTF-8: convert it"),
     ],
 )
 def test_mistakes_in_tables_are_named(tmp_path, content, message):

@@ -287,9 +287,8 @@ GATED_DELTA_RULE = dataclasses.replace(
     name="gated_delta_rule",
     function=gated_delta_rule,
     reference="Gated DeltaNet: Yang et al. (2024), equation 10",
-    grouped_queries=False,  # the parameters have an axis of key heads, but `parameters` gets num_heads only
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"beta": (num_kv_heads,), "dt": (num_kv_heads,)},
-    parameters=lambda rng, num_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_heads, dtype),
+    parameters=lambda rng, num_heads, num_kv_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_kv_heads, dtype),
     decoding=_decode_gated_delta,
 )
 KIMI_DELTA_ATTENTION = dataclasses.replace(
@@ -298,5 +297,7 @@ KIMI_DELTA_ATTENTION = dataclasses.replace(
     function=kimi_delta_attention,
     reference="Kimi Linear (2025), equation 1",
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"beta": (num_kv_heads,), "dt": (num_kv_heads, d_k)},
-    parameters=lambda rng, num_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_heads, dtype, d_k),
+    parameters=lambda rng, num_heads, num_kv_heads, d_k, dtype, **_: init_steps_and_rates(
+        rng, num_kv_heads, dtype, d_k
+    ),
 )

@@ -333,8 +333,7 @@ STATE_SPACE_DUALITY = dataclasses.replace(
     name="state_space_duality",
     function=state_space_duality,
     reference="Mamba-2: Dao and Gu (2024), section 6",
-    grouped_queries=False,  # the parameters have an axis of key heads, but `parameters` gets num_heads only
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"dt": (num_kv_heads,)},
-    parameters=lambda rng, num_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_heads, dtype),
+    parameters=lambda rng, num_heads, num_kv_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_kv_heads, dtype),
     decoding=_decode_state_space,
 )

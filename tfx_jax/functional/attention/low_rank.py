@@ -78,7 +78,7 @@ def linformer_attention(
         shapes = f"{key_projection.shape} and {value_projection.shape}"
         raise ValueError(f"key_projection and value_projection must both have shape [M, L], got {shapes}")
     if s > key_projection.shape[1]:
-        raise ValueError(f"a sequence of {s} keys is longer than max_length={key_projection.shape[1]}")
+        raise ValueError(f"a sequence must have at most max_length={key_projection.shape[1]} keys, got {s}")
     dtype = np.promote_types(query.dtype, np.float32)
     visible = visible_keys(mask, b, s)
     position = jnp.maximum(jnp.cumsum(visible, axis=1) - 1, 0)  # [B, S], among the visible tokens
@@ -157,14 +157,16 @@ def induced_attention(
 
 
 def _init_projections(
-    rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int, num_projected: int
+    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int, num_projected: int
 ) -> dict[str, Array]:
     """Returns both projections from a normal distribution of variance 1 / M, which keeps distances on average."""
     projections = jax.random.normal(rng, (2, num_projected, max_length), jnp.float32) * num_projected**-0.5
     return dict(zip(("key_projection", "value_projection"), projections.astype(dtype), strict=True))
 
 
-def _init_points(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, num_inducing: int) -> dict[str, Array]:
+def _init_points(
+    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, num_inducing: int
+) -> dict[str, Array]:
     return {"inducing": jax.random.normal(rng, (num_heads, num_inducing, d_k), jnp.float32).astype(dtype)}
 
 

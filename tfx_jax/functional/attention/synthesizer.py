@@ -157,7 +157,7 @@ def dense_synthesizer_attention(
         if x.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {x.shape}")
     if s > length:
-        raise ValueError(f"a sequence of {s} tokens is longer than max_length={length} of the logits")
+        raise ValueError(f"a sequence must have at most max_length={length} tokens, the size of the logits, got {s}")
     dtype = np.promote_types(query.dtype, np.float32)
     _, key_positions = _positions(mask, segment_ids, b, t, s)
     inner = jnp.einsum("BTNH,NHD->BNTD", query.astype(dtype), hidden.astype(dtype))
@@ -195,7 +195,9 @@ def _positions(
     return count(query_ids, np.arange(t) + s - t), count(key_ids, np.arange(s))
 
 
-def _init(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int) -> dict[str, Array]:
+def _init(
+    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int
+) -> dict[str, Array]:
     return {"logits": jax.random.normal(rng, (num_heads, max_length, max_length), jnp.float32).astype(dtype)}
 
 
@@ -211,7 +213,9 @@ SYNTHESIZER_ATTENTION = AttentionSpec(
 )
 
 
-def _init_dense(rng: Array, num_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int) -> dict[str, Array]:
+def _init_dense(
+    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int
+) -> dict[str, Array]:
     """Returns matrices from Glorot's normal distribution, and biases of zero."""
     sizes = {"hidden": d_k, "logits": max_length}
     arrays = {}

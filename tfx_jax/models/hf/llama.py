@@ -67,6 +67,7 @@ _MULTIPLIERS = {
 }
 # Our names of rotary scalings by their names in config.json.
 _SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+_SCALINGS |= {"dynamic": "dynamic", "longrope": "longrope"}
 
 
 def read_config(architecture: str, fields: Fields) -> LlamaConfig:
@@ -109,7 +110,7 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
         raise UserError(f"partial_rotary_factor is {rotary.fraction}, but only Phi3ForCausalLM has it")
     return LlamaConfig(
         vocab_size=fields.get("vocab_size", 32_000),
-        max_length=fields.get("max_position_embeddings", 2048),
+        max_length=_max_length(fields, rotary),
         num_layers=num_layers,
         d_model=d_model,
         num_heads=num_heads,
@@ -126,6 +127,12 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
         attention_dropout_rate=float(fields.get("attention_dropout", 0.0)),
         **options,
     )
+
+
+def _max_length(fields: Fields, rotary: RotaryConfig) -> int:
+    """Returns the longest text, which "dynamic" scaling extends beyond the length that config.json has."""
+    length = fields.get("max_position_embeddings", 2048)
+    return round(length * rotary.factor) if rotary.scaling == "dynamic" else length
 
 
 def _activation(is_gemma: bool) -> str:
@@ -183,6 +190,7 @@ def _rotary(fields: Fields) -> tuple[RotaryConfig, float | None]:
         window = parameters.get("sliding_attention") or {}
         parameters, window_base = parameters["full_attention"], window.get("rope_theta", window_base)
     scaling = parameters.get("rope_type", parameters.get("type", "default"))
+    scaling = "longrope" if scaling == "su" else scaling  # the name in the first folders of Phi-3
     if scaling not in _SCALINGS:
         raise UserError(f"rope_parameters: rope_type is {scaling!r}, but only {', '.join(_SCALINGS)} are supported")
     base = parameters.get("rope_theta", fields.get("rope_theta", 10_000.0))
@@ -201,8 +209,17 @@ def _rotary(fields: Fields) -> tuple[RotaryConfig, float | None]:
         values["is_truncated"] = bool(parameters.get("truncate", True))
     if scaling != "default":
         values |= {ours: parameters[theirs] for theirs, ours in names.items() if parameters.get(theirs) is not None}
-        if scaling == "yarn" and "original_max_length" not in values:
-            values["original_max_length"] = fields.get("max_position_embeddings", 2048)
+        length = fields.get("max_position_embeddings", 2048)
+        if scaling == "dynamic":
+            values["original_max_length"] = length
+        elif scaling == "longrope":
+            # Phi-3 has the original length beside "rope_parameters", and it has precedence there.
+            original = fields.optional("original_max_position_embeddings", int)
+            values["original_max_length"] = original or values.get("original_max_length", length)
+            values["factor"] = values.get("factor", length / values["original_max_length"])
+            values |= {f"{name}_factors": tuple(map(float, parameters[f"{name}_factor"])) for name in ("short", "long")}
+        elif scaling == "yarn" and "original_max_length" not in values:
+            values["original_max_length"] = length
     return RotaryConfig(**values), window_base
 
 
@@ -236,7 +253,9 @@ def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
         "model_type": next(kind for kind, name in MODEL_TYPES.items() if name == architecture),
         "architectures": [architecture],
         "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.max_length,
+        "max_position_embeddings": (
+            config.rotary.original_max_length if config.rotary.scaling == "dynamic" else config.max_length
+        ),
         "num_hidden_layers": config.num_layers,
         "hidden_size": config.d_model,
         "num_attention_heads": config.num_heads,
@@ -258,6 +277,8 @@ def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
     if architecture in _LATER_GEMMAS and config.attention_scale is not None:
         values["query_pre_attn_scalar"] = round(config.attention_scale**-2)
     values |= {"attn_logit_softcapping": config.attention_soft_cap, "final_logit_softcapping": config.logits_soft_cap}
+    if config.rotary.scaling == "longrope":
+        values["original_max_position_embeddings"] = config.rotary.original_max_length
     if config.vocab_size <= _PAD_IDS.get(architecture, 0):
         values["pad_token_id"] = 0
     experts = config.experts
@@ -295,13 +316,16 @@ def _rope_parameters(config: LlamaConfig) -> dict[str, Any]:
         values["partial_rotary_factor"] = rotary.fraction
     if rotary.scaling != "none":
         values["factor"] = rotary.factor
-    if rotary.scaling in ("llama3", "yarn"):
+    if rotary.scaling in ("llama3", "yarn", "longrope"):
         values["original_max_position_embeddings"] = rotary.original_max_length
     if rotary.scaling == "llama3":
         values |= {"low_freq_factor": rotary.low_frequency_factor, "high_freq_factor": rotary.high_frequency_factor}
     if rotary.scaling == "yarn":
         values |= {"beta_fast": rotary.beta_fast, "beta_slow": rotary.beta_slow}
         values |= {} if rotary.is_truncated else {"truncate": False}
+        values |= {} if rotary.attention_factor is None else {"attention_factor": rotary.attention_factor}
+    if rotary.scaling == "longrope":
+        values |= {"short_factor": [*rotary.short_factors], "long_factor": [*rotary.long_factors]}
         values |= {} if rotary.attention_factor is None else {"attention_factor": rotary.attention_factor}
     if config.window_rotary_base is None:
         return values

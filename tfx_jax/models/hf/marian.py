@@ -213,8 +213,6 @@ def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]
 
 def rows(config: TransformerConfig) -> list[Row]:
     """Returns the table of names."""
-    names = ("q_proj", "k_proj", "v_proj", "out_proj")
-    attentions = {"encoder": {"self": "self_attn"}, "decoder": {"self": "self_attn", "cross": "encoder_attn"}}
     result = [table("embedding/table", "model.shared.weight")]
     if config.source_vocab_size is not None:
         result = [
@@ -229,6 +227,16 @@ def rows(config: TransformerConfig) -> list[Row]:
             result += norm(f"{name}_embedding_norm", f"model.{side}.layernorm_embedding")
         if config.pre_norm:
             result += norm(f"{side}_norm", f"model.{side}.layer_norm")
+    result += layer_rows()
+    # Their tensor has shape [1, V], a matrix with one output.
+    return [*result, linear("logits_bias", "final_logits_bias")] if config.logits_bias else result
+
+
+def layer_rows() -> list[Row]:
+    """Returns the rows of the layers of encoder and decoder, which all architectures have."""
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    attentions = {"encoder": {"self": "self_attn"}, "decoder": {"self": "self_attn", "cross": "encoder_attn"}}
+    result: list[Row] = []
     for side, kinds in attentions.items():
         ours, theirs = f"{side}_layers", f"model.{side}.layers.{{}}"
         for kind, name in kinds.items():
@@ -236,5 +244,4 @@ def rows(config: TransformerConfig) -> list[Row]:
             result += norm(f"{ours}/{kind}_attention_residual/norm", f"{theirs}.{name}_layer_norm")
         result += feed_forward(f"{ours}/feed_forward", f"{theirs}.fc1", f"{theirs}.fc2")
         result += norm(f"{ours}/feed_forward_residual/norm", f"{theirs}.final_layer_norm")
-    # Their tensor has shape [1, V], a matrix with one output.
-    return [*result, linear("logits_bias", "final_logits_bias")] if config.logits_bias else result
+    return result

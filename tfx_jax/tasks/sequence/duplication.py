@@ -85,8 +85,8 @@ class DrawnConfig(TaskConfig):
         if artifacts.starts_from_model:
             if model.vocab_size < vocab_size:
                 raise UserError(
-                    f"the initial model has {model.vocab_size} tokens, but the task needs {vocab_size}: start from "
-                    "another model"
+                    f"the initial model has {model.vocab_size} tokens, but the task needs {vocab_size}: name a model "
+                    "with a larger vocabulary as config.init_from"
                 )
             vocab_size = model.vocab_size
         return self.task_class(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits, NO_DATA)
@@ -125,7 +125,7 @@ class DrawnSequences(abc.ABC):
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < self._count:
-            raise IndexError(f"example {index} of {self._count}")
+            raise IndexError(f"there is no example {index}: examples are numbered from 0 to {self._count - 1}")
         return self.draw(np.random.default_rng((*self._key, index)))
 
 
@@ -221,7 +221,10 @@ class DuplicationConfig(DrawnConfig):
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "decoder", "duplication")
         if self.data.max_length % 2:
-            raise UserError(f"config.task.data.max_length={self.data.max_length} must be even, for two halves 0 w")
+            raise UserError(
+                f"config.task.data.max_length={self.data.max_length} must be even: an example is 0 w 0 w with a "
+                "sequence w"
+            )
         check_max_length(model, self.data.max_length)
 
     def tiny(self) -> None:

@@ -150,13 +150,14 @@ class Tones:
             raise IndexError(index)
         letters, durations, rng = self._plan(index)
         hop, rate = self._data.hop, self._data.sample_rate
-        pieces = [np.zeros(durations[0] * hop)]
+        pieces = [np.zeros(durations[0] * hop)]  # silence before the first letter
+        # Each letter is a sine tone, followed by silence. The tones divide 0 Hz to half of the sample rate evenly.
         for letter, tone_frames, silent_frames in zip(letters, durations[1::2], durations[2::2], strict=True):
             seconds = np.arange(tone_frames * hop) / rate
             frequency = rate * (letter + 1) / (2 * len(self.characters) + 2)
             pieces += [0.3 * np.sin(2 * np.pi * frequency * seconds), np.zeros(silent_frames * hop)]
         sound = np.concatenate(pieces)
-        sound += 0.003 * rng.standard_normal(len(sound))
+        sound += 0.003 * rng.standard_normal(len(sound))  # noise, 37 dB below the tones
         samples = np.rint(sound * 32_768).astype(np.int16)
         return Utterance(samples.reshape(-1, hop), self.transcripts[index])
 
@@ -339,7 +340,7 @@ def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:
     try:
         lines = files.read(name).decode("utf-8-sig").split("\n")
     except UnicodeDecodeError:
-        raise UserError(f"{name} in {files.path} is not UTF-8") from None
+        raise UserError(f"{name} in {files.path} is not UTF-8: convert it, e.g. with iconv") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         if not is_blank(line):
@@ -348,7 +349,7 @@ def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:
                 raise UserError(f"{path}, line {number}: a line must be a WAV file name, one TAB and the transcript")
             rows.append((file, " ".join(transcript[0].split())))
     if not rows:
-        raise UserError(f"{path} names no files")
+        raise UserError(f"{path} has only blank lines: name a WAV file and its transcript in each")
     return FileUtterances(data, files, rows)
 
 

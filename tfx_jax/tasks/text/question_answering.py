@@ -107,6 +107,7 @@ def context_windows(
             "be at least 1"
         )
     step = min(stride, max_shown)
+    # The last window starts at or after len(context) - max_shown, so the windows cover the context.
     starts = range(0, max(1, len(context) - max_shown + step), step)
     rows = [
         pair_inputs(
@@ -121,9 +122,9 @@ def context_windows(
     ]
     ids, token_types = (np.stack(arrays) for arrays in zip(*rows, strict=True))
     offset = len(question) + 2  # after [CLS] question [SEP]
-    shown = np.array([[min(len(context) - start, max_shown)] for start in starts])
-    positions = np.arange(max_length) - offset
-    context_mask = (positions >= 0) & (positions < shown)
+    num_shown = np.array([[min(len(context) - start, max_shown)] for start in starts])  # [W, 1]
+    positions = np.arange(max_length) - offset  # relative to the first token of the context
+    context_mask = (positions >= 0) & (positions < num_shown)
     return Windows(ids, token_types, context_mask, starts=np.array(starts, np.int32), offset=offset)
 
 
@@ -139,8 +140,8 @@ def answer_positions(windows: Windows, first: int, last: int) -> tuple[np.ndarra
       A pair: positions of the first and of the last token, each [W] int32; NO_ANSWER for both if the window does not
       contain the whole answer.
     """
-    shown = windows.context_mask.sum(axis=1)
-    inside = (first >= windows.starts) & (last < windows.starts + shown)
+    num_shown = windows.context_mask.sum(axis=1)  # context tokens of each window
+    inside = (first >= windows.starts) & (last < windows.starts + num_shown)
     first_positions, last_positions = (
         np.where(inside, token - windows.starts + windows.offset, NO_ANSWER) for token in (first, last)
     )

@@ -145,7 +145,7 @@ class RecurrentLanguageModelTask(
         }
 
         def read_segment(memories: Memory, segment: dict[str, Array]) -> tuple[Memory, Any]:
-            output = recurrent_language_model_loss(model, segment, None, memories)
+            output = recurrent_language_model_loss(model, segment, rngs=None, carry=memories)
             return output.carry, output.metrics
 
         _, metrics = jax.lax.scan(read_segment, self.model_config.init_memories(rows, memory_length), segments)

@@ -59,7 +59,7 @@ class SpanCorruptionConfig(TaskConfig):
         if needed > NUM_SENTINELS:
             raise UserError(
                 f"config.task.data.max_length={length} needs {needed} sentinels in a target, but T5's tokenizers have "
-                f"{NUM_SENTINELS}: lower it"
+                f"{NUM_SENTINELS}: lower max_length"
             )
 
     def setup(

@@ -388,7 +388,7 @@ def predict_tags(model: BertTagger | ElmoTagger, batch: dict[str, Array]) -> Int
 
     `batch` is as for `tagging_loss`, without targets.
     """
-    return _logits(model, batch, None).argmax(axis=-1)
+    return _logits(model, batch, rngs=None).argmax(axis=-1)
 
 
 def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> Array:

@@ -145,8 +145,8 @@ class PairData:
         pairs = self._read_files("train")
         if len(pairs) < 10:  # a tenth of them would be 0
             raise UserError(
-                f"{self.train_source} has only {len(pairs)} pairs, fewer than the 10 needed to set some aside: name "
-                "config.task.data.validation_source"
+                f"{self.train_source} has {len(pairs)} pairs, but a validation split can be taken from at least 10: "
+                "add pairs, or name config.task.data.validation_source"
             )
         train_pairs, validation_pairs = split_pairs(pairs, self.validation_pairs)
         return validation_pairs if split == "validation" else train_pairs

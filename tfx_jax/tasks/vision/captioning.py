@@ -158,7 +158,7 @@ class ShapeImages:
             raise IndexError(index)
         scene = draw_scene((*self._key, index), held_out=self._held_out)
         # `named` has for each word the index of the shape that it names, or -1.
-        boxes = [(0, 0, 0, 0) if index < 0 else scene.shapes[index].box for index in scene.named]
+        boxes = [(0, 0, 0, 0) if shape < 0 else scene.shapes[shape].box for shape in scene.named]
         return Captioned(scene.image, " ".join(scene.words), np.array(boxes, np.int32))
 
     def captions(self) -> Iterator[str]:
@@ -475,7 +475,7 @@ def write_captions(
 
 def _metrics(model: Any, batch: dict[str, Array]) -> dict[str, Metric]:
     """Returns the metrics of the loss without dropout, for `TrainedModel.sum_metrics`."""
-    return captioning_loss(model, batch, None).metrics
+    return captioning_loss(model, batch, rngs=None).metrics
 
 
 def _weights(model: Any, batch: dict[str, Array]) -> Float[Array, "B T L"]:

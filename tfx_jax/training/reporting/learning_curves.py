@@ -91,6 +91,7 @@ def _draw_loss(
 
 
 def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricInfo) -> None:
+    """Draws the curve of a validation metric and a line at its best value, which the title states."""
     unit = f",{metric.unit}" if metric.unit else ""  # as in "accuracy, %": the unit begins with a space
     panel.set_title(f"validation {metric.title}{unit}", loc="left", fontsize=11)
     steps = [evaluation["step"] for evaluation in evaluations]

@@ -18,12 +18,9 @@ from jaxtyping import Array
 
 from tfx_jax.data.batching.batches import ProcessShard
 from tfx_jax.errors import UserError
-from tfx_jax.nn.distribution import Distribution
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.training.sharding.attention import shard_attention
-from tfx_jax.training.sharding.experts import expert_exchange
-from tfx_jax.training.sharding.mesh_axes import BATCH_AXES, num_batch_shards
+from tfx_jax.training.sharding.layers import BATCH_AXES, make_distribution, num_batch_shards
 from tfx_jax.training.step import Batch, LossFn, Metrics, TrainState, init_state, jit_update
 
 Rules = tuple[tuple[str, P], ...]
@@ -220,16 +217,6 @@ def gather_embeddings(mesh: Mesh, loss_fn: LossFn) -> LossFn:
     return loss
 
 
-@functools.cache  # one object per mesh, so that JAX finds the functions it has traced
-def make_distribution(mesh: Mesh) -> Distribution:
-    """Returns how attention and experts run on a mesh; a training step enters `tfx_jax.nn.distributed` with it.
-
-    Evaluation and decoding do not enter it: examples and positions of their batches need not divide evenly. If
-    parameters are sharded there, the compiler chooses how to shard attention.
-    """
-    return Distribution(shard_attention(mesh), num_batch_shards(mesh), functools.partial(expert_exchange, mesh))
-
-
 class TrainSetup(NamedTuple):
     """Functions and shapes of a run on a mesh; nothing is computed or compiled yet."""
 
@@ -308,7 +295,10 @@ def _shards_of(mesh: Mesh, process_index: int | None) -> tuple[ProcessShard, tup
     process_index = jax.process_index() if process_index is None else process_index
     shards = _shards_by_process(mesh)
     if process_index not in shards:
-        raise UserError(f"config.mesh: process {process_index} has no device in the mesh; data=-1 uses all devices")
+        raise UserError(
+            f"config.mesh: process {process_index} has no device in the mesh, but every process needs one: set "
+            "config.mesh.data=-1 to use all devices"
+        )
     return shards[process_index]
 
 
@@ -340,7 +330,10 @@ def _shards_by_process(mesh: Mesh) -> dict[int, tuple[ProcessShard, tuple[int, .
 
 
 def batch_sharding(mesh: Mesh, num_axes: int) -> NamedSharding:
-    """Returns the sharding of a batch array: examples over the batch axes, positions (if any) over "sequence"."""
+    """Returns the sharding of a batch array: examples over the batch axes, positions over "sequence".
+
+    With `num_axes=1` only the examples are sharded; positions are not.
+    """
     return NamedSharding(mesh, P(*BATCH[:num_axes]))
 
 
@@ -375,12 +368,16 @@ def take_batch_shard(examples: np.ndarray, index: Any, mesh: Mesh, process_index
     return examples[first : first + shard_size, *index[1:]]
 
 
-def shard_whole_batch(mesh: Mesh, batch: Batch) -> Batch:
-    """Distributes a batch that every process has in full over the mesh, if its size divides evenly."""
+def shard_whole_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """Distributes a batch of NumPy arrays that every process has in full: examples over the batch axes of the mesh.
+
+    An array whose number of examples is not a multiple of `num_batch_shards` is returned unchanged, as a NumPy array.
+    """
 
     def spread(examples: np.ndarray) -> jax.Array | np.ndarray:
         if len(examples) % num_batch_shards(mesh):
             return examples
-        return jax.make_array_from_callback(examples.shape, batch_sharding(mesh, 1), examples.__getitem__)
+        by_example = batch_sharding(mesh, num_axes=1)  # positions are not sharded
+        return jax.make_array_from_callback(examples.shape, by_example, examples.__getitem__)
 
     return jax.tree.map(spread, batch)
