@@ -95,7 +95,7 @@ def step_and_state(config: TransformerConfig) -> tuple[Callable[..., Any], Train
 
     experiment = ExperimentConfig(model=config)
     loss_fn = functools.partial(translation_loss, label_smoothing=LABEL_SMOOTHING)
-    step_fn, first_state, _ = make_train_setup(experiment, make_model, loss_fn, make_mesh())
+    step_fn, first_state, *_ = make_train_setup(experiment, make_model, loss_fn, make_mesh())
     return step_fn, first_state()
 
 

@@ -453,7 +453,14 @@ def int8_product(
     [5.0]
     """
     rounded, row_scales = quantize_rows(x)
+    rows = x.shape[:-1]
+    if math.prod(rows) == 1:
+        # On CPUs XLA has a fast int8 kernel for matrices only. One row by 768 x 3,072 weights on a core: 4,100 us; with
+        # a row of zeros 180 us; float32 360 us.
+        rounded = jnp.pad(rounded.reshape(1, -1), ((0, 1), (0, 0)))
     sums = jnp.einsum("...D,ND->...N", rounded, values, preferred_element_type=jnp.int32)
+    if math.prod(rows) == 1:
+        sums = sums[0].reshape(*rows, -1)
     return sums.astype(jnp.float32) * row_scales[..., None] * scales.reshape((1,) * (x.ndim - 1) + (-1,))
 
 

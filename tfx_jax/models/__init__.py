@@ -12,6 +12,7 @@ from tfx_jax.models.bert import (
     BertTagger,
 )
 from tfx_jax.models.captioning import Captioner, CaptionerConfig
+from tfx_jax.models.clip import Clip, ClipConfig
 from tfx_jax.models.conformer import Conformer, ConformerConfig
 from tfx_jax.models.decomposable import DecomposableAttention, DecomposableConfig
 from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel, ElmoTagger
@@ -43,6 +44,8 @@ __all__ = [
     "BertTagger",
     "Captioner",
     "CaptionerConfig",
+    "Clip",
+    "ClipConfig",
     "Conformer",
     "ConformerConfig",
     "DecomposableAttention",

@@ -117,11 +117,13 @@ class ViTOutput(NamedTuple):
 class PatchEmbedding(nnx.Module):
     """Linear map from all pixels of a patch to one vector (Dosovitskiy et al., 2021, equation 1)."""
 
-    def __init__(self, num_channels: int, patch_size: int, d_model: int, *, dtype: Any, rngs: nnx.Rngs):
+    def __init__(
+        self, num_channels: int, patch_size: int, d_model: int, *, use_bias: bool = True, dtype: Any, rngs: nnx.Rngs
+    ):
         init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
         shape = (num_channels, patch_size, patch_size, d_model)
         self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(d_model))
+        self.bias = nnx.Param(jnp.zeros(d_model)) if use_bias else None
         self.dtype = dtype
 
     def __call__(self, images: Float[Array, "B Y X C"]) -> Float[Array, "B P D"]:
@@ -130,7 +132,8 @@ class PatchEmbedding(nnx.Module):
         size, d_model = self.kernel.shape[2:]
         patches = images.astype(self.dtype).reshape(batch, height // size, size, width // size, size, channels)
         x = jnp.einsum("ByuxvC,CuvD->ByxD", patches, self.kernel[...].astype(self.dtype))
-        return x.reshape(batch, -1, d_model) + self.bias[...].astype(self.dtype)[None, None]
+        x = x.reshape(batch, -1, d_model)
+        return x if self.bias is None else x + self.bias[...].astype(self.dtype)[None, None]
 
 
 class ViT(nnx.Module):

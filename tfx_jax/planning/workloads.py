@@ -58,7 +58,7 @@ def training_workload(model: TransformerConfig, *, batch: int, length: int) -> W
         return Transformer(model, rngs=nnx.Rngs(params=config.seed))
 
     loss_fn = functools.partial(translation_loss, label_smoothing=0.1)
-    step_fn, first_state, _ = make_train_setup(config, make_model, loss_fn, mesh)
+    step_fn, first_state, *_ = make_train_setup(config, make_model, loss_fn, mesh)
     state, rng = first_state(), base_rng(config)
     sides = {side: _sentences(model, batch, length, seed) for seed, side in enumerate(("source", "target"))}
     on_devices = shard_batch(sides, mesh)

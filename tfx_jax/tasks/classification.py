@@ -34,12 +34,12 @@ CLASS_METRICS = (
 )
 """Metrics of all classification tasks: the fields of `ClassScores`."""
 
-LABEL_DTYPES = {"label": np.int32, "row_weights": np.float32}
+LABEL_ARRAYS: dict[str, tuple[Any, ...]] = {"label": (np.int32,), "row_weights": (np.float32,)}
 """Arrays [B] in the batches of all these tasks: the id of the class, and the weight, 0 for padding examples."""
 
 
 def label_arrays(label: int) -> Example:
-    """Returns the arrays of `LABEL_DTYPES` for one example."""
+    """Returns the arrays of `LABEL_ARRAYS` for one example."""
     return {"label": np.array(label, np.int32), "row_weights": np.array(1, np.float32)}
 
 
@@ -54,7 +54,7 @@ def class_loss(
 
     Args:
       logits: logits of the classes, [B, C].
-      batch: contains the arrays of `LABEL_DTYPES`.
+      batch: contains the arrays of `LABEL_ARRAYS`.
       is_read: 1 or True for each token, or other unit, that the model reads; `num_tokens` counts them.
       label_smoothing: see `summed_cross_entropy`.
 
@@ -100,7 +100,7 @@ class ClassificationBase(Generic[Config, Model, Rows]):
         raise NotImplementedError
 
     def encode(self, rows: Any) -> ExampleSource:
-        """Returns one example per row of the data, with the arrays of `LABEL_DTYPES`."""
+        """Returns one example per row of the data, with the arrays of `LABEL_ARRAYS`."""
         raise NotImplementedError
 
     def rows(self, split: Split) -> Rows:

@@ -18,10 +18,10 @@ from tfx_jax.metrics.ranking import auroc, average_precision, with_interval
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.tasks.artifacts import setup_json
-from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
+from tfx_jax.tasks.classification import LABEL_ARRAYS, ClassificationBase, class_loss, label_arrays
 from tfx_jax.tasks.files import FileData, check_batch, few_boundaries, split_path
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 
@@ -258,12 +258,9 @@ class EventClassificationConfig(TaskConfig):
     def planned(self, model: Seq2VecConfig, options: LoaderOptions) -> PlannedTask:
         """Plans the task; a table is assumed to have `max_length` variables."""
         num_variables = self.data.num_variables if self.data.dataset == "synthetic" else self.data.max_length
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes={"variable": np.int32, "value": np.float32, "time": np.float32, "event_mask": np.bool_},
-            scalars=LABEL_DTYPES,
-        )
+        dtypes = {"variable": np.int32, "value": np.float32, "time": np.float32, "event_mask": np.bool_}
+        arrays = {name: (dtype, LENGTH) for name, dtype in dtypes.items()}
+        batch = planned_batch(self.data, options, LABEL_ARRAYS | arrays)
         model = dataclasses.replace(model, vocab_size=num_variables, num_classes=2)
         return PlannedTask(EventClassificationTask(self, model, NO_DATA, NO_DATA), batch)
 

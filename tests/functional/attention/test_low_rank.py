@@ -19,6 +19,23 @@ def test_linformer_with_projections_that_change_nothing_is_dense_attention():
     np.testing.assert_allclose(attend(QUERY, KEY, VALUE), mixed(dense_weights(QUERY, KEY), VALUE), atol=1e-5)
 
 
+@pytest.mark.parity
+@pytest.mark.parametrize("one_kv_head", [False, True])
+def test_linformer_is_that_of_the_package(one_kv_head):
+    torch = pytest.importorskip("torch")
+    linformer = pytest.importorskip("linformer")
+    torch.manual_seed(0)
+    layer = linformer.LinformerSelfAttention(N * H, T + 2, k=3, heads=N, one_kv_head=one_kv_head)
+    layer.to_out, x = torch.nn.Identity(), torch.tensor(QUERY.reshape(B, T, N * H))
+    heads = [project(x).detach().numpy().reshape(B, T, -1, H) for project in (layer.to_q, layer.to_k, layer.to_v)]
+    projections = {
+        "key_projection": layer.proj_k.detach().numpy().T,
+        "value_projection": layer.proj_v.detach().numpy().T,
+    }
+    got = jax.jit(lambda *x: linformer_attention(*x, **projections))(*heads)
+    np.testing.assert_allclose(got, layer(x).detach().numpy().reshape(got.shape), atol=1e-6)
+
+
 def test_errors_say_what_fits():
     inducing = np.ones((N, 3, H), np.float32)
     arrays = QUERY, KEY, VALUE

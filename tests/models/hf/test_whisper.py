@@ -73,7 +73,7 @@ def score():
 
 
 def greedy(frames, first):
-    """Token by token, reading everything again; what must not come is skipped."""
+    """Token by token, reading everything again; tokens that must not come are skipped."""
     found, length = list(first), SIZES["learned_positions"] - 1
     while len(found) < length - 1:  # at the limit is the end, whatever is probable
         target = np.zeros((1, length), np.int32)

@@ -26,10 +26,11 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
 from tfx_jax.hub import local_folder
 from tfx_jax.models.bert import Bert
+from tfx_jax.models.clip import Clip
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
-from tfx_jax.models.hf import bert, bigbird, gpt, llama, longformer, marian, modernbert, peft, t5, vit, whisper
+from tfx_jax.models.hf import bert, bigbird, clip, gpt, llama, longformer, marian, modernbert, peft, t5, vit, whisper
 from tfx_jax.models.hf.encoders import ENCODERS
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
@@ -182,6 +183,20 @@ _WHISPER = Family(
     copies=((r"proj_out\.weight", "model.decoder.embed_tokens.weight"),),
     fits=lambda config: True,
 )
+
+
+def _clip(architecture: str) -> Family:
+    """Returns the family of CLIP or SigLIP."""
+    return Family(
+        Clip,
+        read_config=functools.partial(clip.read_config, architecture),
+        write_config=functools.partial(clip.write_config, architecture),
+        rows=clip.rows,
+        ignored=clip.IGNORED,
+        fits=functools.partial(clip.fits, architecture),
+    )
+
+
 _MODULES = (bert, *ENCODERS, modernbert, bigbird, longformer, vit)
 
 # Families by the name in "architectures" of config.json. If several have the same class, a model is saved as the first
@@ -194,6 +209,7 @@ FAMILIES: dict[str, Family] = {
     **{name: _transformer(name) for name in marian.ARCHITECTURES},
     **{name: _llama(name) for name in llama.ARCHITECTURES},
     whisper.ARCHITECTURE: _WHISPER,
+    **{name: _clip(name) for name in clip.ARCHITECTURES},
 }
 # Architectures by "model_type", for a config.json without "architectures".
 _BY_MODEL_TYPE = {
@@ -209,6 +225,7 @@ _BY_MODEL_TYPE = {
     **t5.MODEL_TYPES,
     **marian.MODEL_TYPES,
     **llama.MODEL_TYPES,
+    **clip.MODEL_TYPES,
     **{encoder.MODEL_TYPE: next(iter(encoder.HEADS)) for encoder in ENCODERS},
 }
 

@@ -54,6 +54,10 @@ class Fields:
         """Returns the same values with other names: `names` maps the names that callers use to those in the file."""
         return Fields(self._values, self._path, names)
 
+    def nested(self, name: str) -> "Fields":
+        """Returns the fields of an object in a field, which older files continue in another, `name` and "_dict"."""
+        return Fields({**self.get(name, {}), **self.get(f"{name}_dict", {})}, self._path)
+
     def get(self, name: str, default: Any) -> Any:
         """Returns a field's value, or `default` if the field is missing or null.
 

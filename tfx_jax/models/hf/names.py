@@ -45,6 +45,7 @@ class Row:
       columns: (start, stop, total) if the tensor holds parameters of different sizes side by side: the range of this
         one among the `total` outputs.
       first_layer: index, in the names of tensors, of the first layer of a stack.
+      is_scalar: whether the tensor has no axis; the parameter has one entry.
       layer_step: difference between the indices of successive layers; above 1 if stacks alternate.
     """
 
@@ -62,6 +63,7 @@ class Row:
     columns: tuple[int, int, int] | None = None
     first_layer: int = 0
     layer_step: int = 1
+    is_scalar: bool = False
 
     def tensor_names(self, shape: Shape) -> list[str]:
         """Returns the names of the tensors of a parameter of this shape: one per layer of a stack and per expert."""
@@ -83,6 +85,8 @@ class Row:
 
     def their_shape(self, shape: Shape) -> Shape:
         """Returns the shape of the tensor for a parameter of this shape."""
+        if self.is_scalar:
+            return ()
         shape = shape[self.num_stack_axes :]
         batch, shape = shape[: self.num_batch_axes], shape[self.num_batch_axes :]
         return (1,) * self.num_ones + batch + self._shape_behind_ones(shape)
@@ -99,6 +103,8 @@ class Row:
 
     def to_ours(self, tensor: np.ndarray, shape: Shape) -> np.ndarray:
         """Returns the parameter of one layer, of this shape, from its tensor; a view if possible."""
+        if self.is_scalar:
+            return tensor.reshape(shape)
         if self.num_batch_axes:
             row = dataclasses.replace(self, num_batch_axes=self.num_batch_axes - 1)
             return np.stack([row.to_ours(entry, shape[1:]) for entry in tensor])
@@ -113,6 +119,8 @@ class Row:
 
     def to_theirs(self, param: np.ndarray) -> np.ndarray:
         """Returns the tensor for the parameter of one layer, or its part of a tensor that holds several."""
+        if self.is_scalar:
+            return param.reshape(())
         if self.num_batch_axes:
             row = dataclasses.replace(self, num_batch_axes=self.num_batch_axes - 1)
             return np.stack([row.to_theirs(entry) for entry in param])
@@ -308,6 +316,8 @@ def _join(parts_of_tensor: list[tuple[int, int | None, np.ndarray]]) -> np.ndarr
     _, axis, _ = parts_of_tensor[0]
     if axis is None:
         return np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
+    if len(parts) == 1:
+        return np.asarray(parts[0], order="C")  # which leaves a scalar without axes
     return np.ascontiguousarray(np.concatenate(parts, axis=axis))
 
 

@@ -26,7 +26,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented
 from tfx_jax.models.config import DecoderConfig, ModelConfig, check_max_length, require_kind
 from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.token_prediction import TokenPredictionBase
@@ -93,9 +93,9 @@ class DrawnConfig(TaskConfig):
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
         model = dataclasses.replace(cast(Any, model), vocab_size=self.data.vocab_size)
-        dtypes = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
+        arrays = dict.fromkeys(("inputs", "targets"), (np.int32, LENGTH)) | {"weights": (np.float32, LENGTH)}
         task = self.task_class(self, model, NO_DATA, NO_DATA)
-        return PlannedTask(task, planned_batch(self.data, options, dtypes=dtypes))
+        return PlannedTask(task, planned_batch(self.data, options, arrays))
 
 
 class DrawnSequences(abc.ABC):

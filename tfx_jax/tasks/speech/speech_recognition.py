@@ -33,7 +33,7 @@ from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.files import few_boundaries
 from tfx_jax.tasks.loss import LossOutput, Metric
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, Sound, log_mel_features, utterance_of
 from tfx_jax.tasks.speech.speech_data import SpeechData, Utterance, Utterances
@@ -85,14 +85,9 @@ class SpeechRecognitionConfig(TaskConfig):
         # Only the number of characters matters; one label is the blank.
         characters = getattr(self.data, "characters", "?" * max(1, model.vocab_size - 1))
         size, dtype = self.data.frame
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes={"frames": dtype, "labels": np.int32},
-            lengths={"labels": self.data.max_characters},
-            sizes={"frames": size},
-            scalars={"num_frames": np.int32, "num_labels": np.int32},
-        )
+        arrays = {"frames": (dtype, LENGTH, size), "labels": (np.int32, self.data.max_characters)}
+        arrays |= {"num_frames": (np.int32,), "num_labels": (np.int32,)}
+        batch = planned_batch(self.data, options, arrays)
         model = self._resized(model, characters)
         return PlannedTask(SpeechRecognitionTask(self, model, NO_DATA, tuple(characters)), batch)
 

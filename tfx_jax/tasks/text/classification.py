@@ -29,7 +29,7 @@ from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.synthetic.grammar import grammar_labeled, grammar_labeled_pairs
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.classification import (
-    LABEL_DTYPES,
+    LABEL_ARRAYS,
     ClassificationBase,
     check_labels,
     class_loss,
@@ -46,7 +46,7 @@ from tfx_jax.tasks.files import (
     split_rows,
 )
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
@@ -153,12 +153,8 @@ class ClassificationConfig(TaskConfig):
         return ClassificationTask(self, dataclasses.replace(model, labels=tuple(labels)), splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes=dict.fromkeys(("tokens", "token_type_ids"), np.int32) | {"token_mask": np.bool_},
-            scalars=LABEL_DTYPES,
-        )
+        arrays = dict.fromkeys(("tokens", "token_type_ids"), (np.int32, LENGTH)) | {"token_mask": (np.bool_, LENGTH)}
+        batch = planned_batch(self.data, options, LABEL_ARRAYS | arrays)
         model = dataclasses.replace(model, labels=("one", "other"))
         return PlannedTask(ClassificationTask(self, model, NO_DATA, NO_DATA), batch)
 

@@ -22,7 +22,7 @@ from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import DecoderConfig, ModelConfig, require_kind
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.text_attention import TextAttention
 from tfx_jax.tasks.text.text_data import TextData
@@ -71,8 +71,8 @@ class LanguageModelConfig(TaskConfig):
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
         names = ("inputs", "targets", "segment_ids", "positions") if self.is_packed else ("inputs", "targets")
-        dtypes = dict.fromkeys(names, np.int32) | {"weights": np.float32}
-        batch = planned_batch(self.data, options, dtypes=dtypes)
+        arrays = dict.fromkeys(names, (np.int32, LENGTH)) | {"weights": (np.float32, LENGTH)}
+        batch = planned_batch(self.data, options, arrays)
         return PlannedTask(LanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
 
 

@@ -30,7 +30,7 @@ from tfx_jax.synthetic.grammar import grammar_questions
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, check_share, few_boundaries, split_rows
 from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
@@ -285,13 +285,10 @@ class QuestionAnsweringConfig(TaskConfig):
         return QuestionAnsweringTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
-        dtypes = dict.fromkeys(("tokens", "token_type_ids"), np.int32) | {"token_mask": np.bool_}
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes=dtypes | {"context_mask": np.bool_},
-            scalars={"first": np.int32, "last": np.int32, "row_weights": np.float32},
-        )
+        arrays = dict.fromkeys(("tokens", "token_type_ids"), (np.int32, LENGTH))
+        arrays |= dict.fromkeys(("token_mask", "context_mask"), (np.bool_, LENGTH))
+        arrays |= {"first": (np.int32,), "last": (np.int32,), "row_weights": (np.float32,)}
+        batch = planned_batch(self.data, options, arrays)
         return PlannedTask(QuestionAnsweringTask(self, model, NO_DATA, NO_DATA), batch)
 
 

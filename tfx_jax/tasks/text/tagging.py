@@ -25,7 +25,7 @@ from tfx_jax.synthetic.grammar import grammar_tagged
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, check_share, few_boundaries, split_rows
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import PairAttention, TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
@@ -107,8 +107,8 @@ class TaggingConfig(TaskConfig):
 
     def planned(self, model: Any, options: LoaderOptions) -> PlannedTask:
         encoding = Characters(model.word_length) if model.kind == "elmo" else Subwords(NO_DATA)
-        dtypes = {**encoding.dtypes, "token_mask": np.bool_, "targets": np.int32}
-        batch = planned_batch(self.data, options, dtypes=dtypes, sizes=encoding.sizes)
+        arrays = {**encoding.arrays, "token_mask": (np.bool_, LENGTH), "targets": (np.int32, LENGTH)}
+        batch = planned_batch(self.data, options, arrays)
         model = dataclasses.replace(model, labels=("O", "B-X", "I-X"))
         return PlannedTask(TaggingTask(self, model, NO_DATA, encoding), batch)
 
@@ -119,13 +119,11 @@ class Subwords:
     Attributes:
       tagger: class of the model.
       tokenizer: tokenizer of the words; None for a model without one.
-      dtypes: dtypes of the arrays [T, ...] that the model reads in addition to "token_mask".
-      sizes: sizes of the last axes of arrays [T, size].
+      arrays: the arrays that the model reads in addition to "token_mask", as for `planned_batch`.
     """
 
     tagger = BertTagger
-    dtypes: ClassVar[Mapping[str, Any]] = {"tokens": np.int32, "token_type_ids": np.int32}
-    sizes: ClassVar[Mapping[str, int]] = {}
+    arrays: Mapping[str, tuple[Any, ...]] = dict.fromkeys(("tokens", "token_type_ids"), (np.int32, LENGTH))
 
     def __init__(self, tokenizer: HFTokenizer):
         """Stores the tokenizer."""
@@ -145,7 +143,7 @@ class Subwords:
           max_length: tokens after which a sentence is cut, including special tokens.
 
         Returns:
-          The arrays of `dtypes`, "token_mask" [T] bool and "targets" [T] int32: the id of a word's tag at its first
+          The arrays of `arrays`, "token_mask" [T] bool and "targets" [T] int32: the id of a word's tag at its first
           token, and IGNORED elsewhere.
         """
         tokens_of_words = iter(self.tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
@@ -172,16 +170,16 @@ class Characters:
 
     tagger = ElmoTagger
     tokenizer = None
-    dtypes: ClassVar[Mapping[str, Any]] = {"characters": np.int32}
     pad_values: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, word_length: int):
         """Stores the number of characters per word, see `word_rows`."""
-        self.sizes = {"characters": word_length}
+        self.word_length = word_length
+        self.arrays: Mapping[str, tuple[Any, ...]] = {"characters": (np.int32, LENGTH, word_length)}
 
     def encode(self, sentences: TaggedSentences, label_ids: Mapping[str, int], max_length: int) -> list[Example]:
         """Returns one example per sentence, as `Subwords.encode`; a token is a word or a marker of an end."""
-        width = self.sizes["characters"]
+        width = self.word_length
         examples: list[Example] = []
         marker = boundary_row(width)[np.newaxis]
         _warn_shortened([sentence.words for sentence in sentences], max_length)

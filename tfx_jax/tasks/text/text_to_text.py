@@ -28,7 +28,7 @@ from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.classification import CLASS_METRICS, check_labels, class_result, labels_of
 from tfx_jax.tasks.files import few_boundaries
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import PairAttention, TrainedModel, pair_attention
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
@@ -107,9 +107,7 @@ class TextToTextConfig(TaskConfig):
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
         """Plans the task; targets are assumed to be as long as the longest answer, or else as the sources."""
         length = getattr(self.data, "max_answer_length", self.data.max_length - 1) + 1
-        batch = planned_batch(
-            self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32), lengths={"target": length}
-        )
+        batch = planned_batch(self.data, options, {"source": (np.int32, LENGTH), "target": (np.int32, length)})
         text_format = _FORMATS[type(self.data)]
         task = TextToTextTask(self, model, NO_DATA, NO_DATA, text_format, labels=[], target_length=length)
         return PlannedTask(task, batch)

@@ -29,7 +29,7 @@ from tfx_jax.synthetic.grammar import GrammarPairs
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import check_batch, few_boundaries, named_paths
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, ReportTable, TaskConfig
@@ -211,7 +211,7 @@ class TranslationConfig(TaskConfig):
         return TranslationTask(self, model, splits, tokenizer)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
-        batch = planned_batch(self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32))
+        batch = planned_batch(self.data, options, dict.fromkeys(("source", "target"), (np.int32, LENGTH)))
         return PlannedTask(TranslationTask(self, model, NO_DATA, NO_DATA), batch)
 
 

@@ -39,7 +39,7 @@ from tfx_jax.synthetic.shapes import IMAGE_SIZE, MAX_WORDS, draw_scene
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import FileData, check_batch, split_path
 from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.answers import Prediction
@@ -227,10 +227,9 @@ class CaptioningConfig(TaskConfig):
         return CaptioningTask(self, model, splits, tokenizer)
 
     def planned(self, model: CaptionerConfig, options: LoaderOptions) -> PlannedTask:
-        dtypes = {"caption": np.int32, "boxes": np.int32}
-        batch = planned_batch(self.data, options, dtypes=dtypes, sizes={"boxes": 4})
-        shape = (*batch["caption"].shape[:1], model.image_size, model.image_size, 3)
-        batch["image"] = jax.ShapeDtypeStruct(shape, np.dtype(np.uint8))
+        image = (np.uint8, model.image_size, model.image_size, 3)
+        arrays = {"caption": (np.int32, LENGTH), "boxes": (np.int32, LENGTH, 4), "image": image}
+        batch = planned_batch(self.data, options, arrays)
         return PlannedTask(CaptioningTask(self, model, NO_DATA, NO_DATA), batch)
 
 

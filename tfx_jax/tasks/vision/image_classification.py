@@ -22,7 +22,7 @@ from tfx_jax.functional.attention.rollout import attention_rollout
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.synthetic.shapes import IMAGE_SIZE, draw_scene
 from tfx_jax.tasks.artifacts import setup_json
-from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
+from tfx_jax.tasks.classification import LABEL_ARRAYS, ClassificationBase, class_loss, label_arrays
 from tfx_jax.tasks.files import check_batch
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
@@ -297,9 +297,8 @@ class ImageClassificationConfig(TaskConfig):
 
     def planned(self, model: ImageClassifierConfig, options: LoaderOptions) -> PlannedTask:
         """Plans the task, with as many classes as the model has labels."""
-        batch = planned_batch(self.data, options, dtypes={}, scalars=LABEL_DTYPES)
-        shape = (*batch["label"].shape, model.image_size, model.image_size, model.num_channels)
-        batch["image"] = jax.ShapeDtypeStruct(shape, np.dtype(np.uint8))
+        image = (np.uint8, model.image_size, model.image_size, model.num_channels)
+        batch = planned_batch(self.data, options, LABEL_ARRAYS | {"image": image})
         return PlannedTask(ImageClassificationTask(self, model, NO_DATA), batch)
 
 

@@ -21,7 +21,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.training.sharding.layers import BATCH_AXES, make_distribution, num_batch_shards
-from tfx_jax.training.step import Batch, LossFn, Metrics, TrainState, init_state, jit_update
+from tfx_jax.training.step import Batch, LossFn, Metrics, Params, TrainState, init_state, jit_update
 
 Rules = tuple[tuple[str, P], ...]
 """Regular expressions of whole parameter paths, each with the mesh axes that shard the last dimensions."""
@@ -226,6 +226,8 @@ class TrainSetup(NamedTuple):
     """Returns the initial state, sharded over the mesh."""
     abstract_state: TrainState
     """Shape, dtype and sharding of each array of the state."""
+    init_optimizer: Callable[[Params], optax.OptState]
+    """Returns the optimizer's initial state for parameters."""
 
 
 def shard_training(
@@ -235,7 +237,7 @@ def shard_training(
     optimizer: optax.GradientTransformation,
     *,
     make_carry: Callable[[], Any] = lambda: None,
-    ema_decay: float = 0.0,
+    has_ema: bool = False,
     **options: Any,
 ) -> TrainSetup:
     """Builds the training program for a mesh.
@@ -246,16 +248,20 @@ def shard_training(
       loss_fn: loss and metrics of a batch, as for `update`.
       optimizer: turns gradients into updates.
       make_carry: returns the carry of the first batch; see `init_state`.
-      ema_decay: see `update`.
+      has_ema: whether the state has an average of the parameters.
       **options: options of `update`.
     """
-    graphdef, first_state = init_state(make_model, optimizer, make_carry=make_carry, has_ema=ema_decay > 0)
+    graphdef, first_state = init_state(make_model, optimizer, make_carry=make_carry, has_ema=has_ema)
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(shapes, mesh)
     loss_fn, distribution = gather_embeddings(mesh, loss_fn), make_distribution(mesh)
-    options["ema_decay"] = ema_decay
     step_fn = jit_update(graphdef, loss_fn, optimizer, shardings, distribution=distribution, **options)
-    return TrainSetup(step_fn, jax.jit(first_state, out_shardings=shardings), with_shardings(shapes, shardings))
+    return TrainSetup(
+        step_fn,
+        jax.jit(first_state, out_shardings=shardings),
+        with_shardings(shapes, shardings),
+        jax.jit(optimizer.init, out_shardings=shardings.opt_state),
+    )
 
 
 def with_shardings(tree: Any, shardings: Any) -> Any:
