@@ -27,6 +27,7 @@ GUIDE = "docs/guide.md"
 WRITTEN = (
     "index",
     "attention",
+    "in_your_model",
     "models",
     "hugging_face",
     "notebooks",
@@ -291,3 +292,12 @@ def test_extras_are_installed_from_where_they_are():
     assert [line for line in commands if f"] @ {SOURCE}" not in line and f"tfx-jax @ {SOURCE}" not in line] == [
         "    return f'pip install \"tfx-jax[{extra}] @ {SOURCE}\"'"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(200, "nine ways to call attention, as a reader types them")
+def test_python_of_the_page_on_own_models_runs_as_printed():
+    pytest.importorskip("haiku")
+    namespace = {}
+    for _, text in blocks("docs/in_your_model.md", "python"):
+        exec(text, namespace)

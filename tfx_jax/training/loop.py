@@ -17,7 +17,7 @@ from tfx_jax.tasks.task import ReportTable
 from tfx_jax.training.checkpoint.artifacts import listed_artifacts
 from tfx_jax.training.checkpoint.checkpoints import Checkpoints
 from tfx_jax.training.checkpoint.data_files import check_data_files
-from tfx_jax.training.config import ExperimentConfig, check_config, save_config, validate
+from tfx_jax.training.config import ExperimentConfig, check_config, flat, save_config, validate
 from tfx_jax.training.flops import training_flops
 from tfx_jax.training.guards.interrupt import StopRequest, stop_on_signals
 from tfx_jax.training.guards.lock import locked, report_storage_errors
@@ -203,6 +203,8 @@ class _Trainer:
         if self.start_message:
             self.progress.message(self.start_message)
         self.progress.text("config", config_table(config))
+        metrics = [f"validation/{metric.name}" for metric in self.run.task.metrics]
+        self.progress.hparams(flat(config), ["train/loss", *metrics])
         meter = self.meter
         try:
             if self._misses_evaluation():
@@ -323,7 +325,11 @@ class _Trainer:
             return []
         self.watchdog.beat(None)
         self.progress.stage(f"step {step}/{self.config.num_steps}  writing the report")
-        return self.run.task.report_tables(self.run.placed(self.state.variables))
+        try:
+            return self.run.task.report_tables(self.run.placed(self.state.variables))
+        except Exception as error:  # must not fail the run, which has been saved
+            self.progress.message(f"no tables in the report: {' '.join(str(error).split())}")
+            return []
 
     def _misses_evaluation(self) -> bool:
         """Returns whether the previous run ended during its last evaluation."""
