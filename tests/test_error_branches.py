@@ -43,7 +43,7 @@ from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts, check_artifa
 from tfx_jax.training.config import validate
 from tfx_jax.training.init_from import init_from_state
 from tfx_jax.training.sharding import distributed
-from tfx_jax.training.sharding.attention import _attend_in_a_ring
+from tfx_jax.training.sharding.layers import _attend_in_a_ring
 from tfx_jax.training.workdir import find_workdir, make_workdir
 
 VIT = (ViTConfig, ImageClassificationConfig, ImageData)
@@ -190,7 +190,9 @@ def test_labels_that_read_alike():
         as_written = staticmethod(_spelled)
         labels_as_written = TextToTextTask.labels_as_written
 
-    with pytest.raises(UserError, match="'card_arrival' and 'Card arrival' have the same text in words: rename one"):
+    with pytest.raises(
+        UserError, match="'card_arrival' and 'Card arrival' are both written as 'card arrival': rename one"
+    ):
         TextToTextTask._check_labels(Task())
 
 

@@ -150,10 +150,10 @@ def test_json(text, values):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (rb'{"a": ["\ud83d"]}', r'^a string has half of a surrogate pair, "\\ud83d"$'),
-        (rb'{"\uDE00\uD83D": 1}', r'^a string has half of a surrogate pair, "\\ude00"$'),
+        (rb'{"a": ["\ud83d"]}', r'^a string has "\\ud83d", half of a surrogate pair: delete it'),
+        (rb'{"\uDE00\uD83D": 1}', r'^a string has "\\ude00", half of a surrogate pair: delete it'),
         (rb'"\\\ud83d"', "half of a surrogate pair"),
-        (b"[" * 100_000, "^the JSON is nested too deeply$"),
+        (b"[" * 100_000, "^the JSON is nested deeper than Python can read, some thousand levels$"),
         (b'"\xff"', "can't decode byte 0xff"),
         (b"", "Expecting value"),
     ],

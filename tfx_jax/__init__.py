@@ -5,6 +5,7 @@
     tfx.train(config, "runs/topics")
     tfx.load("runs/topics").predict(["The market fell."])
     tfx.generate(tfx.load("gpt2"), "Once upon")
+    tfx.attention(tfx.load("gpt2"), "Once upon").maps
 
 Packages: `functional` (needs jax and jaxtyping only), `nn`, `models`, `generation`, `data`, `synthetic`, `metrics`,
 `tasks`, `training` and `planning`. Each is imported at its first use, which keeps `import tfx_jax` fast.
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "__version__",
+    "attention",
     "data",
     "functional",
     "generate",
@@ -30,12 +32,12 @@ __all__ = [
     "training",
 ]
 
-_FUNCTIONS = {"generate": "generation", "load": "training", "train": "training"}
+_FUNCTIONS = {"attention": "training", "generate": "generation", "load": "training", "train": "training"}
 
 if TYPE_CHECKING:
     from tfx_jax import data, functional, generation, metrics, models, nn, planning, synthetic, tasks, training
     from tfx_jax.generation import generate
-    from tfx_jax.training import load, train
+    from tfx_jax.training import attention, load, train
 
     __version__: str
 else:  # hidden from type checkers: with `__getattr__` they would accept any attribute

@@ -140,13 +140,15 @@ def parse_json(text: str | bytes) -> Any:
     try:
         values = json.loads(text)
     except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+        raise ValueError("the JSON is nested deeper than Python can read, some thousand levels") from None
     if re.search(r"\\u[dD][89a-fA-F]", text):
         try:
             json.dumps(values, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = ord(error.object[error.start])
-            raise ValueError(f'a string has half of a surrogate pair, "\\u{half:04x}"') from None
+            raise ValueError(
+                f'a string has "\\u{half:04x}", half of a surrogate pair: delete it, or add the other half'
+            ) from None
     return values
 
 

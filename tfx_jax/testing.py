@@ -52,7 +52,7 @@ class _UnsupportedError(Exception):
 
 
 class _Subject:
-    """The function under test, called as the cases need it."""
+    """The function under test, called with the options of a case under the names that the function has for them."""
 
     def __init__(self, function: AttentionFunction):
         """Reads the names of the function's arguments."""
@@ -62,20 +62,24 @@ class _Subject:
         except (TypeError, ValueError):  # a function of C has no signature
             parameters = ()
         self._names = {parameter.name for parameter in parameters}
+        # With **kwargs or an unknown signature, every option is passed, and the function may refuse it.
         self._takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters) or not self._names
 
     def __call__(self, query: Any, key: Any, value: Any, *, is_jitted: bool = True, **options: Any) -> Any:
-        """Calls the function with those options that are not None.
+        """Calls the function with those options that are not None, under `jax.jit` unless `is_jitted` is False.
 
         Raises:
           _UnsupportedError: if the function has no argument of that name.
         """
         options = {name: option for name, option in options.items() if option is not None}
-        for name in [name for name in options if name in _OUR_NAMES and _OUR_NAMES[name] in self._names]:
-            options[_OUR_NAMES[name]] = options.pop(name)
+        # Cases use JAX's names; a function of this package has other names for some.
+        for name, our_name in _OUR_NAMES.items():
+            if name in options and our_name in self._names:
+                options[our_name] = options.pop(name)
         for name in options:
             if not self._takes_all and name not in self._names:
                 raise _UnsupportedError(f"no argument {name}")
+        # Arrays are arguments of the jitted function; other options, such as is_causal, are constants in it.
         arrays = {name: option for name, option in options.items() if isinstance(option, np.ndarray | jax.Array)}
         static = {name: option for name, option in options.items() if name not in arrays}
 
@@ -182,6 +186,8 @@ def _weights(
     visible = np.ones(logits.shape, bool) if mask is None else np.broadcast_to(mask, logits.shape)
     if is_causal:
         visible = visible & np.tri(length, num_keys, num_keys - length, dtype=bool)
+    # Softmax over the visible keys, with the largest logit subtracted. Sinks are further logits of the denominator, one
+    # per head. A query that sees no key has largest = -inf, replaced by 0, and total = 0: its weights are 0.
     logits = np.where(visible, logits, -np.inf)
     largest = logits.max(axis=-1, keepdims=True, initial=-np.inf)
     if sinks is not None:
@@ -273,7 +279,7 @@ def _equal(got: Any, want: Any, *, tolerance: float = 1e-5) -> None:
 def _finite(array: Any) -> None:
     """Raises _WrongError unless all values are finite."""
     if not np.isfinite(np.asarray(array, np.float64)).all():
-        raise _WrongError("not finite")
+        raise _WrongError("some values are NaN or infinite")
 
 
 def _compare(subject: _Subject, inputs: tuple[Any, Any, Any], *, tolerance: float = 1e-5, **options: Any) -> None:
@@ -481,7 +487,7 @@ def _in_dtype(subject: _Subject, dtype: Any, tolerance: float) -> None:
     query, key, value = (jnp.asarray(array, dtype) for array in _inputs(length=64, size=32))
     output = subject(query, key, value)
     if output.dtype != dtype:
-        raise _WrongError(f"{output.dtype} instead of {jnp.dtype(dtype)}")
+        raise _WrongError(f"dtype {output.dtype} instead of {jnp.dtype(dtype)}")
     _equal(output, _formula(*(np.asarray(array, np.float64) for array in (query, key, value))), tolerance=tolerance)
 
 
@@ -632,9 +638,9 @@ def _(subject: _Subject) -> None:
 
 @_case("transformations: eval_shape")
 def _(subject: _Subject) -> None:
-    shape = jax.eval_shape(subject, *_inputs()).shape
-    if shape != (2, 5, 3, 4):
-        raise _WrongError(f"shape {shape}")
+    shape, expected = jax.eval_shape(subject, *_inputs()).shape, (2, 5, 3, 4)
+    if shape != expected:
+        raise _WrongError(f"jax.eval_shape gives shape {shape} instead of {expected}")
 
 
 @_case("independence: sequences of a batch")
@@ -763,7 +769,7 @@ def _(subject: _Subject) -> None:
     first = np.asarray(subject(*_inputs(), **options))
     _equal(subject(*_inputs(), **options), first, tolerance=0)
     if np.allclose(first, _formula(*_inputs()), atol=1e-4):
-        raise _WrongError("nothing was dropped")
+        raise _WrongError("with dropout_rate=0.5 the output is that without dropout")
 
 
 @_case("options: weights equal the softmax")

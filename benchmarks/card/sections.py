@@ -28,7 +28,7 @@ _SAVING = 20.0  # seconds in which a run that is told to end saves
 
 # Programs whose step is predicted and measured, with their overrides; those that say most about the prediction first.
 _TOKENS = "--config.task.data.tokens_per_batch"
-_PROGRAMS = {
+PROGRAMS = {
     "full": (
         ("transformer_wmt14_ende:big", "--config.model.dtype=bfloat16", f"{_TOKENS}=16384"),
         ("gpt_wikitext2:base", "--config.model.dtype=bfloat16", f"{_TOKENS}=32768"),
@@ -42,7 +42,7 @@ _PROGRAMS = {
     "tiny": (("gpt_char_tinyshakespeare:test",),),
 }
 # Trainings, the folder below --data-dir in which their files may be, and the file by which it is recognized.
-_RUNS = {
+RUNS = {
     "full": (
         ("gpt_char_tinyshakespeare:full", "tinyshakespeare", "input.txt"),
         ("transformer_tiny_multi30k:paper", "multi30k-bpe", "train.en.gz"),
@@ -89,7 +89,7 @@ def prediction(options: Options) -> Iterator[dict[str, Any]]:
 
     from tfx_jax.cli import bench
 
-    for config, *overrides in _PROGRAMS[options["size"]]:
+    for config, *overrides in PROGRAMS[options["size"]]:
         output = io.StringIO()
         try:
             with redirect_stdout(output):
@@ -114,51 +114,57 @@ def prediction(options: Options) -> Iterator[dict[str, Any]]:
         jax.clear_caches()
 
 
-def training(options: Options) -> Iterator[dict[str, Any]]:
-    """Yields training steps beside PyTorch's."""
-    if options["size"] == "full":
-        rows = [
+def compared_rows(section: str, size: str, output: pathlib.Path) -> list[Row]:
+    """Returns the comparisons of a section; `output` is the folder for weights that sides share."""
+    full: dict[str, list[Row]] = {
+        "training": [
             gpt_training_row("gpt2", 16, 1_024, "bfloat16", target=1.0),
             training_row("train_big", "big", 128, 64, "bfloat16", target=1.0),
             training_row("train_base", "base", 256, 64, "bfloat16", target=1.0),
-        ]
-    else:
-        rows = [
-            gpt_training_row("gpt2_small", 2, 16, "float32", target=1.0),
-            training_row("train_small", "small", 2, 8, "float32", target=1.0),
-        ]
-    yield from _compared(rows, options, unneeded=("PyTorch eager",))
-
-
-def decoding(options: Options) -> Iterator[dict[str, Any]]:
-    """Yields beam search and greedy generation beside those of transformers."""
-    output = pathlib.Path(options["output"]) / "models"
-    if options["size"] == "full":
-        rows = [
+        ],
+        "decoding": [
             generating_row("gpt2", 1, "bfloat16", output),
             decoding_row("decode_base", "base", 128, "bfloat16", targets=(None, 1.0)),
             generating_row("llama", 1, "bfloat16", output),
             generating_row("gpt2", 32, "bfloat16", output),
             generating_row("llama", 32, "bfloat16", output),
-        ]
-    else:
-        sizes = {"prompt_length": 4, "length": 6}
-        rows = [generating_row(name, 1, "float32", output, **sizes) for name in ("llama_small", "gpt2_small")]
-        rows += [decoding_row("decode_small", "small", 2, "float32", targets=(None, 1.0))]
-    yield from _compared(rows, options, unneeded=("CTranslate2 float32", "CTranslate2 bfloat16"))
+        ],
+        "attention": [
+            attention_row(length, is_causal, "bfloat16")
+            for length, is_causal in ((4_096, True), (1_024, True), (16_384, True), (65_536, True), (4_096, False))
+        ],
+    }
+    sizes = {"prompt_length": 4, "length": 6}
+    tiny: dict[str, list[Row]] = {
+        "training": [
+            gpt_training_row("gpt2_small", 2, 16, "float32", target=1.0),
+            training_row("train_small", "small", 2, 8, "float32", target=1.0),
+        ],
+        "decoding": [
+            *(generating_row(name, 1, "float32", output, **sizes) for name in ("llama_small", "gpt2_small")),
+            decoding_row("decode_small", "small", 2, "float32", targets=(None, 1.0)),
+        ],
+        "attention": [attention_row(64, True, "float32")],
+    }
+    return (full if size == "full" else tiny)[section]
+
+
+def training(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields training steps beside PyTorch's."""
+    yield from _compared("training", options, unneeded=("PyTorch eager",))
+
+
+def decoding(options: Options) -> Iterator[dict[str, Any]]:
+    """Yields beam search and greedy generation beside those of transformers."""
+    yield from _compared("decoding", options, unneeded=("CTranslate2 float32", "CTranslate2 bfloat16"))
 
 
 def attention(options: Options) -> Iterator[dict[str, Any]]:
     """Yields forward and backward passes of attention beside PyTorch's."""
-    if options["size"] == "full":
-        lengths = ((4_096, True), (1_024, True), (16_384, True), (65_536, True), (4_096, False))
-        rows = [attention_row(length, is_causal, "bfloat16") for length, is_causal in lengths]
-    else:
-        rows = [attention_row(64, True, "float32")]
-    yield from _compared(rows, options)
+    yield from _compared("attention", options)
 
 
-def _compared(rows: Sequence[Row], options: Options, unneeded: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
+def _compared(section: str, options: Options, unneeded: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
     """Yields a row for each side of each comparison; those after the first side have the ratio to it."""
     from tfx_jax.training.reporting.meter import peak_flops
 
@@ -166,7 +172,7 @@ def _compared(rows: Sequence[Row], options: Options, unneeded: tuple[str, ...] =
     # This process must not take the device's memory from those of the sides, so it asks JAX nothing.
     peak = peak_flops([options["device"]])
     timing = {"rounds": 3, "turn_seconds": 0.5} if is_full else {"rounds": 1, "turn_seconds": 0.0}
-    for row in rows:
+    for row in compared_rows(section, options["size"], pathlib.Path(options["output"]) / "models"):
         sides = tuple(side for side in row.sides if side.label not in unneeded)
         result = measure(dataclasses.replace(row, sides=sides), logs, compiles_together=is_full, **timing)
         yield from sides_of(result, peak)
@@ -207,7 +213,7 @@ def _reason(text: str) -> str:
 def runs(options: Options) -> Iterator[dict[str, Any]]:
     """Yields how far trainings got, each in an equal part of the time that remains."""
     deadline = time.monotonic() + options["seconds"] - _SAVING
-    planned = _RUNS[options["size"]]
+    planned = RUNS[options["size"]]
     for index, (config, folder, file) in enumerate(planned):
         arguments = ["train", f"--config={config}", f"--workdir={options['output']}/runs/{config.replace(':', '_')}"]
         if file:
@@ -241,7 +247,11 @@ def train(arguments: Sequence[str], seconds: float, log: pathlib.Path) -> dict[s
                 process.kill()
                 status = process.wait()
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    outcomes = {0: "complete", 128 + signal.SIGTERM: "stopped and saved at its limit"}
+    outcomes = {
+        0: "complete",
+        128 + signal.SIGTERM: "stopped and saved at its limit",
+        -signal.SIGTERM: "stopped at its limit before the first step",
+    }
     steps = [line for line in lines if line.startswith("step ")]
     return {
         "seconds": time.monotonic() - start,

@@ -3,8 +3,10 @@ r"""The wheels that a machine without a network lacks beside JAX, PyTorch and tr
     python -m benchmarks.card.wheels --output=FOLDER
 
 from the root of the repository, on a machine with pip and an index, downloads the dependencies of tfx_jax for Linux,
-x86-64 and Python 3.12, in the versions of requirements.lock. What such a machine has anyway is left out (`PRESENT`, and
-whatever `--without` names), and the folder is checked to be below `--mib`. On the machine without a network:
+x86-64 and Python 3.12, in the versions of requirements.lock, and builds its own wheel, whose metadata have its version
+(in the root of the repository, the code is that of the repository). What such a machine has anyway is left out
+(`PRESENT`, and whatever `--without` names), and the folder is checked to be below `--mib`. On the machine without a
+network:
 
     pip install --no-index --no-deps --target SITE FOLDER/*.whl && export PYTHONPATH=SITE
     python -m benchmarks.card --minutes=10 --output=runs/card
@@ -16,7 +18,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from packaging.markers import Marker
 from packaging.requirements import Requirement
@@ -34,6 +36,17 @@ PRESENT |= {"pillow", "matplotlib", "contourpy", "cycler", "fonttools", "kiwisol
 """Packages that such a machine has, by their canonical names: what JAX and transformers need, and Matplotlib."""
 
 
+def blocks(lock: str, python: str) -> Iterator[tuple[str, str, str]]:
+    """Yields (canonical name, version, text) of each package of requirements.lock on Linux with a version of Python."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+    environment |= {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
+    environment |= {"os_name": "posix", "implementation_name": "cpython", "platform_python_implementation": "CPython"}
+    for block in re.split(r"\n(?=\S)", lock):
+        pinned = re.match(r"([\w.-]+)==(\S+)(?: ; (.*?))?(?: \\)?\n", block + "\n")
+        if pinned is not None and (not pinned[3] or Marker(pinned[3]).evaluate(environment)):
+            yield canonicalize_name(pinned[1]), pinned[2], block
+
+
 def needed(lock: str, dependencies: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
     """Returns the version of every package to download.
 
@@ -42,22 +55,15 @@ def needed(lock: str, dependencies: Iterable[str], without: Iterable[str] = ()) 
       dependencies: requirements of tfx_jax.
       without: canonical names of packages to leave out, besides what only they need.
     """
-    environment = {"python_version": _PYTHON, "python_full_version": f"{_PYTHON}.0", "extra": ""}
-    environment |= {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
-    environment |= {"os_name": "posix", "implementation_name": "cpython", "platform_python_implementation": "CPython"}
     versions: dict[str, str] = {}
     needs: dict[str, set[str]] = {}  # what each package needs
-    for block in re.split(r"\n(?=\S)", lock):
-        pinned = re.match(r"([\w.-]+)==(\S+)(?: ; (.*?))?(?: \\)?\n", block + "\n")
-        if pinned is None or (pinned[3] and not Marker(pinned[3]).evaluate(environment)):
-            continue
-        name = canonicalize_name(pinned[1])
-        versions[name] = pinned[2]
+    for name, version, block in blocks(lock, _PYTHON):
+        versions[name] = version
         for parent in re.findall(r"^ +#(?: via)? +([\w.-]+)(?: .*)?$", block, re.MULTILINE):
             needs.setdefault(canonicalize_name(parent), set()).add(name)
     left_out, found = set(without), set[str]()
     requirements = map(Requirement, dependencies)
-    waiting = [r.name for r in requirements if r.marker is None or r.marker.evaluate(environment)]
+    waiting = [r.name for r in requirements if r.marker is None or r.marker.evaluate({"python_version": _PYTHON})]
     while waiting:
         name = canonicalize_name(waiting.pop())
         if name not in found and name not in left_out:
@@ -79,6 +85,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     command += [f"--python-version={_PYTHON}", "--implementation=cp", f"--dest={arguments.output}"]
     command += [f"--platform={name}" for name in _PLATFORMS]
     status = subprocess.run([*command, *(f"{name}=={version}" for name, version in versions.items())]).returncode
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        f"--wheel-dir={arguments.output}",
+        str(_ROOT),
+    ]
+    status = status or subprocess.run(build).returncode
     if status:
         return status
     sizes = {file.name: file.stat().st_size / 2**20 for file in arguments.output.glob("*.whl")}

@@ -27,7 +27,7 @@ def config_of(model: str, dtype: str, **overrides: Any) -> TransformerConfig:
 
 def training(*, model: str, rows: int, length: int, dtype: str, count: str = "tokens") -> Workload:
     """Returns a step of `tfx-jax train`, counted in target tokens (`count` "tokens") or model FLOPs ("flops")."""
-    ours = workloads.training(config_of(model, dtype), batch=rows, length=length)
+    ours = workloads.training_workload(config_of(model, dtype), batch=rows, length=length)
     assert ours.flops is not None
     return Workload(ours.run, ours.target_tokens if count == "tokens" else ours.flops, {"flops": ours.flops})
 
@@ -36,7 +36,7 @@ def gpt_training(*, model: str, rows: int, length: int, dtype: str) -> Workload:
     """Returns a training step of a GPT-2 without dropout, counted in tokens."""
     config = GPTConfig(**DECODER_SIZES[model]._asdict(), dropout_rate=0.0, attention_dropout_rate=0.0, dtype=dtype)
     task = LanguageModelConfig(TextData(max_length=length, tokens_per_batch=rows * length))
-    ours, plan = workloads.planned_training(ExperimentConfig(config, task))
+    ours, plan = workloads.planned_training_workload(ExperimentConfig(config, task))
     assert plan.batch["inputs"] == (rows, length)
     return Workload(ours.run, ours.target_tokens, {"flops": ours.flops})
 
@@ -46,14 +46,14 @@ def recurrent_training(*, model: str, rows: int, length: int, is_attending: bool
     variant = "luong" if is_attending else "fixed"
     config = Seq2SeqConfig(**RECURRENT_SIZES[model]._asdict(), variant=variant, scaled=False, dtype=dtype)
     task = TranslationConfig(PairData(max_length=length, tokens_per_batch=rows * length))
-    ours, plan = workloads.planned_training(ExperimentConfig(config, task))
+    ours, plan = workloads.planned_training_workload(ExperimentConfig(config, task))
     assert plan.batch["target"] == (rows, length)
     return Workload(ours.run, ours.target_tokens)
 
 
 def compiling(*, model: str, rows: int, length: int) -> dict[str, float]:
     """Returns the seconds of the phases from the step's function to the end of the first step."""
-    ours = workloads.training(config_of(model, "float32"), batch=rows, length=length)
+    ours = workloads.training_workload(config_of(model, "float32"), batch=rows, length=length)
     return {"trace": ours.trace_seconds, "compile": ours.compile_seconds, "first step": ours.first_seconds}
 
 
@@ -62,7 +62,7 @@ def decoding(
 ) -> Workload:
     """Returns the beam search of `tfx-jax translate` to a forced length."""
     sizes = {"batch": rows, "beam_size": beam, "source_length": source_length, "length": length}
-    ours = workloads.decoding(config_of(model, dtype), int8=int8, **sizes)
+    ours = workloads.decoding_workload(config_of(model, dtype), int8=int8, **sizes)
     # The last token is the end of sentence, which not every side generates.
     best = ours.run()[:, : length - 1]
     return Workload(ours.run, ours.target_tokens, {"best": best.tolist()})
@@ -73,7 +73,7 @@ def attention(
 ) -> Workload:
     """Returns forward and backward pass of one of our attention functions."""
     sizes: dict[str, Any] = {"batch": rows, "length": length, "num_heads": heads, "head_size": head_size}
-    return Workload(workloads.attention(function, is_causal=is_causal, dtype=dtype, **sizes).run, 1)
+    return Workload(workloads.attention_workload(function, is_causal=is_causal, dtype=dtype, **sizes).run, 1)
 
 
 def jax_nn_attention(
@@ -95,7 +95,7 @@ def step_and_state(config: TransformerConfig) -> tuple[Callable[..., Any], Train
 
     experiment = ExperimentConfig(model=config)
     loss_fn = functools.partial(translation_loss, label_smoothing=LABEL_SMOOTHING)
-    step_fn, first_state, _ = make_train_setup(experiment, make_model, loss_fn, make_mesh())
+    step_fn, first_state, *_ = make_train_setup(experiment, make_model, loss_fn, make_mesh())
     return step_fn, first_state()
 
 

@@ -69,14 +69,16 @@ def _measured(run: Any, imports: float, measure: str) -> dict[str, float]:
     return {"import": imports, "load": seconds} if measure == "seconds" else {"peak": peak}
 
 
-def generate(*, folder: str, model: str, rows: int, prompt_length: int, length: int, dtype: str) -> Workload:
+def generate(
+    *, folder: str, model: str, rows: int, prompt_length: int, length: int, dtype: str, int8: bool = False
+) -> Workload:
     """Returns greedy generation to a forced length by our `Generator`."""
     from tfx_jax.generation import Generator, Sampling
     from tfx_jax.models import hf
 
     prepare(folder=folder, model=model)
     loaded = hf.load(folder, dtype=dtype)
-    generator = Generator(loaded, max_new_tokens=length, search=Sampling(temperature=0))
+    generator = Generator(loaded, max_new_tokens=length, search=Sampling(temperature=0), int8=int8)
     prompts = _prompts(model, rows, prompt_length).tolist()
 
     def run() -> list[list[int]]:

@@ -45,7 +45,7 @@ def all_rows(device: str, data_dir: str, output: pathlib.Path) -> list[Row]:
         _startup("train", model, output),
         _loading("seconds", "start", "import the library and load GPT-2 (124 M) from a folder", 2.0, output),
         _loading("memory", "GiB", "peak memory of a process that has loaded GPT-2", 1 / 0.7, output),
-        *(generating_row("gpt2", count, dtype, output) for count in (1, 8)),
+        *(generating_row(name, count, dtype, output) for name in ("gpt2", "llama") for count in (1, 8)),
     ]
 
 
@@ -263,8 +263,9 @@ def generating_row(
             "pretrained:generate_by_transformers",
             shape | {"dtype": dtype, "device": _torch_device(dtype)},
             ("torch", "transformers"),
-            1.5,
+            2.0,
         ),
+        _ours("pretrained:generate", dtype, "ours, int8 weights", int8=True, **shape),
     )
     title = f"{model}, batch {rows}, {length} tokens after a prompt of {prompt_length}, greedy, {dtype}"
     return Row(f"generate_{model}_{rows}", title, "tokens", sides)

@@ -1,6 +1,6 @@
 """PyTorch's side of attentions with a state of constant size: the chunked functions of transformers."""
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportInvalidTypeForm=false
 import functools
 import types
 from collections.abc import Callable

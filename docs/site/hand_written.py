@@ -11,6 +11,7 @@ FILES = {
     "docs/index.md": "index",
     "docs/guide.md": "guide",
     "docs/notebooks.md": "notebooks",
+    "docs/in_your_model.md": "in_your_model",
     "docs/attention.md": "attention",
     "docs/models.md": "models",
     "docs/hugging_face.md": "hugging_face",

@@ -1,5 +1,6 @@
 """The ten minutes on a GPU, rehearsed: its sections, what happens when they fail, and the oracle of its first one."""
 
+import ast
 import json
 import pathlib
 
@@ -10,7 +11,9 @@ import pytest
 from benchmarks.card import __main__ as card
 from benchmarks.card import correctness, sections, wheels
 from benchmarks.peers.measure import Result, Row, Side
+from tfx_jax.cli.train import load_config_file
 from tfx_jax.functional import dot_product_attention
+from tfx_jax.training.config import validate
 
 ROOT = pathlib.Path(card.__file__).parents[2]
 
@@ -53,6 +56,25 @@ def test_sections_are_chosen_by_name(tmp_path, monkeypatch, capsys):
 
 def test_every_section_has_a_function_and_a_share():
     assert list(card.SHARES) == list(sections.SECTIONS)
+
+
+@pytest.mark.parametrize("size", ["full", "tiny"])
+def test_programs_and_rows_of_both_sizes_exist(size, tmp_path):
+    commands = [*sections.PROGRAMS[size], *((config,) for config, *_ in sections.RUNS[size])]
+    for config, *overrides in commands:
+        experiment = load_config_file(config, overrides)
+        validate(experiment)
+        assert experiment.model.vocab_size or hasattr(experiment.model, "image_size")
+    for section in ("training", "decoding", "attention"):
+        for row in sections.compared_rows(section, size, tmp_path):
+            for side in row.sides:
+                module, function = side.build.split(":")
+                (definition,) = (
+                    node
+                    for node in ast.parse((ROOT / "benchmarks" / "peers" / f"{module}.py").read_text()).body
+                    if isinstance(node, ast.FunctionDef) and node.name == function
+                )
+                assert side.options.keys() <= {argument.arg for argument in definition.args.kwonlyargs}
 
 
 def test_gradients_of_the_oracle_are_those_of_differences():

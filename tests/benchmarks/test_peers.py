@@ -15,8 +15,9 @@ from benchmarks.peers import measure, report, startup, worker
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.measure import Result, Row, Side
 from benchmarks.peers.rows import RECURRENCES, all_rows
-from benchmarks.peers.sizes import RECURRENT_SIZES, SIZES, pairs
+from benchmarks.peers.sizes import DECODER_SIZES, RECURRENT_SIZES, SIZES, pairs
 from tfx_jax.functional.attention import SPECS
+from tfx_jax.models import GPTConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.transformer import TransformerConfig
 from tfx_jax.planning.workloads import MODELS, _sentences
@@ -165,3 +166,26 @@ def test_recurrences_of_pytorch_are_ours(name):
         options |= {"decay": np.exp(-slopes), "scale": 1.0}
     got = jax.jit(functools.partial(spec.function, **options))(query, key, value)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parity
+def test_pytorchs_gpt_is_as_large_as_ours():
+    pytest.importorskip("torch")
+    from benchmarks.peers.torch_gpt import GPT
+
+    sizes = DECODER_SIZES["gpt2_small"]
+    config = GPTConfig(**sizes._asdict())
+    ours = jax.tree.leaves(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
+    assert sum(leaf.numel() for leaf in GPT(sizes).parameters()) == sum(leaf.size for leaf in ours)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("model", ["gpt2_small", "llama_small"])
+def test_transformers_generate_the_same_tokens(tmp_path, model):
+    pytest.importorskip("transformers")
+    from benchmarks.peers import pretrained
+
+    sizes = {"folder": str(tmp_path / model), "model": model, "rows": 3, "prompt_length": 5, "length": 7}
+    ours = (pretrained.generate(**sizes, dtype="float32").about or {})["best"]
+    theirs = (pretrained.generate_by_transformers(**sizes, dtype="float32", device="cpu").about or {})["beams"]
+    assert [[tokens] for tokens in ours] == theirs

@@ -71,9 +71,9 @@ def no_training(model, *, batch, length):
     return work_without_a_program(batch * length, encoder_decoder(model, batch, length, length))
 
 
-@pytest.mark.parametrize("work", [no_training, pytest.param(workloads.training, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("work", [no_training, pytest.param(workloads.training_workload, marks=pytest.mark.slow)])
 def test_train(capfd, monkeypatch, work):
-    monkeypatch.setattr(workloads, "training", work)
+    monkeypatch.setattr(workloads, "training_workload", work)
     found = bench(capfd, "train", "--model=base", "--batch=8", "--length=5", "--steps=2", "--dtype=bfloat16")
     assert found.keys() >= MEASURED | {"model", "batch", "length"}
     assert {name: found[name] for name in ("model", "batch", "length", "steps", "dtype")} == {
@@ -104,9 +104,9 @@ def no_search(model, *, batch, beam_size, source_length, length, int8):
     return work_without_a_program(batch * length, search(model, batch, beam_size, source_length, length))
 
 
-@pytest.mark.parametrize("work", [no_search, pytest.param(workloads.decoding, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("work", [no_search, pytest.param(workloads.decoding_workload, marks=pytest.mark.slow)])
 def test_decode(capfd, monkeypatch, work):
-    monkeypatch.setattr(workloads, "decoding", work)
+    monkeypatch.setattr(workloads, "decoding_workload", work)
     found = bench(capfd, "decode", "--batch=2", "--beam=3", "--source-length=4", "--length=6", "--steps=1")
     assert found.keys() >= MEASURED | {"model", "batch", "beam", "source_length", "length"}
     assert found["target_tokens_per_second"] == pytest.approx(12 / found["median_step_seconds"])

@@ -121,6 +121,7 @@ def test_every_verb_has_help(verb, capfd):
     assert done.value.code == 0
     flag = {
         "completion": "bash",
+        "compare": "WORKDIR",
         "experiments": "--copy",
         "plan": "--topology",
         "check-attention": "--case",
@@ -128,6 +129,7 @@ def test_every_verb_has_help(verb, capfd):
         "bench": "--json",
         "generate": "--model",
         "convert": "--model",
+        "export": "--model",
     }
     assert flag.get(verb, "--workdir") in capfd.readouterr().out
 
@@ -281,7 +283,7 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fly"], "unknown verb 'fly'; use one of train, experiments, evaluate, translate, "),
+        (["fly"], "unknown verb 'fly'; use one of train, experiments, evaluate, compare, translate, "),
         (["trian", "--config=a"], "unknown verb 'trian'; did you mean train?"),
         (["help", "evalute"], "unknown verb 'evalute'; did you mean evaluate?"),
         (["train", "--workdir=w"], "the following arguments are required: --config"),
@@ -318,9 +320,9 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
         ),
         (
             ["attend", "--workdir=nowhere"],
-            "attend needs exactly one of --source=SENTENCE (sentence pairs), --image=FILE (images) and --row=NUMBER",
+            "attend needs exactly one of --source=TEXT (text), --image=FILE (images) and --row=NUMBER",
         ),
-        (["attend", "--workdir=nowhere", "--source=a", "--image=3"], "attend needs exactly one of --source=SENTENCE"),
+        (["attend", "--workdir=nowhere", "--source=a", "--image=3"], "attend needs exactly one of --source=TEXT"),
         (["attend", "--workdir=nowhere", "--row=0"], 'must be a whole number from 1 to 2,147,483,647, got "0"'),
     ],
 )

@@ -136,8 +136,19 @@ SIZES |= {kind: SIZES["t5"] for kind in t5.MODEL_TYPES}
 MODEL_TYPES |= {architecture: kind for kind, architecture in marian.MODEL_TYPES.items()}
 SIZES |= {kind: {**SIZES["marian"], "pad_token_id": 1} for kind in marian.MODEL_TYPES if kind != "marian"}
 SIZES["deit"] = SIZES["vit"]
+_TOWERS = {"text_config": {**SIZES["vit"], "vocab_size": 13}, "vision_config": {**SIZES["vit"], "image_size": 32}}
+SIZES |= {"clip": {**_TOWERS, "projection_dim": 6}, "siglip": _TOWERS}
+SIZES["whisper"] = SIZES["marian"] | {"num_mel_bins": 3, "max_source_positions": 5, "max_target_positions": 7}
 SIZES["modernbert"] = SIZES["bert"] | {"num_hidden_layers": 4}
-MODEL_TYPES |= {"DeiT": "deit", "ModernBert": "modernbert", "BigBird": "big_bird", "Longformer": "longformer"}
+MODEL_TYPES |= {
+    "DeiT": "deit",
+    "ModernBert": "modernbert",
+    "BigBird": "big_bird",
+    "Longformer": "longformer",
+    "Whisper": "whisper",
+    "CLIP": "clip",
+    "Siglip": "siglip",
+}
 MODEL_TYPES |= {architecture: kind for kind, architecture in llama.MODEL_TYPES.items()}
 SIZES |= {
     kind: {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4}

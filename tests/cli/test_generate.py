@@ -20,7 +20,18 @@ from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.generation.decoding import Sampling
 from tfx_jax.generation.text import Generator
-from tfx_jax.models import GPT, T5, Bert, BertConfig, BertTagger, GPTConfig, T5Config, hf
+from tfx_jax.models import (
+    GPT,
+    T5,
+    Bert,
+    BertConfig,
+    BertTagger,
+    GPTConfig,
+    T5Config,
+    Transformer,
+    TransformerConfig,
+    hf,
+)
 
 PROMPTS = ("the cat", "", "日本 a dog", "x")
 
@@ -271,6 +282,68 @@ def test_an_encoder_decoder_answers_what_shows_nothing_with_nothing(generate, tm
     answers = out.splitlines()
     texts = [json.loads(line)["text"] for line in answers] if option == ("--json",) else answers
     assert [bool(text) for text in texts] == [True, False, False, False, True]
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory, draw_model):
+    """A folder as mBART's: behind a source are EOS and its language, and English is the default."""
+    folder = tmp_path_factory.mktemp("translator")
+    names = ["<pad>", "</s>", "<unk>", "en_XX", "de_DE", *"abcdefgh"]
+    pipeline = tokenizers.Tokenizer(tokenizers.models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="<unk>"))
+    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    pipeline.add_special_tokens(names[:5])
+    pipeline.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A </s> en_XX", special_tokens=[("</s>", 1), ("en_XX", 3)]
+    )
+    pipeline.save(str(folder / "tokenizer.json"))
+    sizes = {"num_layers": 1, "d_model": 8, "num_heads": 2, "d_ff": 8, "pad_id": 0, "start_id": 1, "eos_id": 1}
+    config = TransformerConfig.marian(vocab_size=len(names), **sizes)
+    hf.save(draw_model(lambda: Transformer(config, rngs=nnx.Rngs(0))), folder)
+    return folder
+
+
+def test_languages(generate, translator):
+    model = hf.load(translator)
+
+    def expected(first, *ids):
+        options = {"eos_ids": [1], "first_ids": first, "max_new_tokens": 9}
+        return Generator(model, search=Sampling(temperature=0), **options)([list(ids)])[0]
+
+    def text(ids):
+        return " ".join("abcdefgh"[index - 5] for index in ids if index > 4)
+
+    for flags, want in (
+        ([], expected([], 5, 6, 1, 3)),
+        (["--target-language=de_DE"], expected([4], 5, 6, 1, 3)),
+        (["--source-language=de_DE", "--target-language=en_XX"], expected([3], 5, 6, 1, 4)),
+    ):
+        options = ["--max-new-tokens=9", "--temperature=0", "--json", *flags]
+        status, out, _ = generate(*options, lines=["a b"], model=translator)
+        found = json.loads(out)
+        assert (status, found["text"].replace(" ", ""), found["tokens"]) == (0, text(want).replace(" ", ""), len(want))
+    languages = {"source_language": "de_DE", "target_language": "en_XX"}
+    loaded = tfx_jax.load(translator)
+    assert tfx_jax.generate(loaded, "a b", max_new_tokens=9, temperature=0, **languages) == found["text"]
+    (translator / "generation_config.json").write_text('{"forced_bos_token_id": 4, "eos_token_id": 1}')
+    assert tfx_jax.load(translator).first_ids == (4,)
+    assert json.loads(generate(*options[:3], lines=["a b"], model=translator)[1])["tokens"] == len(
+        expected([4], 5, 6, 1, 3)
+    )
+
+
+def test_languages_that_are_none(generate, translator, folder):
+    for flag in ("--source-language=xx", "--target-language=xx"):
+        status, out, err = generate(flag, model=translator)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert "the tokenizer has no language 'xx'; its languages are: en_XX, de_DE" in err
+    model = tfx_jax.load(translator)
+    with pytest.raises(UserError, match="are those of an encoder-decoder: leave them out"):
+        tfx_jax.generate(
+            types.SimpleNamespace(**vars(model) | {"model": hf.load(folder)}),
+            "a",
+            max_new_tokens=9,
+            target_language="en_XX",
+        )
 
 
 def test_python_generates_what_the_command_does(generate, folder):

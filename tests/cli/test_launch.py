@@ -523,7 +523,7 @@ def test_a_dry_run_plans_what_would_be_rented(target, options, planned, capfd, m
     plain = dry_run(capfd, target, *options)
     asked = []
     monkeypatch.setattr(launch, "has_libtpu", lambda: True)
-    monkeypatch.setattr(verb, "plan_topology", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(verb, "plan_topology", lambda *arguments: (asked.append(arguments), None))
     monkeypatch.setattr(verb, "described", lambda _: ["memory       fits", "prediction   1 ms"])
     assert main(["launch", target, "--dry-run", *OPTIONS[target], *options, "--", *TRAIN]) == 0
     out, err = capfd.readouterr()
@@ -534,6 +534,17 @@ def test_a_dry_run_plans_what_would_be_rented(target, options, planned, capfd, m
         asked.clear()
         dry_run(capfd, target, *options, command=[*TRAIN, "--profile=1:2", "--config.seed=1"])
         assert [arguments[1] for arguments in asked] == [["--config.seed=1"]]
+
+
+@pytest.mark.parametrize(("speedup", "warns"), [(1.2, False), (1.3, True)])
+def test_a_dry_run_warns_of_a_run_that_is_more_than_a_fifth_too_slow(capfd, monkeypatch, speedup, warns):
+    faster = verb.Faster("--config.model.unroll=True", 0.5, speedup)
+    monkeypatch.setattr(launch, "has_libtpu", lambda: True)
+    monkeypatch.setattr(verb, "plan_topology", lambda *_: (None, faster))
+    monkeypatch.setattr(verb, "described", lambda _: ["prediction   1 ms"])
+    assert main(["launch", "xpk", "--dry-run", *OPTIONS["xpk"], "--", *TRAIN]) == 0
+    warning = "warning      more than a fifth slower than with --config.model.unroll=True, which would take 500.00 ms a"
+    assert capfd.readouterr().err == "prediction   1 ms\n" + (f"{warning} step\n" if warns else "")
 
 
 def test_a_dry_run_says_in_a_line_what_it_would_plan_with(capfd, monkeypatch):

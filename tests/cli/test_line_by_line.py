@@ -79,6 +79,8 @@ def chunks(monkeypatch):
             raise UserError("one has no answer")
 
     class Task:
+        tokenizer = types.SimpleNamespace(unk_id=None)
+
         def translator(self, graphdef, *, on_batch, **_):
             def translator(params, lines):
                 refuse_bad(lines)
@@ -109,6 +111,8 @@ def chunks(monkeypatch):
 
         def __init__(self, *_, **__):
             pass
+
+        suffixes = ()
 
         def predict(self, inputs):
             return [{"answer": text.upper()} for text, _ in inputs]

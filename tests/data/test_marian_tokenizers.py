@@ -281,7 +281,7 @@ def test_an_interrupted_training_leaves_nothing_that_would_be_loaded(tmp_path, m
         (["", " \u3000"], {"kind": "sentencepiece"}, "no text to train a tokenizer on"),
         ([""], {"kind": "characters"}, "no text to train a tokenizer on"),
         (LINES, {"kind": "sentencepiece", "vocab_size": 10}, "of 10 pieces on this text: Vocabulary size is smaller"),
-        (LINES, {"vocab_size": 4}, "vocab_size is 4, but words for marian need 5 at least"),
+        (LINES, {"vocab_size": 4}, "vocab_size=4 must be at least 5 for words of the family marian"),
         (["<unk> </s>"], {}, "no text to train a tokenizer on"),
         (LINES, {"kind": "bpe"}, "unknown kind of tokenizer 'bpe': use one of sentencepiece, words, characters"),
     ],

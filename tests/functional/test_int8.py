@@ -25,12 +25,14 @@ def test_rounding_is_within_half_a_level(size, exponent, seed):
     assert (np.abs(values[np.arange(rows), largest]) == 127).all()
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_product_is_that_of_the_rounded_matrices(dtype):
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [((2, 3), jnp.float32), ((2, 3), jnp.bfloat16), ((1, 1), jnp.float32), ((), jnp.float32)]
+)
+def test_product_is_that_of_the_rounded_matrices(rows, dtype):
     rng = np.random.default_rng(0)
-    x, weights = rng.normal(size=(2, 3, 64)).astype(dtype), rng.normal(size=(48, 64)).astype(np.float32)
+    x, weights = rng.normal(size=(*rows, 64)).astype(dtype), rng.normal(size=(48, 64)).astype(np.float32)
     out = np.asarray(_product(x, *_quantize(weights)))
-    assert (out.shape, out.dtype) == ((2, 3, 48), jnp.float32)
+    assert (out.shape, out.dtype) == ((*rows, 48), jnp.float32)
     rounded_x, rounded_w = (
         np.asarray(values, np.float64) * np.asarray(scales, np.float64)[..., None]
         for values, scales in (_quantize(x), _quantize(weights))

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tfx_jax.functional import log_mel, mel_filters
+from tfx_jax.functional import log_mel, mel_filters, whisper_features
 
 RATE, BANDS = 1_000, 5  # a window of 25 samples, a hop of 10, a transform of 32
 
@@ -76,7 +76,43 @@ def test_a_tone_is_loudest_in_the_band_around_it():
         assert set(found[0, :20].argmax(axis=-1)) == {band}
 
 
+def _slaney_filters(num_bands):
+    """Of 201 bins up to 8,000 Hz: triangles of area 1, whose corners grow linearly to 1,000 Hz, then by 6.4 in 27."""
+
+    def frequency(mel):
+        return mel * 200 / 3 if mel < 15 else 1_000 * 6.4 ** ((mel - 15) / 27)
+
+    highest = 15 + 27 * math.log(8) / math.log(6.4)
+    filters = np.zeros((num_bands, 201))
+    for band in range(num_bands):
+        low, peak, high = (frequency(highest * (band + i) / (num_bands + 1)) for i in range(3))
+        for k in range(201):
+            if low <= 40 * k <= high:
+                side = (40 * k - low) / (peak - low) if 40 * k <= peak else (high - 40 * k) / (high - peak)
+                filters[band, k] = side * 2 / (high - low)
+    return filters
+
+
+def test_features_of_whisper_equal_the_sums_in_float64():
+    """Frames around every 160th sample of a sound that is mirrored at its ends; each row has its own floor."""
+    samples = np.random.default_rng(3).uniform(-1, 1, (2, 900)).astype(np.float32)
+    samples[1, :600] = 0
+    found = jax.jit(whisper_features)(samples)
+    assert (found.shape, found.dtype) == ((2, 5, 80), np.float32)
+    turn = np.exp(-2j * np.pi * np.outer(np.arange(201), np.arange(400)) / 400)
+    for row, ours in zip(samples.astype(np.float64), found, strict=True):
+        mirrored = [*row[200:0:-1], *row, *row[-2:-202:-1]]
+        frames = [
+            np.array(mirrored[160 * t : 160 * t + 400]) * np.sin(np.pi * np.arange(400) / 400) ** 2 for t in range(5)
+        ]
+        energies = np.array([_slaney_filters(80) @ np.abs(turn @ frame) ** 2 for frame in frames])
+        want = np.log10(np.maximum(energies, 1e-10))
+        np.testing.assert_allclose(ours, (np.maximum(want, want.max() - 8) + 4) / 4, atol=2e-5)
+
+
 def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="scale must be htk or slaney, got 'mel'"):
+        mel_filters(20, 512, 16_000, scale="mel")
     with pytest.raises(ValueError, match=r"^num_bands=200 is too large for 257 frequencies, "):
         mel_filters(200, 512, 16_000)
     with pytest.raises(ValueError, match=r"^hop_seconds must be .* got a hop of 50 and a window of 25 samples$"):

@@ -284,5 +284,5 @@ def test_errors_name_the_sizes():
         top_1_routing(LOGITS, 3, mask=np.ones(23, bool))
     with pytest.raises(ValueError, match="num_groups=5 does not divide the 24 tokens"):
         mixture_of_experts(X, LOGITS, lambda x: x, capacity=3, num_groups=5)
-    with pytest.raises(ValueError, match=r"x and logits differ in their tokens: \(23,\) != \(24,\)"):
+    with pytest.raises(ValueError, match=r"x and logits must have the same axes of tokens, got \(23,\) and \(24,\)"):
         mixture_of_experts(X[1:], LOGITS, lambda x: x, capacity=3)

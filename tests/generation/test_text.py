@@ -124,6 +124,17 @@ def test_any_of_several_ends_ends_a_text_and_is_left_out(num_ends):
     assert Generator(make_model(), eos_ids=ends, max_new_tokens=12, search=GREEDY)(PROMPTS) == want
 
 
+@pytest.mark.parametrize("beam_size", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_every_output_begins_with_the_first_tokens(beam_size):
+    """As if the prompt ended with them; they count as new tokens."""
+    first, end = [2, 19], 1
+    options = {"eos_ids": [end], "search": GREEDY if beam_size == 1 else BeamSearch(beam_size, 0.0)}
+    found = Generator(make_model(), first_ids=first, max_new_tokens=7, **options)(PROMPTS)
+    want = Generator(make_model(), max_new_tokens=5, **options)([[*prompt, *first] for prompt in PROMPTS])
+    assert found == [[*first, *tokens] for tokens in want]
+    assert len({tuple(tokens) for tokens in want}) == 3
+
+
 def test_a_prompt_may_consist_of_the_end():
     """GPT-2 has one token for both ends of a text."""
     want = naive([7], 5, most_probable)

@@ -32,7 +32,7 @@ from tfx_jax.models import (
 from tfx_jax.models.vit import ViT, ViTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig, MultiHeadAttention
 from tfx_jax.nn.attention import decoding_of
-from tfx_jax.nn.fused_decoder import fusing_obstacle
+from tfx_jax.nn.decoding import fusing_obstacle
 
 V, LENGTH, PROMPT = 13, 12, 5
 WITH_BIAS = [name for name in CAUSAL if SPECS[name].bias]

@@ -369,7 +369,7 @@ def test_refusals():
         build(BertPretraining, init="other")
     with pytest.raises(ValueError, match="needs labels"):
         build(BertTagger, labels=())
-    with pytest.raises(ValueError, match="10 tokens, but the model has max_length=9"):
+    with pytest.raises(ValueError, match="at most max_length=9 tokens, got 10"):
         jax.eval_shape(make_bert("BertTagger"), np.ones((1, 10), int))
 
 
@@ -399,5 +399,5 @@ def test_options_that_do_not_go_together():
         two.validate()
     model = make_bert("Bert", num_segments=0)
     assert model.token_types is None
-    with pytest.raises(ValueError, match="there are token_type_ids, but the model has num_segments=0"):
+    with pytest.raises(ValueError, match="token_type_ids need a model with num_segments above 0: leave them out"):
         jax.eval_shape(lambda: model(TOKENS, SEGMENTS))

@@ -256,5 +256,7 @@ def test_what_does_not_fit_is_refused(fields, message):
 
 
 def test_images_of_another_size_are_refused():
-    with pytest.raises(ValueError, match=r"^images of shape \(12, 8, 3\), but the model has image_size=12"):
+    with pytest.raises(
+        ValueError, match=r"^images must be RGB with image_size=12 rows and columns, got shape \(12, 8, 3\)"
+    ):
         make().encode(normal(0, 2, 12, 8, 3))

@@ -78,7 +78,7 @@ def test_unknown_names_are_refused():
         GPTConfig.published("gpt4")
     with pytest.raises(ValueError, match=r"activation must be one of relu, gelu, .*, got 'tanh'"):
         nnx.eval_shape(lambda: GPT(dataclasses.replace(CONFIG, activation="tanh"), rngs=nnx.Rngs(0)))
-    with pytest.raises(ValueError, match="25 tokens, but the model has max_length=24"):
+    with pytest.raises(ValueError, match="at most max_length=24 tokens, got 25"):
         jax.eval_shape(make_model(), np.zeros((1, 25), int))
 
 

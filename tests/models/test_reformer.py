@@ -216,7 +216,7 @@ def test_sizes_that_cannot_be_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             nnx.eval_shape(lambda values=values: Reformer(dataclasses.replace(CONFIG, **values), rngs=nnx.Rngs(0)))
-    with pytest.raises(ValueError, match="25 tokens, but the model has max_length=24"):
+    with pytest.raises(ValueError, match="at most max_length=24 tokens, got 25"):
         jax.eval_shape(make_model(), np.zeros((1, 25), int))
     with pytest.raises(ValueError, match="11 tokens of prompt and 14 more, but the model has max_length=24"):
         jax.eval_shape(lambda: started(make_model().decoder(), TOKENS, max_length=14)[1])

@@ -121,5 +121,5 @@ def test_sizes_that_contradict():
         dataclasses.replace(CONFIG, num_heads=5).validate()
     with pytest.raises(ValueError, match=r"^d_model=15 must be even"):
         dataclasses.replace(CONFIG, d_model=15, num_heads=3).validate()
-    with pytest.raises(ValueError, match=r"^frames of 4 features, but the model has num_features=5"):
+    with pytest.raises(ValueError, match=r"^frames must have num_features=5 features, got 4"):
         make_model()(FRAMES[..., :4], NUM_FRAMES)

@@ -442,7 +442,7 @@ def test_what_does_not_fit_is_refused(fields, message):
 
 def test_an_attention_of_ones_own_sees_no_coverage():
     config = Seq2SeqConfig(**SIZES, variant="bahdanau", coverage=1.0)
-    with pytest.raises(ValueError, match=r"coverage=1.0 needs the model's own additive score: leave attention_fn out"):
+    with pytest.raises(ValueError, match=r"coverage=1.0 cannot be combined with attention_fn: leave one of them out"):
         Seq2Seq(config, attention_fn=dot_product_attention, rngs=nnx.Rngs(0))
 
 

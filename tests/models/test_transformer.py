@@ -238,7 +238,7 @@ def test_more_tokens_than_learned_positions(make_model):
     model = make_model(learned_positions=5)
     with pytest.raises(ValueError, match="at most 5 tokens, the size of the table of learned positions, got 6"):
         jax.eval_shape(model, SOURCE, TARGET)
-    with pytest.raises(ValueError, match="max_length=6, but there are 5 learned positions"):
+    with pytest.raises(ValueError, match="max_length=6 must be at most 5, the number of learned positions"):
         jax.eval_shape(lambda: started(model.decoder(), SOURCE[:, :5], max_length=6)[1])
 
 

@@ -275,7 +275,7 @@ def test_refusals():
         build(patch_size=5)
     with pytest.raises(ValueError, match="needs labels"):
         build(labels=())
-    with pytest.raises(ValueError, match="images of 3 channels, but the model has num_channels=2"):
+    with pytest.raises(ValueError, match="images must have num_channels=2 channels, got 3"):
         jax.eval_shape(make_vit(ViT), np.ones((1, 12, 12, 3), np.float32))
     with pytest.raises(ValueError, match=r"images of \(12, 14\) pixels do not divide into patches"):
         jax.eval_shape(lambda: make_vit(ViT)(np.ones((1, 12, 14, 2), np.float32), interpolate=True))

@@ -13,7 +13,7 @@ from tfx_jax.functional import decomposable_attention, dot_product_attention, ke
 from tfx_jax.functional.attention import SPECS
 from tfx_jax.planning.attentions import ATTENTIONS
 from tfx_jax.planning.measure import without_compilation_cache
-from tfx_jax.training.sharding.attention import shard_attention
+from tfx_jax.training.sharding.layers import shard_attention
 from tfx_jax.training.sharding.strategies import make_mesh
 
 CANNOT = {"cudnn": "is for NVIDIA GPUs: see test_lowers_for_cuda"}

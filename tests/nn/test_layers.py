@@ -13,9 +13,8 @@ from tests.nn.programs import draw, jitted, normal
 from tfx_jax.functional import alibi_bias
 from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
 from tfx_jax.nn.attention import KVCache, RotaryConfig
-from tfx_jax.nn.fused_decoder import FusedDecoderLayer, FusedKVCache, fused_step, fusing_obstacle, init_fused_cache
-from tfx_jax.nn.fused_linear import FusedLinear
-from tfx_jax.nn.layers import Residual
+from tfx_jax.nn.decoding import fused_step, fusing_obstacle, init_fused_cache
+from tfx_jax.nn.layers import FusedKVCache, FusedLinear, Residual, fused
 
 B, W, S, T, D, N, H, U, F = 2, 3, 7, 5, 12, 4, 2, 5, 20
 MASK = (np.arange(S)[None, :] < np.array([S, 3])[:, None])[:, None, None, :]
@@ -49,21 +48,21 @@ def _decoder_layer(pre_norm=False, **options):
 
 def test_residual_of_the_paper_normalizes_the_sum():
     x = normal(0, B, T, D)
-    out, want = jitted(lambda x: (Residual(D)(lambda x: (3 * x + 1, None), x)[0], LayerNorm(D)(4 * x + 1)))(x)
+    out, want = jitted(lambda x: (Residual(D)(lambda x: 3 * x + 1, x), LayerNorm(D)(4 * x + 1)))(x)
     np.testing.assert_allclose(out, want, atol=1e-6)
 
 
 def test_pre_norm_residual_normalizes_the_branch():
     x = normal(0, B, T, D)
     residual = functools.partial(Residual, D, pre_norm=True)
-    out, normalized = jitted(lambda x: (residual()(lambda x: (3 * x + 1, None), x)[0], LayerNorm(D)(x)))(x)
+    out, normalized = jitted(lambda x: (residual()(lambda x: 3 * x + 1, x), LayerNorm(D)(x)))(x)
     np.testing.assert_allclose(out, x + 3 * normalized + 1, atol=1e-5)
 
 
 def test_scaled_residual_multiplies_the_branch_and_never_x():
     x = normal(0, B, T, D)
     residual = functools.partial(Residual, D, pre_norm=True, output_norm=True, scale=0.22)
-    out, branch = jitted(lambda x: (residual()(lambda x: (x**2, None), x)[0], LayerNorm(D)(LayerNorm(D)(x) ** 2)))(x)
+    out, branch = jitted(lambda x: (residual()(lambda x: x**2, x), LayerNorm(D)(LayerNorm(D)(x) ** 2)))(x)
     np.testing.assert_allclose(out, x + np.float32(0.22) * branch, atol=1e-5)
 
 
@@ -72,7 +71,7 @@ def test_residual_hands_the_extra_of_its_sublayer_through(pre_norm):
     extras = []
 
     def run(x):
-        out, extra = Residual(D, pre_norm=pre_norm)(lambda x: (x, "extra"), x)
+        out, extra = Residual(D, pre_norm=pre_norm).with_extra(lambda x: (x, "extra"), x)
         extras.append(extra)
         return out
 
@@ -85,7 +84,7 @@ def test_residual_drops_the_branch_and_never_x():
 
     def run(x, branch):
         residual = Residual(D, dropout_rate=0.25, pre_norm=True)
-        return [residual(lambda _: (branch, None), x, rngs)[0] for rngs in (None, nnx.Rngs(dropout=0))]
+        return [residual(lambda _: branch, x, rngs) for rngs in (None, nnx.Rngs(dropout=0))]
 
     plain, dropped = jitted(run)(x, branch)
     kept = np.isclose(dropped, x + 4 / 3, atol=1e-5)
@@ -164,17 +163,15 @@ def _teach_and_step(layer, taught, x, memory, seen, int8=False):
     """Runs W beams of each text all at once, and token by token from a cache with something in it: outputs, cache."""
     rows, mask = jnp.repeat(memory, W, axis=0), np.repeat(MASK, W, axis=0)
     want, _ = layer(taught, rows, memory_mask=mask)
-    step, keys_values = (
-        FusedDecoderLayer(layer, int8=int8),
-        FusedKVCache.of(*layer.cross_attention.project_memory(memory)),
-    )
+    keys_values = FusedKVCache.of(*layer.cross_attention.project_memory(memory))
+    layer = fused(layer, int8=int8)
     _, heads, size, _ = keys_values.key.shape
     room = (T + 2) * W
     past = FusedKVCache(jnp.full((B, heads, size, room), 9.0), jnp.full((B, heads, room, U), 9.0))
 
     def advance(past, given):
         token, position, seen = given
-        out, past = step(token[:, None], past, position, seen, keys_values, MASK)
+        out, past = layer.step(token[:, None], past, keys_values, MASK, position=position, mask=seen)
         return past, out[:, 0]
 
     past, outs = jax.lax.scan(advance, past, (x.swapaxes(0, 1), jnp.arange(T), seen))
@@ -244,8 +241,8 @@ def test_steps_go_on_after_a_prompt(num_past, is_gated):
             want, _ = layer(want, bias=bias, mask=mask, is_causal=True)
             read, extras = layer(read, **before, is_causal=True, cache=KVCache.empty(B, N, H, U))
             past.append(extras["cache"])
-        steps = [FusedDecoderLayer(layer) for layer in layers]
-        cache = init_fused_cache(steps, past, max_new_tokens=T, num_beams=W, is_past=is_past)
+        layers = [fused(layer) for layer in layers]
+        cache = init_fused_cache(layers, past, max_new_tokens=T, num_beams=W, is_past=is_past)
         cache |= {"beam_ancestry": jnp.repeat(cache["beam_ancestry"], W, axis=0)}  # as a search does
 
         def embed(places, positions):
@@ -257,7 +254,7 @@ def test_steps_go_on_after_a_prompt(num_past, is_gated):
 
         def step(cache, places):
             bias_fn = lambda place, _: jax.lax.dynamic_slice_in_dim(bias, place, 1, axis=2)  # noqa: E731
-            return fused_step(steps, embed, lambda x: x[:, 0], places, cache, bias=bias_fn)[::-1]
+            return fused_step(layers, embed, lambda x: x[:, 0], places, cache, bias=bias_fn)[::-1]
 
         places = jnp.repeat(jnp.arange(T)[:, None], B * W, axis=1)
         return want, jax.lax.scan(step, cache, places)[1]
@@ -325,17 +322,18 @@ def test_a_layer_whose_cross_attention_has_more_than_a_scale_is_not_fused(option
     assert obstacle.startswith("cross-attention must have only projections and a scale")
 
 
-def test_steps_want_a_memory_if_and_only_if_there_is_an_encoder():
+def test_step_requires_rearranged_weights_and_a_memory_for_cross_attention_only():
     x, past = normal(0, B, 1, D), FusedKVCache(np.zeros((B, N, H, 1)), np.zeros((B, N, 1, U)))
-    mask, memory = np.ones((B, 1, 1, 1), bool), FusedKVCache(np.ones((B, N, H, S)), np.ones((B, N, S, U)))
-    for layer, wrong, message in (
-        (_decoder_layer(), None, "pass the encoder's output as memory"),
-        (_encoder_layer(), memory, "pass memory=None"),
+    options = {"position": np.int32(0), "mask": np.ones((B, 1, 1, 1), bool)}
+    memory = {"memory": FusedKVCache(np.ones((B, N, H, S)), np.ones((B, N, S, U)))}
+    for layer, given, message in (
+        (fused(_decoder_layer()), {}, "memory"),
+        (fused(_encoder_layer()), memory, "memory"),
+        (_decoder_layer(), memory, r"fused\(layer\)"),
+        (_encoder_layer(), {}, r"fused\(layer\)"),
     ):
-        with pytest.raises(ValueError, match=message):
-            jax.eval_shape(
-                lambda *args, layer=layer: FusedDecoderLayer(layer)(*args), x, past, jnp.int32(0), mask, wrong
-            )
+        with pytest.raises(TypeError, match=message):
+            layer.step(x, past, **given, **options)
 
 
 def test_steps_with_weights_of_eight_bits_are_near():
@@ -345,7 +343,7 @@ def test_steps_with_weights_of_eight_bits_are_near():
     )
     error = np.sqrt(np.square(rounded - exact).mean() / np.square(exact).mean())
     assert 1e-4 < error < 0.05
-    assert jax.eval_shape(lambda: FusedDecoderLayer(layer, int8=True).feed_forward.up.kernel[...]).dtype == jnp.int8
+    assert jax.eval_shape(lambda: fused(layer, int8=True).feed_forward.up.kernel[...]).dtype == jnp.int8
 
 
 @pytest.mark.parametrize("int8", [False, True])

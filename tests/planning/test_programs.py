@@ -141,6 +141,19 @@ def test_what_is_started_counts_once_and_by_its_result():
     assert gather.moved == 3 * 128 * 3 / 4
 
 
+def test_exchanges_of_equal_layers_may_share_a_channel_but_no_chain():
+    """Layers that JAX compiles as calls of one function have the channels of that function."""
+    fusions = "fused_computation.1", "fused_computation.3", "async_collective_fusion.5"
+    calls = [f"  %f.{index} = f32[8]{{0}} fusion(%x), calls=%{name}" for index, name in enumerate(fusions)]
+    lines = ["HloModule jit_update", "", "ENTRY %main (p: f32[8]) -> f32[8] {", *calls, "}", ""]
+    for chain, name in zip((0, 1, 1), fusions, strict=True):
+        sums = "all-reduce(%p), channel_id=7, replica_groups={{0,1}}, to_apply=%add"
+        attributes = f'frontend_attributes={{chain_id="{chain}"}}'
+        lines += [f"%{name} (p: f32[8]) -> f32[8] {{", f"  %s = f32[8]{{0}} {sums}, {attributes}", "}", ""]
+    one = Collective("all-reduce", (0, 1), 32, 1, False, "")
+    assert collectives("\n".join(lines)) == [one, one._replace(is_async=True)]
+
+
 # Exchanges as XLA writes them for GPUs: all are started and ended, some of them at once.
 CUDA = """HloModule jit_update, is_scheduled=true
 

@@ -56,6 +56,22 @@ def test_topology_that_does_not_exist_is_one_line():
         topologies.tpu_devices("v5e:3x5")
 
 
+@pytest.mark.parametrize("topology", ["tpu8i:4x1x1", "tpu8t:2x2x1"])
+def test_a_tpu_that_libtpu_does_not_describe_is_one_line(topology):
+    with pytest.raises(UserError, match=rf"^{topology} cannot be planned: JAX knows this TPU, but no libtpu"):
+        topologies.absent_devices(topology)
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("topology", ["tpu8i:4x1x1", "tpu8t:2x2x1"])
+def test_libtpu_does_not_describe_it(tpu_devices, monkeypatch, topology):
+    """Once this fails, plan it: `TOPOLOGIES`, its speeds in `CHIPS` and its peak."""
+    monkeypatch.setattr(topologies, "_UNDESCRIBED", ())
+    monkeypatch.setattr(topologies, "TOPOLOGIES", (topology,))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Invalid TPU external name"):
+        topologies.tpu_devices(topology)
+
+
 def test_missing_libtpu_is_one_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'^v5e:4x4 needs libtpu: pip install "tfx-jax\[plan\] @ git\+https'):
@@ -78,7 +94,7 @@ def test_slices_of_gpus_are_said_once():
 
 def test_missing_cuda_is_one_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'^h100:1x8x8 needs JAX for CUDA: pip install "tfx-jax\[plan-cuda\]"'):
+    with pytest.raises(UserError, match=r'^h100:1x8x8 needs JAX for CUDA: pip install "tfx-jax\[plan-cuda\] @ git'):
         topologies.absent_devices("h100:1x8x8")
 
 

@@ -15,7 +15,14 @@ from tfx_jax.generation.decoding import BeamSearch, decode
 from tfx_jax.models.transformer import EOS_ID, PAD_ID, Transformer, TransformerConfig
 from tfx_jax.planning import workloads
 from tfx_jax.planning.attentions import ATTENTIONS
-from tfx_jax.planning.workloads import MODELS, ForcedLength, attention, attention_program, decoding, training
+from tfx_jax.planning.workloads import (
+    MODELS,
+    ForcedLength,
+    attention_program,
+    attention_workload,
+    decoding_workload,
+    training_workload,
+)
 
 TOY = TransformerConfig(vocab_size=40, num_layers=1, d_model=16, num_heads=2, d_ff=24, dropout_rate=0.0)
 TAKES_ANOTHER_DEVICE = {"cudnn", "splash", "flash"}
@@ -42,7 +49,7 @@ def test_training_steps_with_every_run_and_compiles_once(monkeypatch):
 
     monkeypatch.setattr(workloads, "make_train_setup", remember(programs, workloads.make_train_setup))
     monkeypatch.setattr(workloads, "shard_batch", remember(batches, workloads.shard_batch))
-    workload = training(TOY, batch=8, length=5)
+    workload = training_workload(TOY, batch=8, length=5)
     workload.run()
     workload.run()
     ((program,), (batch,)) = programs, batches
@@ -63,7 +70,7 @@ def test_training_steps_with_every_run_and_compiles_once(monkeypatch):
 
 def test_training_tells_what_devices_cannot_share():
     with pytest.raises(UserError, match=r"^batch=12 must be a multiple of the 8 devices$"):
-        training(TOY, batch=12, length=5)
+        training_workload(TOY, batch=12, length=5)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +123,7 @@ def test_search_never_stops_early(monkeypatch, int8):
         return step(self, tokens, cache)
 
     monkeypatch.setattr(ForcedLength, "step", counted)
-    workload = decoding(TOY, batch=2, beam_size=3, source_length=4, length=7, int8=int8)
+    workload = decoding_workload(TOY, batch=2, beam_size=3, source_length=4, length=7, int8=int8)
     jax.effects_barrier()
     assert len(steps) == 7
     workload.run()
@@ -134,9 +141,9 @@ def test_every_attention_runs_or_says_why_not(name, with_gradient):
         with pytest.raises(
             UserError, match=rf"^{name}: implementation='{name}' needs (a TPU, got platform 'cpu'|float16)"
         ):
-            attention(name, length=64, with_gradient=with_gradient)
+            attention_workload(name, length=64, with_gradient=with_gradient)
         return
-    workload = attention(name, length=64, num_heads=2, head_size=16, batch=3, with_gradient=with_gradient)
+    workload = attention_workload(name, length=64, num_heads=2, head_size=16, batch=3, with_gradient=with_gradient)
     workload.run()
     assert workload.target_tokens == 3 * 64
     assert (workload.flops is None) == (name not in ("dense", "xla", "chunked"))
@@ -157,7 +164,7 @@ def test_exact_attentions_are(name):
 
 def test_flops_of_attention_are_its_products():
     def flops(**options):
-        return attention("dense", length=10, batch=2, num_heads=3, head_size=4, **options).flops
+        return attention_workload("dense", length=10, batch=2, num_heads=3, head_size=4, **options).flops
 
     forward = 2 * 2 * 3 * 2 * 4 * 10 * 10  # two FLOPs, two products, batch, heads, head size, pairs: any order
     assert flops(with_gradient=False) == forward
@@ -167,10 +174,10 @@ def test_flops_of_attention_are_its_products():
 
 def test_attention_tells_what_cannot_be():
     with pytest.raises(UserError, match=r"^unknown function 'lstm'; use one of dense, chunked, splash, "):
-        attention("lstm", length=8)
+        attention_workload("lstm", length=8)
     with pytest.raises(UserError, match=r"^bigbird: .*causal"):
-        attention("bigbird", length=256, is_causal=True)
+        attention_workload("bigbird", length=256, is_causal=True)
     with pytest.raises(
-        UserError, match=r"^dense: it needs [\d,.]+ GiB, but a device has [\d,.]+: make batch, length or model"
+        UserError, match=r"^dense: the program needs [\d,.]+ GiB, but a device has [\d,.]+: make batch, length or model"
     ):
-        attention("dense", length=2**20, with_gradient=False)
+        attention_workload("dense", length=2**20, with_gradient=False)

@@ -132,6 +132,6 @@ def test_no_split_has_an_expression_of_another():
 
 
 def test_what_cannot_be_drawn_is_one_line():
-    with pytest.raises(UserError, match=r"^100,000 draws brought no expression of 9 to 9 tokens") as raised:
+    with pytest.raises(UserError, match=r"^none of 100,000 random expressions has 9 to 9 tokens") as raised:
         draw_expression(0, "train", 0, max_depth=2, max_args=2, min_length=9, max_length=9)
     assert "\n" not in str(raised.value)

@@ -11,6 +11,7 @@ import pytest
 from tests.training.tasks.told import Told
 from tfx_jax.data.batching.batches import BatchSpec, LazyExamples, LoaderOptions
 from tfx_jax.data.sources.splits import Splits
+from tfx_jax.tasks import classification
 from tfx_jax.tasks.classification import ClassificationBase, class_loss, label_arrays
 
 LABELS = ("high", "low", "middle")
@@ -65,6 +66,30 @@ def test_predictions_are_labels_and_are_compared_with_those_of_the_split(task):
     metrics, summary = task.evaluate(said)
     assert metrics == {"accuracy": 50.0, "macro_f1": pytest.approx(100 / 3), "balanced_accuracy": 50.0}
     assert summary == "accuracy 50.00 %, macro F1 33.33 %, balanced accuracy 50.00 %, 4 points"
+
+
+def test_a_report_shows_classes_confusions_and_samples(task, monkeypatch):
+    # Predicted high, high, low, low; true high, low, high, low.
+    said = Told(lambda batch: (batch["place"][:, 0].astype(int) // 2, batch["label"]))
+    classes, confusions, samples = task.report_tables(said)
+    assert classes.rows == [
+        ("middle", "0.0 %", "0.0 %", "0.0 %", "0"),
+        ("high", "50.0 %", "50.0 %", "50.0 %", "2"),
+        ("low", "50.0 %", "50.0 %", "50.0 %", "2"),
+    ]
+    assert confusions.header == ("true, predicted:", *LABELS)
+    assert confusions.rows == [("high", "1", "1", "0"), ("low", "1", "1", "0"), ("middle", "0", "0", "0")]
+    assert samples.rows == [
+        ("number 2", "low", "high"),
+        ("number 3", "high", "low"),
+        ("number 1", "high", "high"),
+        ("number 4", "low", "low"),
+    ]
+    monkeypatch.setattr(classification, "_MOST_COLUMNS", 2)
+    monkeypatch.setattr(classification, "_MOST_CLASSES", 1)
+    classes, confusions, _ = task.report_tables(said)
+    assert [row[0] for row in classes.rows] == ["middle"]
+    assert confusions.rows == [("high", "low", "1"), ("low", "high", "1")]
 
 
 def test_classes_and_probabilities_are_those_of_the_logits(task):

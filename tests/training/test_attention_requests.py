@@ -21,7 +21,7 @@ from tfx_jax.nn import AttentionConfig, AttentionOptions, Distribution, distribu
 from tfx_jax.planning.plan import plan_step
 from tfx_jax.training.config import save_config, tiny_variant, validate
 from tfx_jax.training.run import load_run, make_run
-from tfx_jax.training.sharding.attention import shard_attention, with_supported_kernels
+from tfx_jax.training.sharding.layers import shard_attention, with_supported_kernels
 from tfx_jax.training.sharding.strategies import make_mesh
 
 # A Transformer-XL has an attention of its own, and says so of any other name.

@@ -149,8 +149,8 @@ def test_damaged_config(workdir, damage):
         ("task.data", [[1]], "config.task.data must be an object with fields, got [[1]]"),
         ("mesh", None, "config.mesh must be an object with fields, got None"),
         ("model.attention.options", True, "config.model.attention.options must be an object with fields, got True"),
-        ("task.data.class", 7, "config.task.data.class=7 is not a configuration of tfx_jax.models or tfx_jax.tasks"),
-        ("optimizer", {"class": "x"}, "config.optimizer.class='x' is not a configuration of tfx_jax.models or "),
+        ("task.data.class", 7, "config.task.data.class=7 must name a configuration in tfx_jax.models or tfx_jax.tasks"),
+        ("optimizer", {"class": "x"}, "config.optimizer.class='x' must name a configuration in tfx_jax.models or "),
     ],
 )
 def test_a_part_that_is_none_is_named(workdir, name, value, message):

@@ -231,3 +231,17 @@ def test_an_evaluation_that_dies_costs_no_step(text, tmp_path, monkeypatch, last
     assert found.evaluations[-1] == want.evaluations[-1]
     chex.assert_trees_all_equal(whole_state(workdir)[1], whole_state(tmp_path / "whole")[1])
     chex.assert_trees_all_equal(load_params(workdir, "best"), load_params(tmp_path / "whole", "best"))
+
+
+def test_tables_of_the_report_do_not_fail_the_run(text, tmp_path, monkeypatch, capfd):
+    def fail(*_):
+        raise RuntimeError("no tables")
+
+    monkeypatch.setattr(TranslationTask, "report_tables", fail)
+    config = tiny_config(text, num_steps=2, validation="validation.tsv")
+    assert train(config, tmp_path).step == 2
+    assert "no tables in the report: no tables" in capfd.readouterr().err
+    assert "## How to repeat it" in (tmp_path / "report.md").read_text()
+    monkeypatch.undo()
+    train(tiny_config(text, num_steps=3, validation="validation.tsv"), tmp_path)
+    assert "## Sample translations" in (tmp_path / "report.md").read_text()

@@ -63,9 +63,11 @@ def base(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tuned(base, tmp_path_factory):
-    """A fine-tuning of four steps with a moving average, in one go and in two."""
+    """A fine-tuning of four steps, in one go and in two, with a moving average or that of its optimizer."""
     config, source = base
-    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, ema_decay=0.9))
+    is_llama = isinstance(config.model, LlamaConfig)
+    changes = {"name": "schedule_free", "schedule": "constant"} if is_llama else {"ema_decay": 0.9}
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **changes))
     folder = tmp_path_factory.mktemp("tuned")
     config = dataclasses.replace(config, init_from=str(source), lora=LoraConfig(3, 6.0, "query|value|up"))
     for name, stops in (("once", (4,)), ("twice", (2, 4))):

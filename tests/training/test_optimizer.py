@@ -12,7 +12,7 @@ from flax import nnx
 from tfx_jax.models import Llama, LlamaConfig
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.training.config import OptimizerConfig
-from tfx_jax.training.optimizer import inverse_sqrt_schedule, learning_rate, make_optimizer
+from tfx_jax.training.optimizer import averaged_params, inverse_sqrt_schedule, learning_rate, make_optimizer
 from tfx_jax.training.train_setup import hidden_matrices
 
 
@@ -162,6 +162,32 @@ def test_muon_equals_float64_numpy():
         np.testing.assert_array_equal(found[name], expected[name])
 
 
+def test_schedule_free_equals_float64_numpy():
+    """Equations 3 to 5 of Defazio et al. (2024), with AdamW's step from z and its decay at y."""
+    config = OptimizerConfig("schedule_free", "constant", warmup_steps=3, peak_learning_rate=0.1, b1=0.8, b2=0.95)
+    config.weight_decay, config.clip_norm = 0.3, 1e9  # clipping that changes nothing
+    rng = np.random.default_rng(0)
+    start, grads = rng.normal(size=(4, 3)), rng.normal(size=(6, 4, 3))
+    optimizer = make_optimizer(config, d_model=16)
+    params = {"up": np.float32(start)}
+    state = optimizer.init(params)
+    update = jax.jit(optimizer.update)
+    average = iterate = y = start
+    square, total = np.zeros((4, 3)), 0.0
+    for step, grad in enumerate(grads, 1):
+        updates, state = update({"up": np.float32(grad)}, state, params)
+        params = optax.apply_updates(params, updates)
+        rate = 0.1 * min(step / 3, 1)
+        square = 0.95 * square + 0.05 * grad**2
+        direction = grad / (np.sqrt(square / (1 - 0.95**step)) + config.epsilon)
+        iterate = iterate - rate * (direction + 0.3 * y)
+        total += rate**2
+        average = average + rate**2 / total * (iterate - average)
+        y = 0.2 * iterate + 0.8 * average
+    np.testing.assert_allclose(params["up"], y, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(averaged_params(config, state, params)["up"], average, rtol=1e-4, atol=1e-6)
+
+
 def test_muon_gets_the_matrices_of_layers():
     model = nnx.eval_shape(
         lambda: Llama(LlamaConfig(num_layers=2, d_model=16, num_heads=4, num_kv_heads=2), rngs=nnx.Rngs(0))
@@ -293,7 +319,7 @@ def test_adafactor_keeps_a_fraction_of_adam_s_moments():
 
 
 def test_unknown_optimizer():
-    with pytest.raises(ValueError, match=r'optimizer must be "adam", .*, "sgd" or "muon", got .x.$'):
+    with pytest.raises(ValueError, match=r'optimizer must be "adam", .*, "muon" or "schedule_free", got .x.$'):
         make_optimizer(OptimizerConfig(name="x"), 16)
 
 

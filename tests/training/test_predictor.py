@@ -1,19 +1,37 @@
 """A model in one call, and the verb over lines: tasks answer as their own `predict` does, and errors name the input."""
 
 import io
+import itertools
 import json
 import sys
 import types
 
+import jax
+import numpy as np
+import PIL.Image
 import pytest
+import scipy.io.wavfile
 from flax import nnx
 
 from tests.nn.programs import draw
 from tests.training.configs import default_config
-from tfx_jax.cli import main
+from tfx_jax.cli import main, predict, translate
 from tfx_jax.errors import UserError
-from tfx_jax.models import BertConfig, GPTConfig, T5Config, TransformerConfig
+from tfx_jax.generation import generate
+from tfx_jax.models import (
+    BertConfig,
+    CaptionerConfig,
+    ConformerConfig,
+    GPTConfig,
+    Seq2VecConfig,
+    T5Config,
+    TransformerConfig,
+    ViTConfig,
+)
 from tfx_jax.models.decomposable import DecomposableConfig
+from tfx_jax.tasks.events import EventClassificationConfig, EventData
+from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech
+from tfx_jax.tasks.speech.speech_recognition import SpeechRecognitionConfig
 from tfx_jax.tasks.text.classification import ClassificationConfig, LabeledData
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.text.parsing import ParsingConfig, TreeData
@@ -23,6 +41,8 @@ from tfx_jax.tasks.text.tagging import TaggedData, TaggingConfig
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.text.text_to_text import TextToTextConfig
 from tfx_jax.tasks.text.translation import PairData, TranslationConfig
+from tfx_jax.tasks.vision.captioning import CaptionData, CaptioningConfig
+from tfx_jax.tasks.vision.image_classification import ImageClassificationConfig, ImageData
 from tfx_jax.training.config import tiny_variant, validate
 from tfx_jax.training.loop import train
 from tfx_jax.training.predictor import Predictor, load
@@ -122,9 +142,98 @@ def test_sentences_are_translated_and_parsed(tmp_path):
     )
 
 
-def test_what_answers_no_text_says_so(tmp_path):
-    with pytest.raises(UserError, match="LanguageModelTask takes no lines of text, so there is nothing to predict"):
-        Predictor(*opened((GPTConfig, LanguageModelConfig, TextData), tmp_path))
+def test_what_takes_neither_text_nor_files_says_so(tmp_path):
+    with pytest.raises(UserError, match="EventClassificationTask takes neither lines of text nor files, and writes"):
+        Predictor(*opened((Seq2VecConfig, EventClassificationConfig, EventData), tmp_path))
+
+
+def test_a_language_model_continues_texts(tmp_path):
+    run, params = opened((GPTConfig, LanguageModelConfig, TextData), tmp_path)
+    found = Predictor(run, params).predict(["the dog", "a", " "])
+    model = types.SimpleNamespace(
+        model=nnx.merge(run.graphdef, params), tokenizer=run.task.tokenizer, eos_ids=(run.task.tokenizer.eos_id,)
+    )
+    expected = generate(model, ["the dog", "a"], max_new_tokens=32, temperature=0)  # half of the positions
+    assert found == [{"continuation": text} for text in [*expected, ""]]
+
+
+def commanded(monkeypatch, capfd, run, params, *arguments):
+    """Output lines of `tfx-jax predict` with a model that was opened already; of a failure, the error."""
+    monkeypatch.setattr(predict, "load_model", lambda *_: (run, params))
+    monkeypatch.setattr(predict, "set_up_program", lambda: None)
+    status = main(["predict", "--workdir=w", *map(str, arguments)])
+    captured = capfd.readouterr()
+    return captured.out.splitlines() if status == 0 else captured.err.splitlines()[-1]
+
+
+def test_images_are_files_folders_or_arrays(tmp_path, monkeypatch, capfd):
+    run, params = opened((ViTConfig, ImageClassificationConfig, ImageData), tmp_path)
+    images = [image.image for image in examples_of(run)]
+    files = [tmp_path / "images" / f"{number}.png" for number in range(COUNT)]
+    files[0].parent.mkdir()
+    for file, image in zip(files, images, strict=True):
+        PIL.Image.fromarray(image).save(file)
+    (tmp_path / "images" / "notes.txt").write_text("no image")
+    predictor = Predictor(run, params)
+    found = predictor.predict(images)
+    assert [answer["label"] for answer in found] == run.task.predict(run.trained(params), images)
+    assert sum(found[0]["probabilities"].values()) == pytest.approx(1)
+    from_files = [answer | {"file": str(file)} for answer, file in zip(found, files, strict=True)]
+    assert predictor.predict(files) == predictor.predict(tmp_path / "images") == from_files
+    lines = [f"{one['file']}\t{one['label']}\t{one['probability']:.4f}" for one in from_files]
+    assert commanded(monkeypatch, capfd, run, params, tmp_path / "images") == lines
+    (line,) = commanded(monkeypatch, capfd, run, params, "--json", files[1])
+    assert json.loads(line) == predictor.predict([files[1]])[0]
+    assert "name some that end with .bmp or " in commanded(monkeypatch, capfd, run, params)
+    assert "no.png" in commanded(monkeypatch, capfd, run, params, files[0], "no.png")
+    (tmp_path / "empty").mkdir()
+    assert "has no file that ends with" in commanded(monkeypatch, capfd, run, params, tmp_path / "empty")
+    with pytest.raises(UserError, match=r"^an image must be an array \[\d+, \d+, 3\] of uint8, got \[1, 2, 3\]"):
+        predictor.predict([np.zeros((1, 2, 3), np.int64)])
+    with pytest.raises(UserError, match="input 2 must be image, a path or an array, got 3"):
+        predictor.predict([images[0], 3])
+
+
+def test_images_are_captioned(tmp_path):
+    run, params = opened((CaptionerConfig, CaptioningConfig, CaptionData), tmp_path)
+    images = [image.image for image in examples_of(run)]
+    expected = run.task.predict(run.trained(params), images)
+    assert Predictor(run, params).predict(images) == [{"caption": caption} for caption in expected]
+
+
+def test_recordings_are_files_or_arrays(tmp_path, monkeypatch, capfd):
+    run, params = opened((ConformerConfig, SpeechRecognitionConfig, RecordedSpeech), tmp_path)
+    data = run.config.task.data
+    sounds = [example.frames.reshape(-1) for example in examples_of(run)]
+    for number, sound in enumerate(sounds):
+        scipy.io.wavfile.write(tmp_path / f"{number}.WAV", data.sample_rate, sound)
+    found = Predictor(run, params).predict(sounds)
+    assert [*found[0]] == ["transcript"]
+    from_files = [one | {"file": str(tmp_path / f"{number}.WAV")} for number, one in enumerate(found)]
+    assert Predictor(run, params).predict(str(tmp_path)) == from_files
+    expected = [f"{one['file']}\t{one['transcript']}" for one in from_files]
+    assert commanded(monkeypatch, capfd, run, params, tmp_path) == expected
+    for wrong in (sounds[0].astype(np.float32), sounds[0][None]):
+        with pytest.raises(UserError, match=r"^a recording must be an array \[samples\] of int16, got"):
+            Predictor(run, params).predict([wrong])
+    with pytest.raises(UserError, match=r"the recording lasts .* seconds, but the model was trained on at most"):
+        Predictor(run, params).predict([np.zeros(data.hop * (data.max_length + 1), np.int16)])
+
+
+def test_text_files_and_tags_beside_their_words(tmp_path, monkeypatch, capfd):
+    run, params = opened((BertConfig, TaggingConfig, TaggedData), tmp_path)
+    (tmp_path / "a.txt").write_text("the dog runs\na cat\n")
+    (tmp_path / "b.txt").write_text("yes")
+    found = Predictor(run, params).predict(["the dog runs", "a cat", "yes"])
+    files = tmp_path / "a.txt", tmp_path / "b.txt"
+    expected = [" ".join(one["tags"]) for one in found]
+    assert commanded(monkeypatch, capfd, run, params, *files) == expected
+    lines = [[*(f"{word}\t{tag}" for word, tag in zip(one["words"], one["tags"], strict=True)), ""] for one in found]
+    assert commanded(monkeypatch, capfd, run, params, "--conll", *files) == [*itertools.chain(*lines)]
+    assert "--json and --conll are two formats" in commanded(monkeypatch, capfd, run, params, "--conll", "--json")
+    assert "none.txt cannot be read: No such file" in commanded(monkeypatch, capfd, run, params, "none.txt")
+    (tmp_path / "c.txt").write_bytes(b"yes\n\xff\n")
+    assert f"{tmp_path}/c.txt, line 2: not UTF-8" in commanded(monkeypatch, capfd, run, params, tmp_path / "c.txt")
 
 
 @pytest.fixture(scope="module")
@@ -230,3 +339,34 @@ def test_blank_lines_have_empty_answers_and_long_ones_are_told(classes, dataset,
     (record,) = caplog.records
     assert " of " in record.message
     assert "have more than" in record.message
+
+
+def test_translations_are_explained(tmp_path, monkeypatch, capfd):
+    run, params = opened((TransformerConfig, TranslationConfig, PairData), tmp_path)
+    lines = ["the dog runs .", "", "yes \u2603 and \u2604 \u2603"]
+    monkeypatch.setattr(translate, "load_model", lambda *_: (run, params))
+    monkeypatch.setattr(translate, "set_up_program", lambda: None)
+    typed(monkeypatch, "\n".join(lines))
+    assert main(["translate", "--workdir=w", "--json"]) == 0
+    captured = capfd.readouterr()
+    assert captured.err == "line 3: unknown to the model, which guesses: '\u2603', '\u2604'\n"
+    found = [json.loads(line) for line in captured.out.splitlines()]
+    assert found[1] == {"translation": ""}
+    call = jax.jit(lambda params, *pair: nnx.merge(run.graphdef, params)(*pair, return_attention=True))
+    tokenizer = run.task.tokenizer
+    translations = run.task.translator(run.graphdef).translate_ids(params, lines)
+    for one, line, target in zip(found[::2], lines[::2], translations[::2], strict=True):
+        source = tokenizer.encode_with_specials(line).ids
+        logits, maps = call(params, np.array([source]), np.array([target]))
+        logits = np.asarray(logits[0], np.float64)
+        log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        assert one["score"] == pytest.approx(log_probs[np.arange(len(target)), target].sum(), rel=1e-4)
+        cross = [np.asarray(maps[name][0]) for name in maps if name.endswith("/cross")]
+        np.testing.assert_allclose(one["attention"], np.mean(cross, axis=(0, 1)), atol=1e-4)
+        assert (one["source"], one["target"]) == (tokenizer.pieces(source), tokenizer.pieces(target))
+        assert one["translation"] == tokenizer.decode(target)
+    assert [one["unknown"] for one in found[::2]] == [[], ["\u2603", "\u2604", "\u2603"]]
+    monkeypatch.setattr(translate, "_MAX_REPORTS", 1)
+    typed(monkeypatch, "\u2603\n\u2603\n")
+    assert main(["translate", "--workdir=w"]) == 0
+    assert capfd.readouterr().err.endswith("\n1 more lines have unknown parts\n")

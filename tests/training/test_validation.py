@@ -71,7 +71,8 @@ def test_defaults_are_the_base_model_and_valid():
         (
             "optimizer.name",
             "x",
-            'optimizer.name must be "adam" or "adamw" or "adafactor" or "lion" or "sgd" or "muon", got \'x\'',
+            'optimizer.name must be "adam" or "adamw" or "adafactor" or "lion" or "sgd" or "muon" or "schedule_free", '
+            "got 'x'",
         ),
         ("optimizer.weight_decay", -0.1, "optimizer.weight_decay must be at least 0, got -0.1"),
         (

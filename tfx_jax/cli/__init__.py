@@ -20,13 +20,15 @@ VERBS = {
     "train": "train an experiment, or resume it",
     "experiments": "list the experiments, show one, or copy one to edit",
     "evaluate": "score a trained model: sacreBLEU, tokenized BLEU, exact match",
+    "compare": "compare training runs: fields, losses, evaluations and their curves",
     "translate": "translate standard input, line by line",
     "generate": "continue each line of standard input with a language model, or answer it with an encoder-decoder",
     "predict": "answer standard input, line by line: labels, tags, answers, translations",
     "transcribe": "transcribe the speech in WAV files",
     "average": "average the newest checkpoints of a training run",
-    "attend": "show the attention weights for a sentence pair, an image or a record of events",
+    "attend": "show the attention weights for a text, a pair of texts, an image or a record of events",
     "convert": "rewrite a Hugging Face folder as one weights file in a chosen dtype, or export a trained model",
+    "export": "write a model as programs that JAX alone runs, on CPUs, GPUs and TPUs",
     "prepare": "download and build a TFDS translation data set, such as WMT14",
     "bench": "measure training, decoding, an attention or the input pipeline on this machine",
     "check-attention": "compare any attention function, yours or a library's, with the formula on 94 cases",
@@ -118,7 +120,7 @@ def _module(verb: str) -> Any:
         return importlib.import_module(f"tfx_jax.cli.{verb.replace('-', '_')}")
     except ValueError as error:
         raise UserError(
-            f"JAX cannot start ({one_line(error)}): correct or unset the environment variable JAX_... that it names"
+            f"JAX cannot start ({one_line(error)}): correct or unset the environment variable JAX_... of this message"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""`tfx-jax attend`: shows the attention weights for a pair of sentences, an image or a record of events."""
+"""`tfx-jax attend`: shows the attention weights for a text, a pair of texts, an image or a record of events."""
 
 import argparse
 from collections.abc import Sequence
@@ -13,8 +13,6 @@ from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.data.sources.splits import SPLITS, Split
 from tfx_jax.errors import UserError, printable
 from tfx_jax.tasks.events import EventClassificationTask
-from tfx_jax.tasks.text.sentence_pairs import SentencePairTask
-from tfx_jax.tasks.text.translation import TranslationTask
 from tfx_jax.tasks.vision.captioning import CaptioningTask
 from tfx_jax.tasks.vision.image_classification import ImageClassificationTask
 from tfx_jax.training.reporting.attention_plot import save_attention, save_figure
@@ -25,18 +23,18 @@ def run(argv: Sequence[str]) -> int:
     """Draws or lists attention weights; without --target, those of the model's own translation or caption."""
     parser = Parser(
         "attend",
-        "Shows the attention weights of a trained model for a pair of sentences, an image or a record of events.",
+        "Shows the attention weights of a trained model for a text, a pair of texts, an image or a record of events.",
     )
     add_model_options(parser)
-    parser.add_argument("--source", help="sentence pair models: source sentence, or the first sentence of the pair")
+    parser.add_argument("--source", help="models of text: the text, or the first text of a pair")
     parser.add_argument("--image", help="image models: image file, or the number of an image of --split, from 1")
     parser.add_argument(
         "--target",
-        help="translation, caption or second sentence of the pair; by default the model's own translation or caption",
+        help="translation, answer, caption or second text of the pair; by default what the model writes",
     )
     parser.add_argument("--output", help="image file to write (.png, .pdf or .svg)")
     parser.add_argument(
-        "--html", help="sentence pair models: HTML page to write, to choose heads and point at words in a browser"
+        "--html", help="models of text: HTML page to write, to choose heads and point at words in a browser"
     )
     parser.add_argument(
         "--row",
@@ -53,8 +51,7 @@ def run(argv: Sequence[str]) -> int:
     given = [value for value in (arguments.source, arguments.image, arguments.row) if value is not None]
     if len(given) != 1:
         raise UserError(
-            "attend needs exactly one of --source=SENTENCE (sentence pairs), --image=FILE (images) and --row=NUMBER "
-            "(events)"
+            "attend needs exactly one of --source=TEXT (text), --image=FILE (images) and --row=NUMBER (events)"
         )
     if arguments.row is not None:
         return _list_events(arguments)
@@ -64,17 +61,19 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _attend_to_sentence(arguments: argparse.Namespace) -> int:
-    """Writes the maps of all heads for a translation or a pair of sentences."""
+    """Writes the maps of all heads for a text, a pair of texts, or a text and what the model writes."""
     if is_blank(arguments.source):
         raise UserError("--source is empty: give a sentence")
     set_up_program()
     run, params = load_model(arguments)
-    if not isinstance(run.task, TranslationTask | SentencePairTask):
-        raise UserError(
-            f"--source needs a model of translations or sentence pairs, but {arguments.workdir} holds another"
-        )
-    maps, source, target = run.task.attention(run.trained(params), arguments.source, arguments.target)
-    target_inputs = ["<s>", *target[:-1]]  # the decoder reads the target delayed by one step
+    task = run.task
+    if not hasattr(task, "attention") or isinstance(
+        task, CaptioningTask | ImageClassificationTask | EventClassificationTask
+    ):
+        raise UserError(f"--source needs a model of text, but {arguments.workdir} holds another")
+    maps, source, target = task.attention(run.trained(params), arguments.source, arguments.target)
+    # The decoder of a pair reads the target delayed by one step; a language model reads the text itself.
+    target_inputs = ["<s>", *target[:-1]] if source else target
     if arguments.output is not None:
         save_attention(arguments.output, maps, source, target, target_inputs=target_inputs)
         print(f"drew {len(maps)} attention maps in {arguments.output}")
@@ -85,9 +84,9 @@ def _attend_to_sentence(arguments: argparse.Namespace) -> int:
 
 
 def _attend_to_image(arguments: argparse.Namespace) -> int:
-    """Draws one map per word of a caption, or the map behind the class of an image."""
+    """Draws one attention map per word of a caption, or attention maps for the predicted class of an image."""
     if arguments.html is not None:
-        raise UserError("--html is for sentence pairs: for an image give --output=FILE")
+        raise UserError("--html is for text: for an image give --output=FILE")
     set_up_program()
     run, params = load_model(arguments)
     task, model = run.task, run.trained(params)
@@ -103,7 +102,7 @@ def _attend_to_image(arguments: argparse.Namespace) -> int:
             raise UserError("--target is a caption, but this model classifies images: leave --target out")
         result = task.attention(model, image)
     save_figure(arguments.output, lambda: plot_maps(image, result.titles, result.maps))
-    print(f"drew {len(result.maps)} attention maps in {arguments.output}: {printable(result.said)}")
+    print(f"drew {len(result.maps)} attention maps in {arguments.output}: {printable(result.answer)}")
     return 0
 
 

@@ -146,7 +146,7 @@ def _measured(workload: Workload, options: Options, **settings: Any) -> dict[str
 
 def _train(options: Options) -> dict[str, Any]:
     model, batch, length = options.model, options.batch, options.length
-    workload = workloads.training(workloads.MODELS[model](dtype=options.dtype), batch=batch, length=length)
+    workload = workloads.training_workload(workloads.MODELS[model](dtype=options.dtype), batch=batch, length=length)
     return _measured(workload, options, model=model, batch=batch, length=length)
 
 
@@ -158,7 +158,7 @@ def _add_step_options(parser: Parser) -> None:
 
 def _step(options: Options) -> dict[str, Any]:
     config = load_config_file(options.config, options.overrides)
-    workload, plan = workloads.planned_training(config)
+    workload, plan = workloads.planned_training_workload(config)
     predicted = {
         "predicted_step_seconds": plan.predicted_step_seconds,
         "prediction_is_bound": plan.is_bound,
@@ -182,7 +182,7 @@ def _add_decode_options(parser: Parser) -> None:
 def _decode(options: Options) -> dict[str, Any]:
     sizes = {"batch": options.batch, "source_length": options.source_length, "length": options.length}
     model = workloads.MODELS[options.model](dtype=options.dtype)
-    workload = workloads.decoding(model, beam_size=options.beam, int8=options.int8, **sizes)
+    workload = workloads.decoding_workload(model, beam_size=options.beam, int8=options.int8, **sizes)
     return _measured(workload, options, model=options.model, beam=options.beam, int8=options.int8, **sizes)
 
 
@@ -210,7 +210,7 @@ def _add_attention_options(parser: Parser) -> None:
 
 def _attention(options: Options) -> dict[str, Any]:
     sizes = {"batch": options.batch, "length": options.length}
-    workload = workloads.attention(
+    workload = workloads.attention_workload(
         options.function,
         num_heads=options.heads,
         head_size=options.head_size,

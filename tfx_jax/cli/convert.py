@@ -15,7 +15,7 @@ from flax import nnx
 from tfx_jax.arguments import Parser
 from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_trained, set_up_program
 from tfx_jax.cli.support.progress import Progress
-from tfx_jax.data.tokenizers.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, write_template
+from tfx_jax.data.tokenizers.hf_tokenizer import TEMPLATE_FILES, TOKENIZER_FILES, HFTokenizer, write_template
 from tfx_jax.errors import UserError
 from tfx_jax.files import is_local, read_small_file
 from tfx_jax.hub import local_folder
@@ -27,7 +27,7 @@ from tfx_jax.training.workdir import is_workdir
 
 _DTYPES = ("float32", "float16", "bfloat16")
 # Files that are copied in addition to config.json and the weights.
-_COPIED = (*TOKENIZER_FILES, "generation_config.json", "preprocessor_config.json", "chat_template.jinja")
+_COPIED = (*TOKENIZER_FILES, *TEMPLATE_FILES, "generation_config.json", "preprocessor_config.json")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf")
 # Fields of config.json that describe the history or storage of the source folder, or that name code.
 _DROPPED = {"dtype", "torch_dtype", "transformers_version", "auto_map", "quantization_config"}
@@ -66,7 +66,7 @@ def run(argv: Sequence[str]) -> int:
     progress = Progress("read {} parameters")
     progress.stage(f"reading {arguments.model or arguments.workdir}")
     if arguments.workdir is not None:
-        _check_output(None, output, allowed=arguments.overwrite)
+        _check_output(source=None, output=output, allowed=arguments.overwrite)
         trained, tokenizer = load_trained(arguments)
         try:
             model = hf.completed(trained)
@@ -132,7 +132,7 @@ def _write_adapter(arguments: argparse.Namespace) -> int:
             f"the run started from the workdir {base}, and PEFT needs a Hugging Face folder: leave out --adapter, and "
             "the adapters are merged"
         )
-    _check_output(None, output, allowed=arguments.overwrite)
+    _check_output(source=None, output=output, allowed=arguments.overwrite)
     model, _ = load_trained(arguments)
     base_name = absolute_source(base)
     try:
@@ -163,7 +163,10 @@ def _save(
 def _local(path: str) -> str:
     """Returns the path of a local folder; raises UserError for a folder in a store."""
     if not is_local(path):
-        raise UserError(f"{path} is not a local folder: convert a local copy, then copy the output to the store")
+        raise UserError(
+            f"{path} is in a store, but convert needs local folders: convert a local copy, then copy the output folder "
+            "to the store"
+        )
     return path
 
 

@@ -104,6 +104,12 @@ def run(argv: Sequence[str]) -> int:
         default="float32",
         help="dtype of the computation; %(default)s by default",
     )
+    parser.add_argument(
+        "--source-language",
+        metavar="CODE",
+        help="language of the lines for a multilingual translator, such as eng_Latn",
+    )
+    parser.add_argument("--target-language", metavar="CODE", help="language to translate into, such as deu_Latn")
     parser.add_argument("--int8", action="store_true", help="compute with int8 weights: faster, but not exact")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line: prompt, text, tokens")
     arguments = parser.parse_args(argv)
@@ -114,11 +120,17 @@ def run(argv: Sequence[str]) -> int:
         folder = local_folder(arguments.model)
         tokenizer = load_folder_tokenizer(folder)
         template = load_chat_template(folder) if arguments.chat else None
-        model = hf.load(folder, dtype=arguments.dtype, allow_nonfinite=arguments.allow_nonfinite)
-        eos_ids = hf.end_ids(folder)
+        model = hf.load(
+            folder,
+            dtype=arguments.dtype,
+            allow_nonfinite=arguments.allow_nonfinite,
+            # Decoding then casts nothing; int8 weights are rounded from float32.
+            keep_bfloat16=arguments.dtype == "bfloat16" and not arguments.int8,
+        )
+        eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
     else:
         model, tokenizer = load_trained(arguments, arguments.dtype)
-        eos_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+        eos_ids, first_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,), ()
     if not isinstance(model, DecodingModel):
         source = arguments.model or arguments.workdir
         raise UserError(
@@ -143,12 +155,15 @@ def run(argv: Sequence[str]) -> int:
         model,
         tokenizer,
         eos_ids=eos_ids,
+        first_ids=first_ids,
         max_new_tokens=arguments.max_new_tokens,
         search=_search(arguments),
         stop=arguments.stop,
         on_text=write if is_streaming else None,
         int8=arguments.int8,
         slide=arguments.slide,
+        source_language=arguments.source_language,
+        target_language=arguments.target_language,
     )
     has_prompt = generator.continues_prompts and template is None
 
@@ -206,7 +221,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.stream and arguments.json:
         raise UserError("--stream prints each token at once, --json only complete texts: choose one of them")
     if arguments.chat and arguments.model is None:
-        raise UserError("--chat needs --model: a workdir has no chat template; convert the run and add the template")
+        raise UserError("--chat needs --model: convert the run first, with the chat template of its tokenizer")
     if arguments.beam > 1 and (arguments.slide or arguments.chat):
         raise UserError("--slide and --chat need sampling, but --beam is above 1 (beam search): leave one of them out")
     if not all(arguments.stop):

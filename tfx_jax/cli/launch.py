@@ -12,6 +12,7 @@ from tfx_jax.errors import UserError, install_command
 from tfx_jax.launch import TARGETS, Plan
 from tfx_jax.planning.topologies import has_libtpu
 
+_MUCH_FASTER = 1.25  # ratio of speeds above which the slower one is more than a fifth slower
 _EXAMPLE = "tfx-jax launch local -n 2 -- train --config=transformer_demo --workdir=runs/demo"
 
 
@@ -94,7 +95,13 @@ def _print_plan(arguments: Sequence[str], topology: str, num_slices: int) -> Non
         try:
             known, others = parser.parse_known_args(arguments)  # `others` also has flags of train such as --workdir
             overrides = [argument for argument in others if argument.startswith("--config.")]
-            lines = described(plan_topology(known.config, overrides, topology, num_slices))
+            plan, faster = plan_topology(known.config, overrides, topology, num_slices)
+            lines = described(plan)
+            if faster is not None and faster.speedup > _MUCH_FASTER:
+                lines.append(
+                    f"warning      more than a fifth slower than with {faster.flags}, which would take "
+                    f"{1e3 * faster.predicted_step_seconds:.2f} ms a step"
+                )
         except UserError as error:
             lines = [f"no plan: {error}"]
     print("\n".join(lines), file=sys.stderr)

@@ -5,7 +5,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -15,11 +15,22 @@ from tfx_jax.cli.support.overrides import OVERRIDES_HELP
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.cli.train import CONFIG_HELP, load_config_file
 from tfx_jax.errors import UserError
-from tfx_jax.planning.plan import Plan, alternatives, plan_training, variants
+from tfx_jax.planning.plan import Plan, alternatives, faster_settings, plan_training, variants
 from tfx_jax.planning.topologies import absent_devices
 from tfx_jax.training.config import ExperimentConfig
 
 _GIB = 2**30
+_GOOD_MFU = 0.4  # predicted utilization from which `plan` does not look for faster settings
+_FASTER = 1.05  # least ratio of speeds at which they are named
+
+
+class Faster(NamedTuple):
+    """Settings with which a run would be faster."""
+
+    flags: str
+    predicted_step_seconds: float
+    speedup: float
+    """Speed with these settings divided by the speed without them."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -27,7 +38,8 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "plan",
         "Compiles the training step of an experiment for a TPU slice or GPU nodes, without accelerators and without "
-        "the data. Prints whether it compiles and fits in memory, its collectives and the predicted time per step. For "
+        "the data. Prints whether it compiles and fits in memory, its collectives and the predicted time per step; for "
+        "TPUs, then also the settings that would be faster, which are compiled to know by how much. For "
         "GPUs the time is a lower bound: no step is faster.",
     )
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
@@ -60,15 +72,46 @@ def run(argv: Sequence[str]) -> int:
     remedy = None if plan.fits or not plan.compiles else _remedy(config, devices, arguments, progress)
     progress.clear()
     cost = _cost(plan, config, arguments.price)
+    if not arguments.json:  # before the next compilation, which takes minutes
+        print("\n".join(described(plan, remedy=remedy, cost=cost)), flush=True)
+    faster = find_faster(plan, config, devices, arguments.slices, progress)
     if arguments.json:
-        print(json.dumps(as_json(plan) | {"remedy": remedy, "cost": cost}))
-    else:
-        print("\n".join(described(plan, remedy=remedy, cost=cost)))
+        found = None if faster is None else faster._asdict()
+        print(json.dumps(as_json(plan) | {"remedy": remedy, "cost": cost, "faster": found}))
+    elif faster is not None:
+        milliseconds = 1e3 * faster.predicted_step_seconds
+        print(f"faster       {faster.speedup:.2f} times, {milliseconds:.2f} ms a step, with {faster.flags}")
     return 0 if plan.fits else 1
 
 
-def plan_topology(config: str, overrides: Sequence[str], topology: str, num_slices: int = 1) -> Plan:
-    """Plans the run that `--config` and its overrides describe.
+def find_faster(
+    plan: Plan, config: ExperimentConfig, devices: Sequence[Any], num_slices: int, progress: Progress | None = None
+) -> Faster | None:
+    """Plans the run with `faster_settings`; None if it would not be faster, or is good already.
+
+    Nothing is compiled without a prediction, such as for CPUs and GPUs.
+    """
+    seconds, mfu, changed = plan.predicted_step_seconds, plan.predicted_mfu, faster_settings(config)
+    if seconds is None or mfu is None or plan.is_bound or mfu >= _GOOD_MFU or changed is None:
+        return None
+    flags, faster_config = changed
+    if progress is not None:
+        progress.stage(f"compiling with {flags}")
+    try:
+        predicted = plan_training(faster_config, devices, num_slices=num_slices).predicted_step_seconds
+    except UserError:  # settings that the model does not support
+        predicted = None
+    if progress is not None:
+        progress.clear()
+    if predicted is None or seconds < _FASTER * predicted:
+        return None
+    return Faster(flags, predicted, seconds / predicted)
+
+
+def plan_topology(
+    config: str, overrides: Sequence[str], topology: str, num_slices: int = 1
+) -> tuple[Plan, Faster | None]:
+    """Plans the run that `--config` and its overrides describe, and returns settings with which it would be faster.
 
     Args:
       config: value of `--config`.
@@ -79,8 +122,9 @@ def plan_topology(config: str, overrides: Sequence[str], topology: str, num_slic
     Raises:
       UserError: if there is no such configuration or topology, or the configuration is invalid for it.
     """
-    devices = _devices(topology, num_slices)
-    return plan_training(load_config_file(config, overrides), devices, num_slices=num_slices)
+    devices, experiment = _devices(topology, num_slices), load_config_file(config, overrides)
+    plan = plan_training(experiment, devices, num_slices=num_slices)
+    return plan, find_faster(plan, experiment, devices, num_slices)
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -205,16 +249,21 @@ def _remedy(
 
 
 def _devices(topology: str, num_slices: int) -> Sequence[Any]:
-    """Returns the devices of a topology; this process itself computes on the CPU, whatever accelerators it has."""
+    """Makes JAX use the CPU in this process, and returns the devices of a topology, which are absent or simulated.
+
+    Raises:
+      UserError: if there is no such topology, or JAX already started with too few simulated devices.
+    """
     jax.config.update("jax_platforms", "cpu")
     kind, _, count = topology.partition(":")
     if kind != "cpu":
         return absent_devices(topology, num_slices)
-    if not count.isdecimal() or int(count) < 1 or num_slices > 1:
+    if not count.isdecimal() or int(count) < 1:
         raise UserError(
-            f"--topology={topology}: simulated devices have the form cpu:N with N at least 1, such as cpu:8, and need "
-            "--slices=1"
+            f"--topology={topology}: simulated devices have the form cpu:N with N at least 1, such as cpu:8"
         )
+    if num_slices > 1:
+        raise UserError(f"--topology={topology} has no slices: leave --slices={num_slices} out")
     with contextlib.suppress(RuntimeError):  # raised if JAX has already initialized its devices
         jax.config.update("jax_num_cpu_devices", int(count))
     if len(jax.devices()) < int(count):

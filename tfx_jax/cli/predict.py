@@ -1,8 +1,10 @@
-"""`tfx-jax predict`: predicts one output per input line, with any model that takes text."""
+"""`tfx-jax predict`: predicts one output per line of text, image or recording, with any trained model."""
 
+import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tfx_jax.arguments import Parser
 from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
@@ -10,66 +12,123 @@ from tfx_jax.cli.support.options import add_model_options, load_model, set_up_pr
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.text.answers import Prediction
-from tfx_jax.training.predictor import Predictor
+from tfx_jax.training.predictor import Predictor, files_of
 
 _LINES_AT_A_TIME = 2_048  # sorted by length together; their answers are written before more lines are read
+_FILES_AT_A_TIME = 256
 
 
 def run(argv: Sequence[str]) -> int:
-    """Writes one prediction to standard output for each line of standard input."""
+    """Writes one prediction to standard output for each line of text, or for each image or recording."""
     parser = Parser(
         "predict",
-        "Predicts one output per line of standard input: the label of a text and its probability, the tags of its "
-        "words, the answer to a question, or a translation. An input of several parts (two texts; a question and its "
-        "context) is one line with a TAB between the parts. A line with a part without visible characters gets an "
-        "empty output.",
+        "Predicts one output per line of standard input or of text files: the label of a text and its probability, the "
+        "tags of its words, the answer to a question, a translation, or a continuation. An input of several parts (two "
+        "texts; a question and its context) is one line with a TAB between the parts. A line with a part without "
+        "visible characters gets an empty output. A model of images or sound takes their files, or folders of them, "
+        "and prints the name of each file before its output.",
     )
     add_model_options(parser)
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE", help="text files, by default standard input; or images, WAV"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line, with all probabilities")
+    parser.add_argument(
+        "--conll", action="store_true", help="of a tagger: print WORD, TAB, TAG on a line, and an empty line after each"
+    )
     arguments = parser.parse_args(argv)
+    if arguments.json and arguments.conll:
+        raise UserError("--json and --conll are two formats: give one of them")
     set_up_program()
-    reader = LineReader(sys.stdin.buffer)
-    num_done, num_lines = 0, count_lines(sys.stdin.buffer)
-    progress = Progress("answered {} lines", num_lines)
+    progress = Progress("answered {} inputs")
+    num_done, num_lines, is_typed = 0, None, False
 
     def show(done: int, _: int) -> None:
-        """Shows the progress after `done` lines of the current ones; the arguments are those of `OnBatch`."""
-        if not reader.is_terminal:
+        """Shows the progress after `done` of the current inputs; the arguments are those of `OnBatch`."""
+        if not is_typed:
             progress.update(num_done + done, num_lines)
 
+    if not arguments.files:  # counted before the model is loaded, in case nothing can be read
+        num_lines = count_lines(sys.stdin.buffer)
     predictor = Predictor(*load_model(arguments), on_batch=show)
+    if predictor.suffixes and not arguments.files:
+        raise UserError(f"the model reads files: name some that end with {' or '.join(predictor.suffixes)}, or folders")
 
-    def answer(lines: list[str], first: int) -> list[str]:
-        """Returns the output line of each input line; `first` is the index of the first one in standard input."""
-        inputs = [_parts(line, number, predictor.inputs) for number, line in enumerate(lines, first + 1)]
-        predictions = predictor.predict(inputs)
+    def answer(inputs: list[str], first: int, name: str) -> list[str]:
+        """Returns the output line of each input; `first` is the index of the first one in the stream `name`."""
+        rows: list[Any] = inputs
+        if not predictor.suffixes:
+            rows = [
+                _parts(line, f"{name}, line {number}", predictor.inputs)
+                for number, line in enumerate(inputs, first + 1)
+            ]
+        predictions = predictor.predict(rows)
         if arguments.json:
             return [json.dumps(prediction, ensure_ascii=False) for prediction in predictions]
-        return [_as_line(prediction) for prediction in predictions]
+        return [(_as_conll if arguments.conll else _as_line)(prediction) for prediction in predictions]
 
-    while lines := reader.take(_LINES_AT_A_TIME):
-        for answers in answered(lines, answer, num_done):
+    def write(inputs: list[str], name: str) -> None:
+        """Writes the outputs of inputs; those before a bad one first."""
+        nonlocal num_done
+        for answers in answered(inputs, functools.partial(answer, name=name), num_done):
             show(len(answers), 0)
             num_done += len(answers)
             progress.clear()
             sys.stdout.buffer.write("".join(f"{shown(line)}\n" for line in answers).encode())
             sys.stdout.buffer.flush()
+
+    if predictor.suffixes:
+        files = files_of(arguments.files, predictor.suffixes)
+        num_lines = len(files)
+        for start in range(0, num_lines, _FILES_AT_A_TIME):
+            write(files[start : start + _FILES_AT_A_TIME], "")
+        return 0
+    for reader in _readers(arguments.files):
+        num_done, is_typed = 0, reader.is_terminal
+        while lines := reader.take(_LINES_AT_A_TIME):
+            write(lines, reader.name)
     return 0
 
 
-def _parts(line: str, number: int, inputs: tuple[str, ...]) -> list[str]:
-    """Splits line `number` at TABs into the parts that `inputs` names; raises UserError for another number of parts."""
+def _readers(files: Sequence[str]) -> Iterator[LineReader]:
+    """Yields readers of text files, or of standard input if there are none.
+
+    Raises:
+      UserError: if a file cannot be read.
+    """
+    if not files:
+        yield LineReader(sys.stdin.buffer)
+    for file in files:
+        try:
+            with open(file, "rb") as stream:
+                yield LineReader(stream, name=file)
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def _parts(line: str, where: str, inputs: tuple[str, ...]) -> list[str]:
+    """Splits a line at TABs into the parts that `inputs` names; raises UserError for another number of parts."""
     parts = line.split("\t") if len(inputs) > 1 else [line]
     if len(parts) != len(inputs):
         expected = ", TAB, ".join(inputs)
-        raise UserError(f"standard input, line {number}: expected {expected}, but the line has {len(parts) - 1} TABs")
+        raise UserError(f"{where}: expected {expected}, but the line has {len(parts) - 1} TABs")
     return parts
 
 
 def _as_line(answer: Prediction) -> str:
-    """Returns the first value of a prediction on one line; a label is followed by TAB and its probability."""
+    """Returns the first value of a prediction on one line.
+
+    A label is followed by TAB and its probability; the name of a file and a TAB are before it.
+    """
     first = next(iter(answer.values()))
-    if not first:
-        return ""
     text = " ".join(first) if isinstance(first, list) else " ".join(first.split())
-    return f"{text}\t{answer['probability']:.4f}" if "probability" in answer else text
+    if first and "probability" in answer:
+        text += f"\t{answer['probability']:.4f}"
+    return f"{answer['file']}\t{text}" if "file" in answer else text
+
+
+def _as_conll(answer: Prediction) -> str:
+    """Returns the words of a sentence with their tags, a line each, and an empty line."""
+    if "tags" not in answer:
+        raise UserError("--conll is for models that tag words: leave it out")
+    return "".join(f"{word}\t{tag}\n" for word, tag in zip(answer["words"], answer["tags"], strict=True))

@@ -1,5 +1,6 @@
 """`tfx-jax transcribe`: transcribes WAV files, one line per file."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -8,15 +9,14 @@ from etils import epath
 
 from tfx_jax.arguments import Parser, beam_width
 from tfx_jax.cli.support.lines import shown
-from tfx_jax.cli.support.options import add_model_options, load_model, set_up_program
+from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_model, set_up_program
 from tfx_jax.data.sources.audio import read_wav
 from tfx_jax.errors import UserError
-from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, in_frames
+from tfx_jax.generation.speech import SAMPLE_RATE, TASKS, Transcriber
+from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, utterance_of
 from tfx_jax.tasks.speech.speech_data import Utterance
 from tfx_jax.tasks.speech.speech_recognition import SpeechRecognitionTask
-
-_SILENT_FRAMES = 10
-"""Frames of silence, a tenth of a second, added on either side of a file: tightly cut speech is recognized better."""
+from tfx_jax.training.predictor import files_of
 
 
 def run(argv: Sequence[str]) -> int:
@@ -24,14 +24,50 @@ def run(argv: Sequence[str]) -> int:
 
     The exit status is 2 if any file could not be read.
     """
-    parser = Parser("transcribe", "Transcribes WAV files of any sample rate, one line per file.")
-    add_model_options(parser)
-    parser.add_argument("files", nargs="+", metavar="FILE.wav", help="audio file to transcribe")
-    parser.add_argument(
-        "--beam", type=beam_width, help="beam width of the prefix search; by default that of the configuration"
+    parser = Parser(
+        "transcribe", "Transcribes WAV files of any sample rate, one line per file, with a Whisper or a trained model."
     )
+    add_folder_options(parser, "of a Whisper, with its tokenizer")
+    parser.add_argument("files", nargs="+", metavar="FILE.wav", help="audio file, or a folder of them, to transcribe")
+    parser.add_argument(
+        "--beam",
+        type=beam_width,
+        help="beam width; by default 1 for --model, and for --workdir that of the configuration",
+    )
+    parser.add_argument("--language", help="of --model, the language spoken, such as de; by default it is detected")
+    parser.add_argument("--task", choices=TASKS, help="of --model, whether to transcribe or to translate into English")
     arguments = parser.parse_args(argv)
+    arguments.files = files_of(arguments.files, (".wav",))
+    check_one_source(arguments)
+    if arguments.model is None and (arguments.language, arguments.task) != (None, None):
+        raise UserError("--language and --task are for --model: a trained model has one language and one task")
     set_up_program()
+    return _with_whisper(arguments) if arguments.workdir is None else _with_run(arguments)
+
+
+def _with_whisper(arguments: argparse.Namespace) -> int:
+    """Transcribes each file by itself with a Whisper."""
+    options = {"beam_size": arguments.beam or 1, "allow_nonfinite": arguments.allow_nonfinite}
+    transcriber, status = Transcriber.load(arguments.model, **options), 0
+    for file in arguments.files:
+        text = ""
+        try:
+            samples = read_wav(_content(file), SAMPLE_RATE, name=file) / np.float32(32_768)
+            if len(samples) > transcriber.max_samples:
+                seconds, most = len(samples) / SAMPLE_RATE, transcriber.max_samples / SAMPLE_RATE
+                raise UserError(
+                    f"{file} lasts {seconds:.1f} seconds, but the model reads at most {most:.1f}: cut the file"
+                )
+            text = transcriber(samples, language=arguments.language, task=arguments.task or "transcribe")
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 2
+        print(shown(text), flush=True)
+    return status
+
+
+def _with_run(arguments: argparse.Namespace) -> int:
+    """Transcribes all files together with a model trained here."""
     loaded_run, params = load_model(arguments, SpeechRecognitionTask)
     task, data = loaded_run.task, loaded_run.config.task.data
     if not isinstance(data, RecordedSpeech):
@@ -42,7 +78,7 @@ def run(argv: Sequence[str]) -> int:
     utterances: dict[int, Utterance] = {}  # by the index of the file; without files that cannot be read
     for index, file in enumerate(arguments.files):
         try:
-            utterances[index] = _read(file, data)
+            utterances[index] = utterance_of(file, data)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
     transcripts = task.predict(loaded_run.trained(params), list(utterances.values()))
@@ -52,21 +88,9 @@ def run(argv: Sequence[str]) -> int:
     return 0 if len(utterances) == len(arguments.files) else 2
 
 
-def _read(file: str, data: RecordedSpeech) -> Utterance:
-    """Reads a WAV file, padded with silence, as an utterance without transcript.
-
-    Raises:
-      UserError: if it cannot be read, or is longer than training utterances may be.
-    """
+def _content(file: str) -> bytes:
+    """Returns the content of a file; raises UserError if it cannot be read."""
     try:
-        content = epath.Path(file).read_bytes()
+        return epath.Path(file).read_bytes()
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
-    frames = in_frames(read_wav(content, data.sample_rate, name=file), data.hop)
-    if len(frames) > data.max_length:
-        seconds, max_seconds = (count * data.hop / data.sample_rate for count in (len(frames), data.max_length))
-        raise UserError(
-            f"{file} lasts {seconds:.1f} seconds, but the model was trained on at most {max_seconds:.1f}: cut the file"
-        )
-    padding = min(_SILENT_FRAMES, (data.max_length - len(frames)) // 2)
-    return Utterance(np.pad(frames, ((padding, padding), (0, 0))), "")

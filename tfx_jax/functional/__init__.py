@@ -31,7 +31,7 @@ its docstrings then say so.
 
 from tfx_jax.functional import attention
 from tfx_jax.functional.attention import *  # noqa: F403 - every attention is a public function here too
-from tfx_jax.functional.audio import log_mel, mel_filters, spec_augment
+from tfx_jax.functional.audio import log_mel, mel_filters, spec_augment, whisper_features
 from tfx_jax.functional.layers import (
     add_bias,
     dropout,
@@ -128,6 +128,7 @@ __all__ = attention.__all__ + [
     "top_1_routing",
     "top_2_routing",
     "top_k_routing",
+    "whisper_features",
     "with_repetition_penalty",
     "without_repeated_ngrams",
     "z_loss",

@@ -48,39 +48,81 @@ def log_mel(
             f"{window} samples"
         )
     size = 1 << (window - 1).bit_length()  # the next power of two
-    rows, length = samples.shape
-    num_frames = -(-length // hop)
+    length = samples.shape[1]
+    num_frames = -(-length // hop)  # rounded up: frame i starts at sample i * hop
     padded = jnp.pad(samples.astype(jnp.float32), ((0, 0), (0, num_frames * hop + window - length)))
-    # Frames are concatenated from pieces of one hop: slices are faster than a gather by indices.
-    num_pieces = -(-window // hop)
-    pieces = jnp.pad(padded, ((0, 0), (0, -padded.shape[1] % hop))).reshape(rows, -1, hop)
-    pieces = jnp.pad(pieces, ((0, 0), (0, max(0, num_frames + num_pieces - 1 - pieces.shape[1])), (0, 0)))
-    frames = jnp.concatenate([pieces[:, start : start + num_frames] for start in range(num_pieces)], axis=2)
-    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
-    frames = frames[:, :, :window] * hann.astype(np.float32)[None, None]
-    spectrum = jnp.fft.rfft(frames, n=size, axis=2)
-    power = jnp.square(spectrum.real) + jnp.square(spectrum.imag)
-    energies = power @ mel_filters(num_bands, size, sample_rate).T
+    energies = _powers(padded, num_frames, window, hop, size) @ mel_filters(num_bands, size, sample_rate).T
     return jnp.log(jnp.maximum(energies, floor))
 
 
-def mel_filters(num_bands: int, size: int, sample_rate: int) -> Float[np.ndarray, "F bins"]:
+def whisper_features(samples: Float[Array, "B samples"], *, num_bands: int = 80) -> Float[Array, "B T F"]:
+    """Computes the features of Whisper (Radford et al., 2022, section 2.2): a log-mel spectrogram, about -1 to 1.5.
+
+    Frame t is centered at sample 160 t, has 400 samples and a periodic Hann window; the sound is mirrored at its ends.
+    The bands are those of `mel_filters` on the "slaney" scale. Decimal logarithms of energies are at least the largest
+    of the sound minus 8, and then x becomes (x + 4) / 4.
+
+    Args:
+      samples: 16,000 per second, from -1 to 1, [B, samples]; at least 201. Pad them to 30 seconds with zeros.
+      num_bands: F.
+
+    Returns:
+      float32 [B, T, F], T = samples / 160, rounded down.
+
+    >>> import jax
+    >>> jax.eval_shape(whisper_features, jnp.zeros((2, 480_000))).shape
+    (2, 3000, 80)
+    """
+    window, hop = 400, 160
+    padded = jnp.pad(samples.astype(jnp.float32), ((0, 0), (window // 2, window // 2)), mode="reflect")
+    power = _powers(padded, samples.shape[1] // hop, window, hop, window)
+    energies = power @ mel_filters(num_bands, window, 16_000, scale="slaney").T
+    x = jnp.log10(jnp.maximum(energies, 1e-10))
+    return (jnp.maximum(x, x.max(axis=(1, 2), keepdims=True) - 8) + 4) / 4
+
+
+def _powers(padded: Array, num_frames: int, window: int, hop: int, size: int) -> Float[Array, "B T bins"]:
+    """Returns the squared spectra of frames that start every `hop` samples, windowed and zero-padded to `size`."""
+    # Frames are concatenated from pieces of one hop: slices are faster than a gather by indices.
+    num_pieces = -(-window // hop)  # of a frame, rounded up
+    pieces = jnp.pad(padded, ((0, 0), (0, -padded.shape[1] % hop))).reshape(padded.shape[0], -1, hop)
+    pieces = jnp.pad(pieces, ((0, 0), (0, max(0, num_frames + num_pieces - 1 - pieces.shape[1])), (0, 0)))
+    frames = jnp.concatenate([pieces[:, start : start + num_frames] for start in range(num_pieces)], axis=2)
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)  # the Hann window
+    frames = frames[:, :, :window] * hann.astype(np.float32)[None, None]
+    spectrum = jnp.fft.rfft(frames, n=size, axis=2)
+    return jnp.square(spectrum.real) + jnp.square(spectrum.imag)
+
+
+def mel_filters(num_bands: int, size: int, sample_rate: int, *, scale: str = "htk") -> Float[np.ndarray, "F bins"]:
     """Returns triangular filters over the bins of a Fourier transform, with corners equally spaced in mels.
 
-    Mels are 2595 log10(1 + f / 700) ("HTK"; O'Shaughnessy, 1987). The bands cover 0 Hz to half of the sample rate, and
-    each has a peak of 1.
+    On the scale "htk", mels are 2595 log10(1 + f / 700) (O'Shaughnessy, 1987) and each band has a peak of 1. On the
+    scale "slaney" (Slaney, 1998, Auditory Toolbox), mels are f / (200 / 3) up to 1,000 Hz and grow by 27 where f grows
+    6.4 times above, and each band has an area of 1 over frequencies. The bands cover 0 Hz to half of the sample rate.
 
     Args:
       num_bands: F.
       size: length of the transform, which has size / 2 + 1 bins.
       sample_rate: samples per second.
+      scale: "htk" or "slaney".
 
     Raises:
-      ValueError: if there are so many bands that one contains no bin.
+      ValueError: if there are so many bands that one contains no bin, or the scale is unknown.
     """
-    highest = 2595 * math.log10(1 + sample_rate / 2 / 700)
-    corners = 700 * (10 ** (np.linspace(0, highest, num_bands + 2) / 2595) - 1)
-    bins = np.arange(size // 2 + 1) * sample_rate / size
+    if scale not in ("htk", "slaney"):
+        raise ValueError(f"scale must be htk or slaney, got {scale!r}")
+    nyquist = sample_rate / 2
+    if scale == "htk":
+        highest = 2595 * math.log10(1 + nyquist / 700)  # in mels
+        corners = 700 * (10 ** (np.linspace(0, highest, num_bands + 2) / 2595) - 1)  # in Hz
+    else:
+        per_mel = math.log(6.4) / 27  # of the logarithm, above 1,000 Hz, which are 15 mels
+        highest = 15 + math.log(nyquist / 1000) / per_mel if nyquist > 1000 else nyquist * 3 / 200
+        mels = np.linspace(0, highest, num_bands + 2)
+        corners = np.where(mels < 15, mels * 200 / 3, 1000 * np.exp((mels - 15) * per_mel))
+    bins = np.arange(size // 2 + 1) * sample_rate / size  # frequencies in Hz
+    # Band i rises from corner i to its peak at corner i + 1 and falls to corner i + 2.
     low, peak, high = corners[:-2, None], corners[1:-1, None], corners[2:, None]
     filters = np.maximum(0, np.minimum((bins - low) / (peak - low), (high - bins) / (high - peak)))
     if not filters.any(axis=1).all():
@@ -88,7 +130,7 @@ def mel_filters(num_bands: int, size: int, sample_rate: int) -> Float[np.ndarray
             f"num_bands={num_bands} is too large for {size // 2 + 1} frequencies, because a band contains none: use "
             "fewer bands or a longer window"
         )
-    return filters.astype(np.float32)
+    return (filters if scale == "htk" else filters * 2 / (high - low)).astype(np.float32)
 
 
 def spec_augment(

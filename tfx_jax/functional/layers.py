@@ -123,6 +123,7 @@ def _dot(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike) -> Ar
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _mixed_product(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike, kernel_dtype: DTypeLike) -> Array:
+    """Multiplies in the dtype of `x`; the gradient of the kernel is computed in `kernel_dtype`."""
     del kernel_dtype
     return _dot(x, kernel.astype(x.dtype), axes, dtype)
 
@@ -138,15 +139,16 @@ def _forward(
 def _backward(
     axes: tuple[int, ...], dtype: DTypeLike, kernel_dtype: DTypeLike, residuals: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
+    """Returns the gradients of `x` and of the kernel."""
     del dtype
     x, kernel = residuals
     gradient = gradient.astype(x.dtype)
-    others = tuple(axis for axis in range(kernel.ndim) if axis not in axes)  # axes of the outputs
+    output_axes = tuple(axis for axis in range(kernel.ndim) if axis not in axes)
     batch = tuple(range(x.ndim - len(axes)))
     # The kernel's input axes come first (as in `linear`) or last (`linear_logits`), and so in its gradient.
     factors = (x, gradient) if axes[0] == 0 else (gradient, x)
     kernel_gradient = jax.lax.dot_general(*factors, ((batch, batch), ((), ())), preferred_element_type=kernel_dtype)
-    return _dot(gradient, kernel, others, x.dtype), kernel_gradient
+    return _dot(gradient, kernel, output_axes, x.dtype), kernel_gradient
 
 
 _mixed_product.defvjp(_forward, _backward)
@@ -451,7 +453,14 @@ def int8_product(
     [5.0]
     """
     rounded, row_scales = quantize_rows(x)
+    rows = x.shape[:-1]
+    if math.prod(rows) == 1:
+        # On CPUs XLA has a fast int8 kernel for matrices only. One row by 768 x 3,072 weights on a core: 4,100 us; with
+        # a row of zeros 180 us; float32 360 us.
+        rounded = jnp.pad(rounded.reshape(1, -1), ((0, 1), (0, 0)))
     sums = jnp.einsum("...D,ND->...N", rounded, values, preferred_element_type=jnp.int32)
+    if math.prod(rows) == 1:
+        sums = sums[0].reshape(*rows, -1)
     return sums.astype(jnp.float32) * row_scales[..., None] * scales.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
@@ -489,8 +498,8 @@ def dropout(x: Float[Array, "*shape"], rate: float, rng: Array | None) -> Float[
 
 def num_kept_levels(rate: float) -> int | None:
     """Returns how many of 65,536 equally likely hashes keep an element, at least one; None if all do."""
-    kept = _LEVELS - round(rate * _LEVELS)
-    return None if kept == _LEVELS else max(kept, 1)
+    num_kept = _LEVELS - round(rate * _LEVELS)
+    return None if num_kept == _LEVELS else max(num_kept, 1)
 
 
 def hash_words(rng: Array) -> UInt32[Array, "2"]:
@@ -505,11 +514,11 @@ def hashed(indices: UInt32[Array, "*shape"], first: Array, second: Array) -> UIn
 
 def rescaled(x: Float[Array, "*shape"], bits: UInt32[Array, "*shape"], rate: float) -> Float[Array, "*shape"]:
     """Zeroes the elements that the upper 16 of their `bits` drop at this rate (above 0), and scales the rest."""
-    kept = num_kept_levels(rate)
-    assert kept is not None
-    keep = (bits >> 16).astype(jnp.int32) < kept
+    num_kept = num_kept_levels(rate)
+    assert num_kept is not None
+    keep = (bits >> 16).astype(jnp.int32) < num_kept
     # Scaled in float32: a scale rounded to bfloat16 would bias all elements, by 0.16 % at rate 0.1.
-    scaled = x.astype(np.promote_types(x.dtype, np.float32)) * (_LEVELS / kept)
+    scaled = x.astype(np.promote_types(x.dtype, np.float32)) * (_LEVELS / num_kept)
     return jnp.where(keep, scaled.astype(x.dtype), jnp.zeros((), x.dtype))
 
 

@@ -39,9 +39,9 @@ def label_smoothed_cross_entropy(
             f"targets must have the shape of logits without the last axis, {logits.shape[:-1]}, got {targets.shape}"
         )
     logits = logits.astype(np.promote_types(logits.dtype, np.float32))
-    log_normalizer = jax.nn.logsumexp(logits, axis=-1)
-    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1, wrap_negative_indices=False)[..., 0]
-    loss = log_normalizer - (1.0 - smoothing) * picked
+    log_z = jax.nn.logsumexp(logits, axis=-1)
+    target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1, wrap_negative_indices=False)[..., 0]
+    loss = log_z - (1.0 - smoothing) * target_logit
     return loss - smoothing * logits.mean(axis=-1) if smoothing else loss
 
 

@@ -205,14 +205,14 @@ def mixture_of_experts(
     [10.0, 20.0, 0.0]
     """
     if x.shape[:-1] != logits.shape[:-1]:
-        raise ValueError(f"x and logits differ in their tokens: {x.shape[:-1]} != {logits.shape[:-1]}")
+        raise ValueError(f"x and logits must have the same axes of tokens, got {x.shape[:-1]} and {logits.shape[:-1]}")
     d_model, num_experts = x.shape[-1], logits.shape[-1]
     num_tokens = logits.size // num_experts
     if num_groups < 1 or num_tokens % num_groups:
-        raise ValueError(f"num_groups={num_groups} does not divide the {num_tokens} tokens")
+        raise ValueError(f"num_groups={num_groups} does not divide the {num_tokens} tokens: use a divisor")
 
-    def to_groups(rows: Array, *sizes: int) -> Array:
-        return rows.reshape(num_groups, -1, *sizes)
+    def to_groups(tokens: Array, *sizes: int) -> Array:
+        return tokens.reshape(num_groups, -1, *sizes)  # [G, T, *sizes]
 
     def dispatch_group(x: Array, routing: Routing) -> Array:
         return dispatch(x, routing, num_experts=num_experts, capacity=capacity)
@@ -220,10 +220,10 @@ def mixture_of_experts(
     routing = jax.vmap(lambda logits, mask: routing_fn(logits, capacity, mask=mask))(
         to_groups(logits, num_experts), None if mask is None else to_groups(mask)
     )
-    buffers = jax.vmap(dispatch_group)(to_groups(x, d_model), routing)
+    buffers = jax.vmap(dispatch_group)(to_groups(x, d_model), routing)  # [G, E, C, D]
     to_experts, to_tokens = exchange or (lambda buffers: buffers, lambda answers: answers)
-    answers = experts_fn(to_experts(buffers).swapaxes(0, 1).reshape(num_experts, -1, d_model))
-    answers = to_tokens(answers.reshape(num_experts, num_groups, capacity, -1).swapaxes(0, 1))
+    answers = experts_fn(to_experts(buffers).swapaxes(0, 1).reshape(num_experts, -1, d_model))  # [E, G * C, D]
+    answers = to_tokens(answers.reshape(num_experts, num_groups, capacity, -1).swapaxes(0, 1))  # [G, E, C, D]
     y = jax.vmap(combine)(answers, routing).reshape(*x.shape[:-1], -1)
     return (y, jax.tree.map(lambda leaf: leaf.reshape(num_tokens, -1), routing)) if return_routing else y
 

@@ -151,13 +151,14 @@ def rotary_embedding(
         raise ValueError(f"positions must have shape [T] = {(t,)} or [B, T] = {(b, t)}, got {positions.shape}{hint}")
     dtype = np.promote_types(x.dtype, np.float32)
     if frequencies is None:
-        angle = _angles(positions, h, base, dtype)
+        angle = _angles(positions, h, base, dtype)  # [T, P] or [B, T, P]
     else:
         shape = *frequencies.shape[:-1], *(1,) * (positions.ndim + 1 - frequencies.ndim), frequencies.shape[-1]
         angle = positions[..., None].astype(dtype) * jnp.asarray(frequencies, dtype).reshape(shape)
-    angle = angle[..., None, :]
-    sin, cos = (scale * (x if x.ndim == 4 else x[None]) for x in (jnp.sin(angle), jnp.cos(angle)))
-    x, rest = jnp.split(x, [2 * angle.shape[-1]], axis=-1)
+    angle = angle[..., None, :]  # one rotation for all heads
+    angle = angle if angle.ndim == 4 else angle[None]  # [B or 1, T, 1, P]
+    sin, cos = scale * jnp.sin(angle), scale * jnp.cos(angle)
+    x, rest = jnp.split(x, [2 * angle.shape[-1]], axis=-1)  # the features after the first 2P are not rotated
     first, second = jnp.split(x.astype(dtype), 2, axis=-1)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
     return jnp.concatenate([rotated, rest], axis=-1) if rest.shape[-1] else rotated
@@ -417,9 +418,21 @@ def t5_score_mod(
 def _add_t5_bias(
     table: Array, offset: int | Array, logits: Array, b: Array, n: Array, t: Array, s: Array, **bucket_options: Any
 ) -> Array:
-    """Is the `score_mod` of `t5_score_mod`."""
+    """Adds the T5 bias to a block of logits, [B, N, T, S]: the `score_mod` of `t5_score_mod`.
+
+    Args:
+      table: [buckets, N].
+      offset: number of keys before the first query.
+      logits: a block of logits.
+      b: unused.
+      n: unused.
+      t: indices of the queries of the block, of rank 4.
+      s: indices of its keys, of rank 4.
+      **bucket_options: options of `relative_position_bias`.
+    """
     del b, n
-    first = s[0, 0, 0, 0] - t[0, 0, 0, 0] - offset  # a block is consecutive, so its distances are too
+    # Queries and keys of a block are consecutive, so its first distance determines all others.
+    first = s[0, 0, 0, 0] - t[0, 0, 0, 0] - offset
     return logits + relative_position_bias(table, *logits.shape[2:], offset=-first, **bucket_options).astype(
         logits.dtype
     )
@@ -446,7 +459,7 @@ def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] 
 def _subtract_distances(
     slopes: Array, offset: int | Array, logits: Array, b: Array, n: Array, t: Array, s: Array
 ) -> Array:
-    """Is the `score_mod` of `alibi_score_mod`."""
+    """Subtracts slope * distance from a block of logits: the `score_mod` of `alibi_score_mod`; see `ScoreMod`."""
     del b
     return logits - slopes.astype(logits.dtype)[n] * jnp.abs(s - t - offset).astype(logits.dtype)
 

@@ -79,11 +79,13 @@ def reversible_stack(
 def _stack(
     f: Residual, g: Residual, params: Any, streams: Streams, rngs: Array | None, floats: Any, others: Any
 ) -> Streams:
+    """Computes y1 = x1 + f(x2) and y2 = x2 + g(y1) in each layer; `floats` and `others` are the arguments `shared`."""
+
     def layer(streams: Streams, params_and_rngs: Any) -> tuple[Streams, None]:
         x1, x2 = streams
         (f_params, g_params), rngs = params_and_rngs
-        y1 = x1 + _call(f, rngs, 0, others)(f_params, x2, floats)
-        y2 = x2 + _call(g, rngs, 1, others)(g_params, y1, floats)
+        y1 = x1 + _call(f, rngs, others, which=0)(f_params, x2, floats)
+        y2 = x2 + _call(g, rngs, others, which=1)(g_params, y1, floats)
         return (y1, y2), None
 
     return jax.lax.scan(layer, streams, (params, rngs))[0]
@@ -97,16 +99,27 @@ def _stack_forward(
 
 
 def _stack_backward(f: Residual, g: Residual, saved: Any, gradients: Streams) -> Any:
+    """Recomputes the inputs of each layer, last layer first: x2 = y2 - g(y1) and x1 = y1 - f(x2).
+
+    Args:
+      f: first residual function of a layer.
+      g: second residual function of a layer.
+      saved: residuals of `_stack_forward`: parameters, outputs of the last layer, keys, `floats` and `others`.
+      gradients: gradients of the outputs of the last layer.
+
+    Returns:
+      Gradients of the array arguments of `_stack`: parameters, streams, None for the keys, floats, None for the others.
+    """
     params, outputs, rngs, floats, others = saved
 
     def layer(carry: Any, params_and_rngs: Any) -> tuple[Any, Any]:
         (y1, y2), (d_y1, d_y2), d_floats = carry
         (f_params, g_params), rngs = params_and_rngs
-        added, pull = jax.vjp(_call(g, rngs, 1, others), g_params, y1, floats)
+        added, pull = jax.vjp(_call(g, rngs, others, which=1), g_params, y1, floats)
         x2 = y2 - added
         d_g, d_through, d_by_g = pull(d_y2)  # gradients of the parameters, of y1 and of `floats`
         d_x1 = d_y1 + d_through
-        added, pull = jax.vjp(_call(f, rngs, 0, others), f_params, x2, floats)
+        added, pull = jax.vjp(_call(f, rngs, others, which=0), f_params, x2, floats)
         x1 = y1 - added
         d_f, d_through, d_by_f = pull(d_x1)
         d_x2 = d_y2 + d_through
@@ -122,7 +135,7 @@ def _stack_backward(f: Residual, g: Residual, saved: Any, gradients: Streams) ->
 _stack.defvjp(_stack_forward, _stack_backward)
 
 
-def _call(residual: Residual, rngs: Array | None, which: int, others: Any) -> Callable[..., Array]:
+def _call(residual: Residual, rngs: Array | None, others: Any, *, which: int) -> Callable[..., Array]:
     """Returns f or g of one layer as a function of its differentiable inputs; `which` is 0 for f, 1 for g."""
 
     def call(params: Any, x: Array, floats: Any) -> Array:

@@ -87,7 +87,7 @@ def greedy_search(
         """Returns the token of each row; `length` counts it."""
         return jnp.where(length >= limits, eos_id, jnp.argmax(log_probs, axis=-1))
 
-    return _generate(step_fn, cache, buffer, limits, choose, eos_id, pad_id)
+    return _generate(step_fn, cache, buffer, limits, choose, eos_id=eos_id, pad_id=pad_id)
 
 
 def sample(
@@ -164,7 +164,7 @@ def sample(
         sampled = jax.vmap(jax.random.categorical)(row_rngs, logits)
         return sampled if kept is None else jnp.take_along_axis(kept, sampled[:, None], axis=-1)[:, 0]
 
-    return _generate(step_fn, cache, buffer, limits, choose, eos_id, pad_id)
+    return _generate(step_fn, cache, buffer, limits, choose, eos_id=eos_id, pad_id=pad_id)
 
 
 def with_repetition_penalty(
@@ -325,7 +325,9 @@ def next_logits(
         raise ValueError(f"step_fn must return logits of shape [{tokens.size}, V], got {logits.shape}")
     vocab_size = logits.shape[1]
     if eos_id is not None and not 0 <= eos_id < vocab_size:
-        raise ValueError(f"eos_id must be in 0 .. {vocab_size - 1}, the logits that step_fn returned, got {eos_id}")
+        raise ValueError(
+            f"eos_id must be in 0 .. {vocab_size - 1}, because step_fn returned {vocab_size} logits, got {eos_id}"
+        )
     return without_token(logits.astype(jnp.float32), pad_id), cache
 
 
@@ -370,7 +372,9 @@ def _nucleus(probs: Float[Array, "R V"], top_p: float) -> Bool[Array, "R V"]:
         higher = border | (1 << (30 - index))
         return jnp.where(mass_from(higher) >= top_p, higher, border)
 
+    # The largest border with enough mass from it on, found bit by bit from bit 30 (bit 31 is the sign) down to bit 0.
     border = jax.lax.fori_loop(0, 31, try_bit, jnp.zeros((probs.shape[0], 1), jnp.int32))
+    # Of several tokens with the probability of the border, keep the first ones until there is enough mass.
     is_tied = bits == border
     ties_before = jnp.cumsum(is_tied, axis=-1, dtype=jnp.float32) - 1.0
     mass_before = mass_from(border + 1) + ties_before * jax.lax.bitcast_convert_type(border, jnp.float32)
@@ -605,10 +609,10 @@ def _best_alive(
     parents = blocks // num_blocks  # an index of a block is parent * num_blocks + index in the vocabulary
     token_ids = (blocks % num_blocks * block)[..., None] + jnp.arange(block)[None, None]  # may exceed V in the last
     tokens = jnp.minimum(token_ids, vocab_size - 1)
-    picked = (parents[..., None] * vocab_size + tokens).reshape(batch, -1)
-    picked = jnp.take_along_axis(logits.reshape(batch, -1), picked, axis=1).reshape(tokens.shape)
+    flat_index = (parents[..., None] * vocab_size + tokens).reshape(batch, -1)  # in logits of shape [B, W * V]
+    candidates = jnp.take_along_axis(logits.reshape(batch, -1), flat_index, axis=1).reshape(tokens.shape)
     past = _Past(*(jnp.take_along_axis(array, parents, axis=1) for array in past))
-    totals = past.extended_by(jnp.where(token_ids < vocab_size, picked, -jnp.inf)).reshape(batch, -1)
+    totals = past.extended_by(jnp.where(token_ids < vocab_size, candidates, -jnp.inf)).reshape(batch, -1)
     log_probs, best_index = jax.lax.top_k(totals, beam_size)
     return (
         log_probs,
@@ -635,9 +639,9 @@ def _keep_best(
     """
     extended_tokens = write(beams.tokens, beams.length + 1, jnp.full(scores.shape, eos_id, jnp.int32))
     # Finished hypotheses come first: `top_k` prefers them if scores are equal, so -inf never replaces an empty entry.
-    scores, kept = jax.lax.top_k(jnp.concatenate([beams.finished_scores, scores], axis=1), scores.shape[1])
+    scores, best_index = jax.lax.top_k(jnp.concatenate([beams.finished_scores, scores], axis=1), scores.shape[1])
     tokens = jnp.concatenate([beams.finished_tokens, extended_tokens], axis=1)
-    return jnp.take_along_axis(tokens, kept[..., None], axis=1), scores
+    return jnp.take_along_axis(tokens, best_index[..., None], axis=1), scores
 
 
 def _follow(cache: Cache, parents: Int[Array, "B W"]) -> Cache:

@@ -114,6 +114,9 @@ def decode(
     search: Search,
     eos_ids: Sequence[int],
     max_length: int,
+    first_ids: Sequence[int] | Int[Array, " F"] = (),
+    banned_ids: Sequence[int] = (),
+    banned_next_ids: Sequence[int] = (),
     observer: Observer | None = None,
 ) -> Int[Array, "B L"]:
     """Encodes a batch of inputs and generates until every row has ended; for use inside `jax.jit`.
@@ -129,6 +132,9 @@ def decode(
       search: search method and its options.
       eos_ids: tokens that end a text; exactly one for greedy and beam search.
       max_length: L, the maximum number of new tokens.
+      first_ids: tokens that every output begins with, such as the target language; they count as new tokens.
+      banned_ids: tokens that are never generated.
+      banned_next_ids: tokens that are not generated as the first one after `first_ids`.
       observer: called with the tokens of every step while the program runs; only for `Sampling`.
 
     Returns:
@@ -138,8 +144,10 @@ def decode(
     memory = decoder.encode(inputs, token_mask)
     cache, start = decoder.init_cache(memory, max_length=max_length, num_beams=num_beams)
     limits: dict[str, Any] = {"max_length": max_length, "length_limits": length_limits}
+    step_fn, vocab_size = decoder.step, decoder.vocab_size
+    if len(first_ids) or banned_ids or banned_next_ids:
+        step_fn, cache = _constrained(step_fn, cache, vocab_size, first_ids, banned_ids, banned_next_ids)
     if isinstance(search, Sampling):
-        step_fn, vocab_size = decoder.step, decoder.vocab_size
         if search.repetition_penalty != 1:
             # Mark the tokens of each prompt as seen, [B, V]; `max` ignores tokens that are padding.
             rows = jnp.arange(inputs.shape[0])[:, None]
@@ -154,13 +162,15 @@ def decode(
         limits |= {"rng": jax.random.key(0) if rng is None else rng, "row_ids": row_ids}
         return _sample(step_fn, cache, start, search, vocab_size, **limits)
     (eos_id,) = eos_ids
-    limits |= {"eos_id": eos_id, "pad_id": decoder.pad_id}
+    # Whisper pads with EOS; then the rest of a row needs another filler.
+    pad_id = _NO_TOKEN if decoder.pad_id == eos_id else decoder.pad_id
+    limits |= {"eos_id": eos_id, "pad_id": pad_id}
     if isinstance(search, Greedy):
-        tokens, _ = greedy_search(decoder.step, cache, start, **limits)
+        tokens, _ = greedy_search(step_fn, cache, start, **limits)
     else:
         sizes: dict[str, Any] = {"beam_size": num_beams, "length_penalty": search.length_penalty}
-        tokens = beam_search(decoder.step, cache, start, **sizes, **limits).tokens[:, 0]
-    return jnp.where(tokens == decoder.pad_id, _NO_TOKEN, tokens)
+        tokens = beam_search(step_fn, cache, start, **sizes, **limits).tokens[:, 0]
+    return jnp.where(tokens == pad_id, _NO_TOKEN, tokens)
 
 
 def _tokens_before(
@@ -204,6 +214,7 @@ class DecodeDriver:
         search: Search,
         *,
         eos_ids: Sequence[int],
+        first_ids: Sequence[int] = (),
         int8: bool = False,
         observer: Observer | None = None,
     ):
@@ -213,6 +224,7 @@ class DecodeDriver:
           graphdef: graph definition of a `DecodingModel`.
           search: search method and its options.
           eos_ids: tokens that end a text.
+          first_ids: tokens that every output begins with, see `decode`.
           int8: whether to multiply with int8 weights, see `tfx_jax.functional.int8_product`: faster, not exact.
           observer: called with the tokens of every step while the program runs, to print them or to stop rows; only for
             `Sampling`. None avoids the transfer to the host.
@@ -227,8 +239,8 @@ class DecodeDriver:
             )
         self._graphdef, self._int8 = graphdef, int8
         numpy_observer = None if observer is None else functools.partial(_observe_as_numpy, observer)
-        options: dict[str, Any] = {"search": search, "eos_ids": tuple(eos_ids), "observer": numpy_observer}
-        self._run = jax.jit(functools.partial(decode, **options), static_argnames="max_length")
+        options: dict[str, Any] = {"search": search, "eos_ids": tuple(eos_ids), "first_ids": tuple(first_ids)}
+        self._run = jax.jit(functools.partial(decode, **options, observer=numpy_observer), static_argnames="max_length")
 
     def decoder(self, params: Any) -> Decoder:
         """Returns the model's decoder with these parameters, to be reused for all calls."""
@@ -338,7 +350,7 @@ def _batches(
     count = len(lengths)
     if tokens_per_batch is None:
         if count:
-            yield 1 << (count - 1).bit_length(), list(range(count))
+            yield 1 << (count - 1).bit_length(), list(range(count))  # rounded up to a power of two: few shapes
         return
     # A smaller batch for few inputs, which would otherwise be mostly padding.
     batch_tokens = min(tokens_per_batch, _MIN_LENGTH << max(1, count - 1).bit_length())
@@ -389,3 +401,35 @@ def _with_end(
         return logits, _EndCache(model, jnp.zeros((), bool))
 
     return step, _EndCache(cache, jnp.ones((), bool))
+
+
+class _CountingCache(NamedTuple):
+    """A model's cache, and the number of steps taken."""
+
+    model: Cache
+    num_steps: Int[Array, ""]
+
+
+def _constrained(
+    step_fn: StepFn,
+    cache: Cache,
+    vocab_size: int,
+    first_ids: Sequence[int] | Array,
+    banned_ids: Sequence[int],
+    banned_next_ids: Sequence[int],
+) -> tuple[StepFn, Cache]:
+    """Forces and bans tokens as `decode` describes; returns the step function and its initial cache."""
+    first, count = jnp.asarray(first_ids, jnp.int32), len(first_ids)
+    ids = jnp.arange(vocab_size)
+    # The only tokens possible: one row for each of `first_ids`, one for the step after them, one for all later steps.
+    later = ~jnp.isin(ids, jnp.asarray(banned_ids, jnp.int32))
+    following = later & ~jnp.isin(ids, jnp.asarray(banned_next_ids, jnp.int32))
+    possible = jnp.concatenate([ids[None] == first[:, None], following[None], later[None]])
+
+    def step(tokens: Array, cache: _CountingCache) -> tuple[Array, _CountingCache]:
+        logits, model = step_fn(tokens, cache.model)
+        row = jnp.minimum(cache.num_steps, count + 1)
+        forced = jnp.where(row < count, jnp.zeros_like(logits), logits)
+        return jnp.where(possible[row], forced, -jnp.inf), _CountingCache(model, cache.num_steps + 1)
+
+    return step, _CountingCache(cache, jnp.zeros((), jnp.int32))

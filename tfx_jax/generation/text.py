@@ -29,6 +29,7 @@ class Generator:
         model: DecodingModel,
         *,
         eos_ids: Sequence[int] = (),
+        first_ids: Sequence[int] = (),
         max_new_tokens: int = 64,
         search: Search = Sampling(),
         int8: bool = False,
@@ -40,6 +41,7 @@ class Generator:
         Args:
           model: a Module; it is not changed.
           eos_ids: tokens that end a text.
+          first_ids: tokens that every output begins with, see `tfx_jax.generation.decoding.decode`.
           max_new_tokens: maximum number of new tokens, EOS included.
           search: search method and its options.
           int8: whether to decode with int8 weights, see `DecodeDriver`.
@@ -55,7 +57,9 @@ class Generator:
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         graphdef, params = nnx.split(model)
-        self._driver = DecodeDriver(graphdef, search, eos_ids=eos_ids, int8=int8, observer=observer)
+        self._driver = DecodeDriver(
+            graphdef, search, eos_ids=eos_ids, first_ids=first_ids, int8=int8, observer=observer
+        )
         self._decoder = self._driver.decoder(params)
         if slide and (isinstance(search, BeamSearch) or not self._decoder.continues_inputs):
             raise UserError("slide needs a language model and sampling or greedy search")
@@ -139,12 +143,15 @@ class TextGenerator:
         tokenizer: HFTokenizer,
         *,
         eos_ids: Sequence[int] = (),
+        first_ids: Sequence[int] = (),
         max_new_tokens: int = 64,
         search: Search = Sampling(),
         stop: Sequence[str] = (),
         on_text: Callable[[str], object] | None = None,
         int8: bool = False,
         slide: bool = False,
+        source_language: str | None = None,
+        target_language: str | None = None,
     ):
         """Prepares the model for decoding.
 
@@ -152,16 +159,20 @@ class TextGenerator:
           model: any model that generates; it is not changed.
           tokenizer: its tokenizer.
           eos_ids: tokens that end a text.
+          first_ids: tokens that every output begins with.
           max_new_tokens: maximum number of new tokens for each prompt, EOS included.
           search: search method and its options.
           stop: strings that end a text; they are not part of it.
           on_text: called with each new part of the text of the first prompt as soon as it is final.
           int8: decode with int8 weights, see `DecodeDriver`.
           slide: continue prompts beyond the model's positions, see `Generator`.
+          source_language: of the prompts, as `HFTokenizer.languages` names it; None means the tokenizer's default.
+          target_language: of the outputs, whose token then replaces `first_ids`.
 
         Raises:
           UserError: if the model has no room for that many tokens, or `stop` or `on_text` is combined with beam search,
-            which has no single growing text; as `Generator`.
+            which has no single growing text; if the tokenizer lacks a language, or the model continues prompts; as
+            `Generator`.
         """
         if not all(stop):
             raise UserError("a stop string must not be empty")
@@ -170,15 +181,23 @@ class TextGenerator:
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._observer = _StopObserver(tokenizer, self._stop, on_text)
         is_observed = bool(stop) or on_text is not None
+        if target_language is not None:
+            first_ids = (tokenizer.language_id(target_language),)
+        self._source_language = source_language
+        if source_language is not None:
+            tokenizer.encode_source("", source_language)  # raises for an unknown language
         self._generator = Generator(
             model,
             eos_ids=eos_ids,
+            first_ids=first_ids,
             max_new_tokens=max_new_tokens,
             search=search,
             int8=int8,
             slide=slide,
             observer=self._observer if is_observed else None,
         )
+        if self.continues_prompts and (source_language, target_language) != (None, None):
+            raise UserError("the languages of a source and a target are those of an encoder-decoder: leave them out")
 
     @property
     def continues_prompts(self) -> bool:
@@ -225,7 +244,7 @@ class TextGenerator:
             return prompt
         tokenizer = self._tokenizer
         if not self.continues_prompts:
-            return tokenizer.encode_with_specials(prompt).ids
+            return tokenizer.encode_source(prompt, self._source_language)
         ids = tokenizer.encode_prompt(prompt)
         if not ids:
             raise UserError(f"prompt {number} has no tokens, and the tokenizer has no token to start a text with")
@@ -255,6 +274,11 @@ class TextModel(Protocol):
         """The template of its conversations; raises UserError if it has none."""
         ...
 
+    @property
+    def first_ids(self) -> Sequence[int]:
+        """Tokens that every output begins with."""
+        ...
+
 
 def generate(
     model: TextModel,
@@ -274,6 +298,8 @@ def generate(
     seed: int = 0,
     int8: bool = False,
     slide: bool = False,
+    source_language: str | None = None,
+    target_language: str | None = None,
 ) -> str | list[str]:
     """Continues prompts with a language model, or answers them with an encoder-decoder.
 
@@ -302,6 +328,8 @@ def generate(
       seed: sampling seed.
       int8: decode with int8 weights: faster, not exact.
       slide: continue prompts beyond the model's positions, see `Generator`; without it, they are refused.
+      source_language: language of the prompts of a multilingual translator such as NLLB: "eng_Latn".
+      target_language: language to translate into.
 
     Returns:
       The generated text without the prompt, or the reply; a list of them for several prompts.
@@ -318,12 +346,15 @@ def generate(
         model.model,
         model.tokenizer,
         eos_ids=model.eos_ids,
+        first_ids=model.first_ids,
         max_new_tokens=max_new_tokens,
         search=search,
         stop=(stop,) if isinstance(stop, str) else stop,
         on_text=on_text,
         int8=int8,
         slide=slide,
+        source_language=source_language,
+        target_language=target_language,
     )
     inputs: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
     is_chat = bool(inputs) and isinstance(inputs[0], Mapping)

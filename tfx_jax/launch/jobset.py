@@ -64,14 +64,18 @@ def add_options(parser: Parser) -> None:
 
 
 def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
-    """Plans the creation of one JobSet."""
+    """Plans `kubectl create` of one JobSet; nothing is started yet.
+
+    Raises:
+      UserError: if the command has a relative --workdir, or the topology does not divide into hosts.
+    """
     require_shared_workdir(command)
     text = yaml.safe_dump(manifest(options, command), sort_keys=False, allow_unicode=True)
     # Not `apply`, which silently does nothing if a finished JobSet of this name still exists.
     start = functools.partial(execute, ["kubectl", "create", "--filename=-"], text)
     generation = _GENERATIONS.get(options.accelerator)
     topology = None if generation is None else f"{generation}:{options.topology}"
-    return Plan(text, "kubectl", start, topology, options.num_slices)
+    return Plan(text=text, program="kubectl", start=start, topology=topology, num_slices=options.num_slices)
 
 
 def manifest(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:

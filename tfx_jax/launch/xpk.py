@@ -67,7 +67,8 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
     argv += [f"--{name}={value}" for name in ("zone", "project") if (value := getattr(options, name))]
     lines = ["#!/usr/bin/env bash", " \\\n  ".join([" ".join(argv[:3]), *map(shlex.quote, argv[3:])])]
     start = functools.partial(execute, argv)
-    return Plan("\n".join(lines) + "\n", "xpk", start, _topology(options.tpu_type), options.num_slices)
+    text, topology = "\n".join(lines) + "\n", _topology(options.tpu_type)
+    return Plan(text=text, program="xpk", start=start, topology=topology, num_slices=options.num_slices)
 
 
 def _topology(tpu_type: str) -> str | None:

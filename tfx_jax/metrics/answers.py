@@ -56,7 +56,7 @@ def answer_scores(
     exact = overlap = 0.0
     for name, answers in references.items():
         if not answers:
-            raise ValueError(f"question {name!r} has no reference")
+            raise ValueError(f"question {name!r} has no reference answer: each question needs at least one")
         if name in predictions:
             exact += max(exact_match_fn(predictions[name], answer) for answer in answers)
             overlap += max(f1_fn(predictions[name], answer) for answer in answers)

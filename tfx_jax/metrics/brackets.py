@@ -57,7 +57,9 @@ def bracket_scores(predictions: Sequence[Tree], references: Sequence[Tree]) -> B
     '50.0, 66.7'
     """
     if len(predictions) != len(references):
-        raise ValueError(f"{len(predictions)} trees predicted, but {len(references)} references")
+        raise ValueError(
+            f"{len(predictions)} trees predicted, but {len(references)} references: each needs exactly one"
+        )
     num_correct = num_predicted = num_expected = num_exact = num_errors = 0
     for prediction, reference in zip(predictions, references, strict=True):
         if prediction.words != reference.words:

@@ -1,9 +1,10 @@
-"""Scores of predicted classes: accuracy, macro F1 and balanced accuracy."""
+"""Scores of predicted classes: accuracy, macro F1 and balanced accuracy, also by class."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 
 class ClassScores(NamedTuple):
@@ -18,6 +19,52 @@ class ClassScores(NamedTuple):
     accuracy: float
     macro_f1: float
     balanced_accuracy: float
+
+
+class OneClass(NamedTuple):
+    """Scores of one class, in percent but for the number of examples.
+
+    Attributes:
+      label: the class.
+      precision: share of the predictions of the class that are right; 0 if there are none.
+      recall: share of the examples of the class that are recognized; 0 if there are none.
+      f1: harmonic mean of precision and recall.
+      support: number of examples of the class.
+    """
+
+    label: Any
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+def confusion_matrix(
+    predictions: Sequence[Any], references: Sequence[Any], labels: Sequence[Any]
+) -> Int[np.ndarray, "C C"]:
+    """Counts the examples of each class (rows) by their predicted class (columns), in the order of `labels`.
+
+    >>> confusion_matrix(["b", "a", "b", "a"], ["b", "a", "a", "a"], labels=["a", "b"]).tolist()
+    [[2, 1], [0, 1]]
+    """
+    label_ids = {label: index for index, label in enumerate(labels)}
+    counts = np.zeros((len(label_ids), len(label_ids)), np.int64)
+    expected, predicted = ([label_ids[label] for label in side] for side in (references, predictions))
+    np.add.at(counts, (np.array(expected, int), np.array(predicted, int)), 1)
+    return counts
+
+
+def scores_by_class(counts: Int[np.ndarray, "C C"], labels: Sequence[Any]) -> list[OneClass]:
+    """Returns the scores of each class from a `confusion_matrix`, in the order of `labels`.
+
+    >>> [(one.label, one.recall, one.support) for one in scores_by_class(np.array([[3, 1], [0, 1]]), ["a", "b"])]
+    [('a', 75.0, 4), ('b', 100.0, 1)]
+    """
+    correct, predicted, expected = np.diag(counts), counts.sum(axis=0), counts.sum(axis=1)
+    precision, recall = (100 * correct / np.maximum(total, 1) for total in (predicted, expected))
+    f1 = 200 * correct / np.maximum(predicted + expected, 1)
+    columns = (column.tolist() for column in (precision, recall, f1, expected))
+    return [OneClass(*row) for row in zip(labels, *columns, strict=True)]
 
 
 def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: Sequence[Any]) -> ClassScores:
@@ -39,7 +86,10 @@ def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: 
     ClassScores(accuracy=75.0, macro_f1=73.33333333333334, balanced_accuracy=83.33333333333333)
     """
     if len(predictions) != len(references) or not len(references):
-        raise ValueError(f"{len(predictions)} predictions cannot be scored by {len(references)} references")
+        raise ValueError(
+            f"{len(predictions)} predictions cannot be scored by {len(references)} references: both must be equally "
+            "many, and at least one"
+        )
     label_ids = {label: index for index, label in enumerate(labels)}
     unknown = {*predictions, *references} - label_ids.keys()
     if unknown:

@@ -134,7 +134,9 @@ def _count(
       ValueError: if the numbers of sentences or words differ, or a tag is invalid.
     """
     if len(references) != len(predictions):
-        raise ValueError(f"{len(predictions)} sentences of predictions but {len(references)} of references")
+        raise ValueError(
+            f"{len(predictions)} sentences of predictions but {len(references)} of references: each needs exactly one"
+        )
     correct, predicted, expected = Counter(), Counter(), Counter()
     for number, (prediction, reference) in enumerate(zip(predictions, references, strict=True)):
         if len(prediction) != len(reference):

@@ -102,6 +102,7 @@ def _check_inputs(
     scores, is_positive = np.asarray(scores, np.float64), np.asarray(labels) == 1
     if len(scores) != len(is_positive) or not 0 < is_positive.sum() < len(is_positive):
         raise ValueError(
-            f"{len(scores)} scores cannot be ranked by {len(is_positive)} labels, of which {is_positive.sum()} are 1"
+            f"{len(scores)} scores cannot be ranked by {len(is_positive)} labels, of which {is_positive.sum()} are 1: "
+            "each score needs a label, and both labels must occur"
         )
     return scores, is_positive

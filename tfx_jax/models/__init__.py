@@ -12,6 +12,7 @@ from tfx_jax.models.bert import (
     BertTagger,
 )
 from tfx_jax.models.captioning import Captioner, CaptionerConfig
+from tfx_jax.models.clip import Clip, ClipConfig
 from tfx_jax.models.conformer import Conformer, ConformerConfig
 from tfx_jax.models.decomposable import DecomposableAttention, DecomposableConfig
 from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel, ElmoTagger
@@ -27,6 +28,7 @@ from tfx_jax.models.t5 import T5, T5Config, T5Encoder
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 from tfx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
+from tfx_jax.models.whisper import Whisper, WhisperConfig
 
 __all__ = [
     "GPT",
@@ -42,6 +44,8 @@ __all__ = [
     "BertTagger",
     "Captioner",
     "CaptionerConfig",
+    "Clip",
+    "ClipConfig",
     "Conformer",
     "ConformerConfig",
     "DecomposableAttention",
@@ -74,4 +78,6 @@ __all__ = [
     "ViT",
     "ViTClassifier",
     "ViTConfig",
+    "Whisper",
+    "WhisperConfig",
 ]

@@ -23,6 +23,7 @@ from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Lea
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.stack import REMATS, scan_layers, stack_layers
 
+POOLINGS = ("first", "mean")
 POOLERS = {"tanh": jnp.tanh, "gelu": ACTIVATIONS["gelu"], "relu": ACTIVATIONS["relu"]}
 """Activations of the layer over the first token's vector: of BERT, ELECTRA and DistilBERT."""
 
@@ -79,6 +80,8 @@ class BertConfig:
     attention_dropout_rate: float = fraction(0.1)  # dropout of attention weights
     has_pooler: bool = True  # whether a model without a head has a linear layer over the first token's vector
     pooler_activation: str = one_of(POOLERS, "tanh")  # activation of that layer, also where it is part of a head
+    pooling: str = one_of(POOLINGS, "first")  # what that layer reads: the first token's vector, or the mean of all
+    head_norm: bool = False  # whether a classifier or tagger normalizes its input: ModernBERT
     is_tied: bool = True  # true: logits of masked tokens use the embedding; false: a separate output matrix
     head_dropout_rate: float | None = fraction(None)  # dropout before a classifier or tagger; None: dropout_rate
     activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is exact; "gelu_tanh" approximates it
@@ -257,7 +260,7 @@ class Bert(nnx.Module):
         num_layers = 1 if c.share_layers else c.num_layers
         self.encoder_layers = stack_layers(layer_pattern(make_layer, c.attention), num_layers, rngs)
         self.last_norm = make_norm(c.d_model) if c.pre_norm else None
-        self.pooler = make_dense(c, c.d_model, dtype=dtype, rngs=rngs) if c.has_pooler else None
+        self.pooler = make_dense(c, c.d_model, use_bias=c.use_bias, dtype=dtype, rngs=rngs) if c.has_pooler else None
         self.config = copy.deepcopy(c)
 
     def __call__(
@@ -291,13 +294,15 @@ class Bert(nnx.Module):
           ValueError: if T exceeds `config.max_length`, or `global_mask` is given and `config.max_global_tokens` is 0.
         """
         if tokens.shape[1] > self.config.max_length:
-            raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
+            raise ValueError(
+                f"a sequence must have at most max_length={self.config.max_length} tokens, got {tokens.shape[1]}"
+            )
         if global_mask is not None and not self.config.max_global_tokens:
             raise ValueError("global_mask needs a model with max_global_tokens above 0, got max_global_tokens=0")
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else positions_from_mask(token_mask)
         if token_type_ids is not None and self.token_types is None:
-            raise ValueError("there are token_type_ids, but the model has num_segments=0")
+            raise ValueError("token_type_ids need a model with num_segments above 0: leave them out")
         token_type_ids = jnp.zeros_like(tokens) if token_type_ids is None else hide_padding(token_type_ids, token_mask)
         x = self.embedding(hide_padding(tokens, token_mask))
         x = x if self.token_types is None else x + self.token_types(token_type_ids)
@@ -320,10 +325,11 @@ class Bert(nnx.Module):
             options["repeats"] = self.config.num_layers
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, **options)
         x = x if self.last_norm is None else self.last_norm(x)
-        output = BertOutput(x, None)
+        output = BertOutput(sequence=x, pooled=None)
         if self.pooler is not None:
-            pooled = POOLERS[self.config.pooler_activation](self.pooler(_first_token(x, token_mask)))
-            output = BertOutput(x, pooled)
+            pool = _mean_of_tokens if self.config.pooling == "mean" else _first_token
+            pooled = POOLERS[self.config.pooler_activation](self.pooler(pool(x, token_mask)))
+            output = BertOutput(sequence=x, pooled=pooled)
         if not return_attention:
             return output
         maps_of_layers = [*([] if first_maps is None else [first_maps["self"]]), *maps["self"]]
@@ -335,6 +341,14 @@ def _first_token(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"] | None
     if token_mask is None:
         return x[:, 0]
     return jnp.take_along_axis(x, jnp.argmax(token_mask, axis=1)[:, None, None], axis=1)[:, 0]
+
+
+def _mean_of_tokens(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"] | None) -> Float[Array, "B D"]:
+    """Returns the mean vector of the tokens of each sequence that are not padding."""
+    if token_mask is None:
+        return x.mean(axis=1)
+    total = jnp.where(token_mask[..., None], x, 0).sum(axis=1)
+    return total / jnp.maximum(token_mask.sum(axis=1, keepdims=True), 1).astype(x.dtype)
 
 
 def make_dense(
@@ -542,20 +556,29 @@ class BertClassifier(BertWithHead):
     first_is_global = True
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
+        self.norm = _make_head_norm(config)
         self.classifier = _make_classifier(config, rngs)
 
     def _score(self, output: BertOutput, rngs: nnx.Rngs | None) -> Float[Array, "B C"]:
-        return self.classifier(_drop(output.pooled, self.config, rngs))
+        x = output.pooled if self.norm is None else self.norm(output.pooled)
+        return self.classifier(_drop(x, self.config, rngs))
 
 
 class BertTagger(BertWithHead):
     """Classifies every token into `config.labels`: logits [B, T, C], C = number of labels."""
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
-        self.classifier = _make_classifier(config, rngs)
+        c = config
+        make_layer = functools.partial(make_dense, c, c.d_model, use_bias=c.use_bias, dtype=jnp.dtype(c.dtype))
+        self.dense = make_layer(rngs=rngs) if c.head_norm else None
+        self.norm = _make_head_norm(c)
+        self.classifier = _make_classifier(c, rngs)
 
     def _score(self, output: BertOutput, rngs: nnx.Rngs | None) -> Float[Array, "B T C"]:
-        return self.classifier(_drop(output.sequence, self.config, rngs))
+        x = output.sequence
+        if self.dense is not None and self.norm is not None:
+            x = self.norm(POOLERS[self.config.pooler_activation](self.dense(x)))
+        return self.classifier(_drop(x, self.config, rngs))
 
 
 class BertQuestionAnswering(BertWithHead):
@@ -567,6 +590,12 @@ class BertQuestionAnswering(BertWithHead):
     def _score(self, output: BertOutput, rngs: nnx.Rngs | None) -> SpanLogits:
         logits = self.span(output.sequence)
         return SpanLogits(logits[..., 0], logits[..., 1])
+
+
+def _make_head_norm(config: BertConfig) -> LayerNorm | None:
+    """Returns the norm of a head with `head_norm`."""
+    c = config
+    return LayerNorm(c.d_model, epsilon=c.layer_norm_epsilon, use_bias=c.use_bias) if c.head_norm else None
 
 
 def _make_classifier(config: BertConfig, rngs: nnx.Rngs) -> Linear:

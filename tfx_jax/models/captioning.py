@@ -316,7 +316,9 @@ class Captioner(nnx.Module):
         del token_mask
         c = self.config
         if inputs.shape[1:] != (c.image_size, c.image_size, 3):
-            raise ValueError(f"images of shape {inputs.shape[1:]}, but the model has image_size={c.image_size}")
+            raise ValueError(
+                f"images must be RGB with image_size={c.image_size} rows and columns, got shape {inputs.shape[1:]}"
+            )
         x = inputs.astype(jnp.float32) / 127.5 - 1.0
         for convolution in self.convolutions:
             x = jax.nn.relu(convolution(x))

@@ -114,7 +114,7 @@ def layer_pattern(
 
     Args:
       make_layer: called as `make_layer(attention, rngs)`, with the configuration of the layer's attention; with
-        `experts` as `make_layer(attention, is_sparse, rngs)`, `is_sparse` meaning a mixture of experts.
+        `experts` as `make_layer(attention, has_experts, rngs)`, `has_experts` meaning a mixture of experts.
       attention: configuration of the model's attention.
       experts: configuration of the model's mixtures of experts, if it may have any.
     """

@@ -163,6 +163,7 @@ class Convolution(nnx.Module):
             count = jnp.maximum(weights.sum(), 1)
             mean = (weights * x32).sum(axis=(0, 1)) / count
             variance = (weights * jnp.square(x32 - mean[None, None])).sum(axis=(0, 1)) / count
+            # Evaluation uses running averages, which get no gradient.
             for average, new in ((self.mean, mean), (self.variance, variance)):
                 average[...] = self.decay * average[...] + (1 - self.decay) * jax.lax.stop_gradient(new)
         else:
@@ -208,10 +209,10 @@ class ConformerLayer(nnx.Module):
                 return self.self_attention(x, mask=mask, rngs=rngs, return_weights=True)
             return self.self_attention(x, mask=mask, rngs=rngs), None
 
-        x, _ = self.first_residual(lambda x: (0.5 * self.first(x, rngs=rngs), None), x, rngs)
-        x, weights = self.self_attention_residual(attend, x, rngs)
-        x, _ = self.convolution_residual(lambda x: (self.convolution(x, exists, rngs=rngs), None), x, rngs)
-        x, _ = self.second_residual(lambda x: (0.5 * self.second(x, rngs=rngs), None), x, rngs)
+        x = self.first_residual(lambda x: 0.5 * self.first(x, rngs=rngs), x, rngs)
+        x, weights = self.self_attention_residual.with_extra(attend, x, rngs)
+        x = self.convolution_residual(lambda x: self.convolution(x, exists, rngs=rngs), x, rngs)
+        x = self.second_residual(lambda x: 0.5 * self.second(x, rngs=rngs), x, rngs)
         return self.norm(x), weights
 
 
@@ -291,7 +292,7 @@ class Conformer(nnx.Module):
         """
         c = self.config
         if frames.shape[2] != c.num_features:
-            raise ValueError(f"frames of {frames.shape[2]} features, but the model has num_features={c.num_features}")
+            raise ValueError(f"frames must have num_features={c.num_features} features, got {frames.shape[2]}")
         x = drop(self.subsampling(frames, num_frames), c.dropout_rate, rngs)
         exists = padding_mask(c.num_steps(num_frames), x.shape[1])[:, 0, 0]
 

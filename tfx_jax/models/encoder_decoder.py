@@ -3,16 +3,24 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.basic import Embedding
-from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import FusedKVCache, fuse_for_decoding, fused_step, init_fused_cache
+from tfx_jax.nn.decoding import (
+    Decoder,
+    at_last,
+    fuse_for_decoding,
+    fused_step,
+    init_fused_cache,
+    init_replay,
+    project_memories,
+    replay_step,
+)
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
-from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import scan_layers
 
 
@@ -98,11 +106,9 @@ class EncoderDecoder(nnx.Module):
           "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on. In
           the maps, the source's padding comes after its tokens.
         """
-        source = padding_last(source, self.config.pad_id)
-        memory, encoder_maps = self._encode(source, rngs, return_attention)
+        memory, encoder_maps = self.remember(source, rngs, return_attention)
         inputs = shift_right(target, self.config.start_id)
-        mask = source_mask(source, self.config.pad_id)
-        x, decoder_maps = self.decode(inputs, EncoderMemory(memory, mask), rngs, return_weights=return_attention)
+        x, decoder_maps = self.decode(inputs, memory, rngs, return_weights=return_attention)
         logits = self.logits(x, rngs)
         if not return_attention:
             return logits
@@ -115,13 +121,17 @@ class EncoderDecoder(nnx.Module):
 
         Padding is moved to the end of each sequence before encoding; outputs and maps are in that order.
         """
-        return self._encode(padding_last(source, self.config.pad_id), rngs, return_attention)
+        memory, maps = self.remember(source, rngs, return_attention)
+        return memory.output, maps
 
-    def _encode(
+    def remember(
         self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Encodes sequences whose padding is at the end; otherwise like `encode`."""
-        return run_encoder(self, source, source_mask(source, self.config.pad_id), rngs, return_attention)
+    ) -> "tuple[EncoderMemory, dict[str, Array]]":
+        """Returns the encoder's output with its mask, for `decode`, and its attention maps; see `encode`."""
+        source = padding_last(source, self.config.pad_id)
+        mask = source_mask(source, self.config.pad_id)
+        output, maps = run_encoder(self, source, mask, rngs, return_attention)
+        return EncoderMemory(output, mask), maps
 
     def decode(
         self,
@@ -158,8 +168,8 @@ class EncoderDecoder(nnx.Module):
 
 def run_encoder(
     model: Any,
-    source: Int[Array, "B S"],
-    mask: Bool[Array, "B 1 1 S"],
+    source: Shaped[Array, "B S ..."],
+    mask: Bool[Array, "B 1 1 S"] | None,
     rngs: nnx.Rngs | None,
     return_attention: bool,
 ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
@@ -167,8 +177,8 @@ def run_encoder(
 
     Args:
       model: the model.
-      source: tokens, with padding at the end.
-      mask: True for tokens, False for padding.
+      source: tokens, with padding at the end, or other inputs of `model.embed`.
+      mask: True for tokens, False for padding; None means no padding.
       rngs: stream `dropout`; None means evaluation.
       return_attention: whether to return the attention maps.
 
@@ -180,7 +190,8 @@ def run_encoder(
     x = model.embed(source, jnp.arange(length), rngs, is_source=True)
 
     def layer_fn(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None, layer_input: Any = None) -> tuple[Array, Any]:
-        options: dict[str, Any] = {"bias": compute_bias(layer_input), "mask": mask, "token_mask": mask[:, 0, 0]}
+        token_mask = None if mask is None else mask[:, 0, 0]
+        options: dict[str, Any] = {"bias": compute_bias(layer_input), "mask": mask, "token_mask": token_mask}
         return layer(x, rngs=rngs, return_weights=return_attention, **options)
 
     x, maps = scan_layers(layer_fn, model.encoder_layers, x, rngs, inputs=layer_inputs, remat=c.remat, unroll=c.unroll)
@@ -188,10 +199,10 @@ def run_encoder(
 
 
 class EncoderMemory(NamedTuple):
-    """An encoder's output and its padding mask (True for tokens)."""
+    """An encoder's output and its padding mask (True for tokens; None means no padding)."""
 
     output: Float[Array, "B S D"]
-    mask: Bool[Array, "B 1 1 S"]
+    mask: Bool[Array, "B 1 1 S"] | None
 
 
 class EncoderDecoderDecoder(nnx.Module):
@@ -225,10 +236,9 @@ class EncoderDecoderDecoder(nnx.Module):
         limit = self.model.max_positions
         return limit if limit is None or max_new_tokens <= limit else 0
 
-    def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
+    def encode(self, inputs: Shaped[Array, "B S ..."], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
         """Encodes sources, [B, S]; where `token_mask` is False, tokens count as padding."""
-        source = padding_last(with_padding(inputs, token_mask, self.pad_id), self.pad_id)
-        return EncoderMemory(self.model._encode(source)[0], source_mask(source, self.pad_id))
+        return self.model.remember(with_padding(inputs, token_mask, self.pad_id))[0]
 
     def init_cache(
         self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1
@@ -236,15 +246,15 @@ class EncoderDecoderDecoder(nnx.Module):
         """Projects the memory to keys and values of each layer (kept as it is without a KV cache); no target yet."""
         limit, batch_size = self.model.max_positions, memory.output.shape[0]
         if limit is not None and max_length > limit:
-            raise ValueError(f"max_length={max_length}, but there are {limit} learned positions")
+            raise ValueError(f"max_length={max_length} must be at most {limit}, the number of learned positions")
         start = jnp.full(batch_size, self.model.config.start_id)
         if self.fused is None:
             tokens = jnp.full((batch_size, max_length), self.pad_id, jnp.int32)
             return init_replay(tokens, jnp.zeros(batch_size, jnp.int32), memory), start
-        steps, memories = self.fused.steps, FusedKVCache.of_memory(self.model.decoder_layers, memory.output)
+        layers, memories = self.fused.layers, project_memories(self.model.decoder_layers, memory.output)
         cache = init_fused_cache(
-            steps,
-            [step.empty_cache(batch_size, memories[0].key.dtype) for step in steps],
+            layers,
+            [layer.self_attention.empty_cache(batch_size, memories[0].key.dtype) for layer in layers],
             max_new_tokens=max_length,
             num_beams=num_beams,
             memories=memories,
@@ -265,14 +275,15 @@ class EncoderDecoderDecoder(nnx.Module):
             return output(model.last_norm(x), jnp.float32)[:, 0]
 
         bias = model.step_bias if model.config.has_position_bias else None
-        return fused_step(self.fused.steps, embed, score, tokens, cache, bias=bias)
+        return fused_step(self.fused.layers, embed, score, tokens, cache, bias=bias)
 
     def _score_last(
         self, tokens: Int[Array, "R C"], lengths: Int[Array, " R"], memory: EncoderMemory
     ) -> Float[Array, "R V"]:
         """Returns the logits after the first `lengths` tokens of each row; the beams of a source share its memory."""
         num_beams = tokens.shape[0] // memory.output.shape[0]
-        x, _ = self.model.decode(tokens, EncoderMemory(*(jnp.repeat(array, num_beams, axis=0) for array in memory)))
+        memory = jax.tree.map(lambda array: jnp.repeat(array, num_beams, axis=0), memory)
+        x, _ = self.model.decode(tokens, memory)
         return self.model.logits(at_last(x, lengths))[:, 0]
 
 
@@ -292,10 +303,10 @@ def check_token_ids(config: TokenIds) -> None:
     """
     for name in ("pad_id", "start_id"):
         if not 0 <= getattr(config, name) < config.vocab_size:
-            raise ValueError(f"{name}={getattr(config, name)} is no token of a vocabulary of {config.vocab_size}")
+            raise ValueError(f"{name}={getattr(config, name)} must be in 0 .. {config.vocab_size - 1} (vocab_size - 1)")
 
 
-def with_padding(tokens: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None, pad_id: int) -> Int[Array, "B S"]:
+def with_padding(tokens: Array, token_mask: Bool[Array, "B S"] | None, pad_id: int) -> Array:
     """Replaces tokens by `pad_id` where `token_mask` is False."""
     return tokens if token_mask is None else jnp.where(token_mask, tokens, pad_id)
 

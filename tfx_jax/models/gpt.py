@@ -135,7 +135,7 @@ class GPT(LanguageModel):
             make_norm=make_norm,
         )
 
-        def make_layer(layer_attention: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
+        def make_layer(layer_attention: AttentionConfig, has_experts: bool, rngs: nnx.Rngs) -> EncoderLayer:
             d_k = c.d_model // c.num_heads if c.d_k is None else c.d_k
             attention = MultiHeadAttention(
                 c.d_model,
@@ -149,7 +149,7 @@ class GPT(LanguageModel):
                 dtype=dtype,
                 rngs=rngs,
             )
-            feed_forward = (c.experts.make if is_sparse else FeedForward)(
+            feed_forward = (c.experts.make if has_experts else FeedForward)(
                 c.d_model,
                 4 * c.d_model if c.d_ff is None else c.d_ff,
                 activation_fn=ACTIVATIONS[c.activation],

@@ -10,10 +10,16 @@ from tfx_jax.functional.attention.signature import SegmentIds
 from tfx_jax.models.padding import hide_padding, left_aligned, positions_from_mask
 from tfx_jax.nn.attention import KVCache
 from tfx_jax.nn.basic import Embedding
-from tfx_jax.nn.decoding import Decoder
-from tfx_jax.nn.fused_decoder import fuse_for_decoding, fused_step, init_fused_cache
+from tfx_jax.nn.decoding import (
+    Decoder,
+    at_last,
+    fuse_for_decoding,
+    fused_step,
+    init_fused_cache,
+    init_replay,
+    replay_step,
+)
 from tfx_jax.nn.layers import EncoderLayer
-from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import per_layer, scan_layers
 
 
@@ -73,7 +79,9 @@ class LanguageModel(nnx.Module):
           ValueError: if T exceeds `config.max_length`, or the attention does not support `segment_ids`.
         """
         if tokens.shape[1] > self.config.max_length:
-            raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
+            raise ValueError(
+                f"a sequence must have at most max_length={self.config.max_length} tokens, got {tokens.shape[1]}"
+            )
         x, extras = self.read(tokens, token_mask, positions, segment_ids, rngs, return_weights=return_attention)
         logits = self.logits_of(self.output().attend(self.last_norm(x)))
         if not return_attention:
@@ -189,7 +197,7 @@ class LanguageModelDecoder(nnx.Module):
             tokens = jnp.pad(memory.tokens, ((0, 0), (0, max_length)))
             return init_replay(tokens, memory.is_past.sum(axis=1)), memory.last
         cache = init_fused_cache(
-            self.fused.steps, memory.past, max_new_tokens=max_length, num_beams=num_beams, is_past=memory.is_past
+            self.fused.layers, memory.past, max_new_tokens=max_length, num_beams=num_beams, is_past=memory.is_past
         )
         return cache, memory.last
 
@@ -205,7 +213,7 @@ class LanguageModelDecoder(nnx.Module):
         def score(x: Array) -> Array:
             return model.logits_of(output(model.last_norm(x), jnp.float32))[:, 0]
 
-        return fused_step(self.fused.steps, embed, score, tokens, cache)
+        return fused_step(self.fused.layers, embed, score, tokens, cache)
 
     def _score_last(self, tokens: Int[Array, "R C"], lengths: Int[Array, " R"], _: None) -> Float[Array, "R V"]:
         """Returns the logits after the last of the first `lengths` tokens of each row."""

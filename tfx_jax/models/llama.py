@@ -184,8 +184,8 @@ class Llama(LanguageModel):
                 rngs=rngs,
                 **qk_norms,
             )
-            is_sparse = experts_pattern[index % len(experts_pattern)]
-            feed_forward = (c.experts.make if is_sparse else FeedForward)(
+            has_experts = experts_pattern[index % len(experts_pattern)]
+            feed_forward = (c.experts.make if has_experts else FeedForward)(
                 c.d_model,
                 c.d_ff,
                 activation_fn=ACTIVATIONS[c.activation],

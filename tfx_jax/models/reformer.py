@@ -18,9 +18,8 @@ from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.padding import hide_padding, left_aligned, positions_from_mask
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
-from tfx_jax.nn.decoding import Decoder
+from tfx_jax.nn.decoding import Decoder, at_last, init_replay, replay_step
 from tfx_jax.nn.distribution import current_distribution
-from tfx_jax.nn.replay import at_last, init_replay, replay_step
 from tfx_jax.nn.stack import stack_layers, unstack_layers
 
 
@@ -216,7 +215,9 @@ class Reformer(nnx.Module):
           ValueError: if T exceeds `config.max_length`.
         """
         if tokens.shape[1] > self.config.max_length:
-            raise ValueError(f"{tokens.shape[1]} tokens, but the model has max_length={self.config.max_length}")
+            raise ValueError(
+                f"a sequence must have at most max_length={self.config.max_length} tokens, got {tokens.shape[1]}"
+            )
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else positions_from_mask(token_mask)
         mask = None if token_mask is None else token_mask[:, None, None, :]

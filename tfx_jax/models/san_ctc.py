@@ -128,7 +128,7 @@ class SanCTC(nnx.Module):
         """
         c = self.config
         if frames.shape[2] != c.num_features:
-            raise ValueError(f"frames of {frames.shape[2]} features, but the model has num_features={c.num_features}")
+            raise ValueError(f"frames must have num_features={c.num_features} features, got {frames.shape[2]}")
         x = self.frames(stack_frames(frames, num_frames, c.subsampling))
         positions = sinusoidal_positions(jnp.arange(x.shape[1]), c.d_model)
         x = x + positions[None].astype(x.dtype)

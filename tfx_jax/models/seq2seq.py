@@ -266,7 +266,7 @@ class Seq2Seq(nnx.Module):
         if c.variant == "fixed" and attention_fn is not None:
             raise ValueError('variant="fixed" has no attention: leave attention_fn out, or use another variant')
         if c.coverage is not None and attention_fn is not None:
-            raise ValueError(f"coverage={c.coverage} needs the model's own additive score: leave attention_fn out")
+            raise ValueError(f"coverage={c.coverage} cannot be combined with attention_fn: leave one of them out")
         cell, d, dtype = CELLS[c.cell], c.d_model, jnp.dtype(c.dtype)
         glorot = nnx.initializers.glorot_uniform()
         matrix = lambda rows, columns: nnx.Param(glorot(rngs.params(), (rows, columns)))  # noqa: E731
@@ -489,7 +489,7 @@ class Seq2Seq(nnx.Module):
 
     def encode(self, inputs: Int[Array, "B S"], token_mask: Bool[Array, "B S"] | None = None) -> Memory:
         """Encodes sources, [B, S]; where `token_mask` is False, tokens count as padding."""
-        return self._encode(with_padding(inputs, token_mask, self.pad_id), None)
+        return self._encode(with_padding(inputs, token_mask, self.pad_id), rngs=None)
 
     def init_cache(
         self, memory: Memory, *, max_length: int, num_beams: int = 1

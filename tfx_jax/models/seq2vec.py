@@ -138,7 +138,9 @@ class Seq2Vec(nnx.Module):
         if rate and rngs is not None:
             event_mask = event_mask & jax.random.bernoulli(rngs.dropout(), 1.0 - rate, event_mask.shape)
         variable = jnp.where(event_mask, variable, 0)
-        events = _between_knots(self.values[...], variable, value) + _between_knots(self.times[...][None], None, time)
+        events = _between_knots(self.values[...], variable, value) + _between_knots(
+            self.times[...][None], index=None, x=time
+        )
         events = (math.sqrt(c.d_model) * events).astype(c.dtype)  # scaled like word vectors in a Transformer
         pooled, weights = self._pool(events[:, :, None], event_mask[:, None, None])
         if rngs is not None:
@@ -152,7 +154,7 @@ class Seq2Vec(nnx.Module):
         c, batch_size = self.config, len(events)
         if c.pooling == "mean":
             scores = jnp.zeros((batch_size, 1, 1, events.shape[1]), jnp.float32)
-            pooled, weights = attention_from_logits(scores, events, None, mask)
+            pooled, weights = attention_from_logits(scores, events, mask=mask)
             return pooled.astype(events.dtype), weights
         if c.pooling == "structured":
             pooled, weights = structured_pooling(events[:, :, 0], self.key[...], self.score[...], mask[:, 0, 0])
@@ -180,8 +182,8 @@ def _between_knots(
     layer: effects need not be linear in x, and there are no jumps as at the edges of bins.
     """
     num_tables, num_knots, size = tables.shape
-    x = jnp.clip(x, 0.0, 1.0) * (num_knots - 1)
-    below = jnp.minimum(x.astype(jnp.int32), num_knots - 2)
+    x = jnp.clip(x, 0.0, 1.0) * (num_knots - 1)  # in distances between knots
+    below = jnp.minimum(x.astype(jnp.int32), num_knots - 2)  # index of the knot below x; x = 1 is in the last interval
     weight = (x - below.astype(x.dtype))[..., None]
     knots = tables.reshape(num_tables * num_knots, size)
     first = below if index is None else below + index * num_knots

@@ -219,8 +219,9 @@ class T5(EncoderDecoder):
         def self_attention(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> MultiHeadAttention:
             return attention(rngs, attention_fn or layer_attention.make(c.num_heads, c.d_k, rngs=rngs))
 
-        def feed_forward(is_sparse: bool, rngs: nnx.Rngs) -> FeedForward | MixtureOfExperts:
-            layer = (c.experts.make if is_sparse else FeedForward)(
+        def feed_forward(has_experts: bool, rngs: nnx.Rngs) -> FeedForward | MixtureOfExperts:
+            """Initializes the feed-forward network, or mixture of experts, of a layer."""
+            layer = (c.experts.make if has_experts else FeedForward)(
                 c.d_model,
                 c.d_ff,
                 activation_fn=ACTIVATIONS[c.activation],
@@ -231,16 +232,18 @@ class T5(EncoderDecoder):
                 rngs=rngs,
             )
             network = layer.experts if isinstance(layer, MixtureOfExperts) else layer
-            initialize(c.d_model**-0.5, network.up, *([] if network.gate is None else [network.gate]), rngs=rngs)
+            initialize(c.d_model**-0.5, network.up, rngs=rngs)
+            if network.gate is not None:
+                initialize(c.d_model**-0.5, network.gate, rngs=rngs)
             initialize(c.d_ff**-0.5, network.down, rngs=rngs)
             return layer
 
-        def encoder_layer(layer_attention: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
-            return EncoderLayer(self_attention(layer_attention, rngs), feed_forward(is_sparse, rngs), residual)
+        def encoder_layer(layer_attention: AttentionConfig, has_experts: bool, rngs: nnx.Rngs) -> EncoderLayer:
+            return EncoderLayer(self_attention(layer_attention, rngs), feed_forward(has_experts, rngs), residual)
 
-        def decoder_layer(layer_attention: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> DecoderLayer:
+        def decoder_layer(layer_attention: AttentionConfig, has_experts: bool, rngs: nnx.Rngs) -> DecoderLayer:
             return DecoderLayer(
-                self_attention(layer_attention, rngs), attention(rngs), feed_forward(is_sparse, rngs), residual
+                self_attention(layer_attention, rngs), attention(rngs), feed_forward(has_experts, rngs), residual
             )
 
         make_embedding = functools.partial(Embedding, c.vocab_size, c.d_model, scale=1.0, dtype=dtype, rngs=rngs)

@@ -143,8 +143,8 @@ class Transformer(EncoderDecoder):
             core = attention_fn or layer_attention.make(c.num_heads, c.d_k or c.d_model // c.num_heads, rngs=rngs)
             return attention(attention_fn=core, rngs=rngs)
 
-        def feed_forward(is_sparse: bool, rngs: nnx.Rngs) -> FeedForward | MixtureOfExperts:
-            return (c.experts.make if is_sparse else FeedForward)(
+        def feed_forward(has_experts: bool, rngs: nnx.Rngs) -> FeedForward | MixtureOfExperts:
+            return (c.experts.make if has_experts else FeedForward)(
                 c.d_model,
                 c.d_ff,
                 activation_fn=ACTIVATIONS[c.activation],
@@ -158,12 +158,12 @@ class Transformer(EncoderDecoder):
         )
         norm = functools.partial(LayerNorm, c.d_model, epsilon=c.layer_norm_epsilon)
 
-        def encoder_layer(layer_attention: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> EncoderLayer:
-            return EncoderLayer(self_attention(layer_attention, rngs), feed_forward(is_sparse, rngs), residual)
+        def encoder_layer(layer_attention: AttentionConfig, has_experts: bool, rngs: nnx.Rngs) -> EncoderLayer:
+            return EncoderLayer(self_attention(layer_attention, rngs), feed_forward(has_experts, rngs), residual)
 
-        def decoder_layer(layer_attention: AttentionConfig, is_sparse: bool, rngs: nnx.Rngs) -> DecoderLayer:
+        def decoder_layer(layer_attention: AttentionConfig, has_experts: bool, rngs: nnx.Rngs) -> DecoderLayer:
             return DecoderLayer(
-                self_attention(layer_attention, rngs), attention(rngs=rngs), feed_forward(is_sparse, rngs), residual
+                self_attention(layer_attention, rngs), attention(rngs=rngs), feed_forward(has_experts, rngs), residual
             )
 
         scale = math.sqrt(c.d_model) if c.scale_embedding else 1.0

@@ -122,12 +122,12 @@ class TransformerXLLayer(nnx.Module):
           rngs: stream `dropout`; None means evaluation.
         """
 
-        def attend(x: Array) -> tuple[Array, None]:
+        def attend(x: Array) -> Array:
             context = jnp.concatenate([memory, x], axis=1)
-            return self.self_attention(x, context, mask=mask, is_causal=True, rngs=rngs), None
+            return self.self_attention(x, context, mask=mask, is_causal=True, rngs=rngs)
 
-        x, _ = self.self_attention_residual(attend, x, rngs)
-        x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x, rngs=rngs), None), x, rngs)
+        x = self.self_attention_residual(attend, x, rngs)
+        x = self.feed_forward_residual(lambda x: self.feed_forward(x, rngs=rngs), x, rngs)
         return x
 
 
@@ -214,9 +214,11 @@ class TransformerXL(nnx.Module):
         """
         t, m = tokens.shape[1], memories.inputs.shape[2]
         exists = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
+        # A memory of fewer than m tokens is at the end of its m positions; the first positions are empty.
         in_memory = jnp.arange(m)[None] >= m - memories.lengths[:, None]
-        mask = jnp.concatenate([in_memory, exists], axis=1)[:, None, None, :]
+        mask = jnp.concatenate([in_memory, exists], axis=1)[:, None, None, :]  # [B, 1, 1, m + T]
         if window is not None:
+            # Query t has position m + t among the keys, which are the memory followed by the tokens.
             distance = m + jnp.arange(t)[:, None] - jnp.arange(m + t)[None]
             mask = mask & (distance <= window)[None, None]
         x = drop(self.embedding(hide_padding(tokens, token_mask)), self.config.dropout_rate, rngs)
@@ -268,7 +270,7 @@ class TransformerXLDecoder(nnx.Module):
         past, is_past = (jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in (tokens, exists))
         length = self.model.config.memory_length_of_evaluation
         empty = self.model.init_memories(inputs.shape[0], 0)
-        _, memories = self.model._read(past, empty, length, None, token_mask=is_past, window=length)
+        _, memories = self.model._read(past, empty, length, rngs=None, token_mask=is_past, window=length)
         return memories, tokens[:, -1]
 
     def init_cache(

@@ -117,11 +117,13 @@ class ViTOutput(NamedTuple):
 class PatchEmbedding(nnx.Module):
     """Linear map from all pixels of a patch to one vector (Dosovitskiy et al., 2021, equation 1)."""
 
-    def __init__(self, num_channels: int, patch_size: int, d_model: int, *, dtype: Any, rngs: nnx.Rngs):
+    def __init__(
+        self, num_channels: int, patch_size: int, d_model: int, *, use_bias: bool = True, dtype: Any, rngs: nnx.Rngs
+    ):
         init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
         shape = (num_channels, patch_size, patch_size, d_model)
         self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(d_model))
+        self.bias = nnx.Param(jnp.zeros(d_model)) if use_bias else None
         self.dtype = dtype
 
     def __call__(self, images: Float[Array, "B Y X C"]) -> Float[Array, "B P D"]:
@@ -130,7 +132,8 @@ class PatchEmbedding(nnx.Module):
         size, d_model = self.kernel.shape[2:]
         patches = images.astype(self.dtype).reshape(batch, height // size, size, width // size, size, channels)
         x = jnp.einsum("ByuxvC,CuvD->ByxD", patches, self.kernel[...].astype(self.dtype))
-        return x.reshape(batch, -1, d_model) + self.bias[...].astype(self.dtype)[None, None]
+        x = x.reshape(batch, -1, d_model)
+        return x if self.bias is None else x + self.bias[...].astype(self.dtype)[None, None]
 
 
 class ViT(nnx.Module):
@@ -222,7 +225,7 @@ class ViT(nnx.Module):
         _, height, width, channels = images.shape
         size, model_size = (height, width), (c.image_size, c.image_size)
         if channels != c.num_channels:
-            raise ValueError(f"images of {channels} channels, but the model has num_channels={c.num_channels}")
+            raise ValueError(f"images must have num_channels={c.num_channels} channels, got {channels}")
         if size != model_size and not interpolate:
             raise ValueError(
                 f"images of {size} pixels, but the model's are {model_size}: resize them, or pass interpolate=True"
@@ -328,6 +331,7 @@ def interpolate_positions(
         raise ValueError(f"method must be one of {', '.join(_KERNELS)}, got {method!r}")
     patches = table[1:].reshape(*grid, -1)
     rows, columns = (_resampling(old, new, method) for old, new in zip(grid, new_grid, strict=True))
+    # Interpolation is separable: a matrix [new, old] for each axis.
     patches = jnp.einsum("Yy,Xx,yxD->YXD", rows, columns, patches, precision=jax.lax.Precision.HIGHEST)
     return jnp.concatenate([table[:1], patches.reshape(-1, table.shape[1])])
 

@@ -4,7 +4,7 @@ Modules hold variables and Python values only. Random keys (`rngs=None` means ev
 results of calls, so a module is a pytree that can be passed to `jax.jit`, `jax.grad`, `jax.vmap` and `jax.lax.scan`.
 """
 
-from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, MultiHeadAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, MultiHeadAttention, RotaryConfig
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.basic import Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, RMSNorm
 from tfx_jax.nn.decoding import Decoder, DecodingModel
@@ -35,6 +35,7 @@ __all__ = [
     "MixtureOfExperts",
     "MultiHeadAttention",
     "RMSNorm",
+    "RotaryConfig",
     "StepMetric",
     "adapt",
     "distributed",

@@ -81,6 +81,7 @@ class MultiHeadAttention(nnx.Module):
         d_value_input: int | None = None,
         d_out: int | None = None,
         use_bias: bool = False,
+        use_key_bias: bool | None = None,
         use_out_bias: bool | None = None,
         use_sinks: bool = False,
         query_norm: nnx.Module | None = None,
@@ -110,6 +111,7 @@ class MultiHeadAttention(nnx.Module):
           d_value_input: width of the inputs of the value projection; None means d_key_input.
           d_out: width of the output; None means d_model.
           use_bias: whether the projections have a bias; the paper's have none.
+          use_key_bias: whether the key projection has a bias, which changes no output; None means `use_bias`.
           use_out_bias: whether the output projection has a bias; None means `use_bias`.
           use_sinks: whether each head has a learned logit that takes weight from the keys (gpt-oss, 2025).
           query_norm: norm of queries, before rotary positions (Henry et al., 2020). It normalizes each head separately,
@@ -161,7 +163,9 @@ class MultiHeadAttention(nnx.Module):
         linear = functools.partial(Linear, use_bias=use_bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         project = functools.partial(linear, kernel_init=nnx.initializers.variance_scaling(0.5, "fan_avg", "uniform"))
         self.query = project(d_model, (num_heads, d_k))
-        self.key = project(d_key_input, (num_kv_heads, d_k))
+        self.key = project(
+            d_key_input, (num_kv_heads, d_k), use_bias=use_bias if use_key_bias is None else use_key_bias
+        )
         self.value = project(d_value_input, (num_kv_heads, d_v))
         self.out = linear(
             (num_heads, d_v),
@@ -426,7 +430,14 @@ def with_positions(
     rotary: RotaryConfig | None,
     positions: Int[Array, "#B T"] | None,
 ) -> Float[Array, "B T N H"]:
-    """Applies the norm and then the rotary positions to queries or keys; None skips either."""
+    """Normalizes queries or keys, then rotates them by their positions (rotary embedding); None skips either step.
+
+    Args:
+      heads: queries or keys, [B, T, N, H].
+      norm: normalization with a `scale` of size H, for each head, or N * H, for all heads together.
+      rotary: rotary embedding.
+      positions: positions of the tokens, [B or 1, T]; None means 0 .. T - 1.
+    """
     if norm is not None:
         is_shared = norm.scale.shape[-1] != heads.shape[-1]  # one norm over all heads
         heads = norm(heads.reshape(*heads.shape[:2], -1) if is_shared else heads).reshape(heads.shape)

@@ -1,13 +1,34 @@
-"""Protocols of models that generate; `tfx_jax.generation` uses every model through them.
+"""Decoding: the protocols of models that generate, steps with a KV cache, and decoding without one.
 
-A model implements them in its own file. The searches of `tfx_jax.functional.search` call `Decoder.step` only.
+`tfx_jax.generation` uses every model through `DecodingModel` and `Decoder`, which a model implements in its own file.
+The searches of `tfx_jax.functional.search` call `Decoder.step` only.
+
+Models of the layers of `tfx_jax.nn.layers` decode by `fused_step`, which runs `step` of each layer. Training uses
+parameters that shard and restore well: stacked layers, with separate projections for query, key and value.
+`fuse_for_decoding` splits the stack and rearranges the weights. Attentions that cannot decode from a cache use
+`replay_step`, which processes all tokens again.
 """
 
-from typing import Any, Protocol, runtime_checkable
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from tfx_jax.functional.search import Cache
+from tfx_jax.errors import UserError
+from tfx_jax.functional.attention.signature import Mask
+from tfx_jax.functional.attention.spec import RecurrentDecoding
+from tfx_jax.functional.search import BeamInvariant, Cache
+from tfx_jax.nn.attention import KVCache, LearnedAttention, MultiHeadAttention, decoding_of
+from tfx_jax.nn.basic import FeedForward
+from tfx_jax.nn.layers import ConvolvedPast, DecoderLayer, EncoderLayer, FusedKVCache, FusedLinear, Residual, fused
+from tfx_jax.nn.moe import MixtureOfExperts
+from tfx_jax.nn.stack import LayerGroup, map_layers, unstack_layers
 
 
 class Decoder(Protocol):
@@ -87,3 +108,307 @@ class DecodingModel(Protocol):
           UserError: if the model does not support `int8`.
         """
         ...
+
+
+def project_memories(layers: DecoderLayer, memory: Float[Array, "B S D"]) -> list[FusedKVCache]:
+    """Projects the encoder's output to the keys and values of the cross-attention of each layer of a stack."""
+    stacked = map_layers(lambda layer: layer.cross_attention.project_memory(memory), layers)
+    return [FusedKVCache.of(*layer) for layer in zip(*stacked, strict=True)]
+
+
+class FusedDecoder(nnx.Module):
+    """The layers and the output layer of a decoder or of a language model, rearranged for decoding."""
+
+    def __init__(
+        self,
+        layers: DecoderLayer | EncoderLayer,
+        kernel: Float[Array, "D V"],
+        bias: Float[Array, " V"] | None = None,
+        *,
+        dtype: DTypeLike,
+        int8: bool,
+    ):
+        self.layers = nnx.List([fused(layer, int8=int8) for layer in unstack_layers(layers)])
+        self.output = FusedLinear(kernel, bias, dtype=dtype, int8=int8)
+
+
+def fuse_for_decoding(
+    layers: DecoderLayer | EncoderLayer,
+    table: Float[Array, "V D"],
+    bias: Float[Array, " V"] | None = None,
+    *,
+    dtype: DTypeLike,
+    int8: bool,
+) -> FusedDecoder | None:
+    """Rearranges weights for decoding, in one compiled program. Call it once, before decoding.
+
+    Args:
+      layers: a stack of layers.
+      table: matrix of the output layer, one row per token of the vocabulary.
+      bias: bias of the output layer.
+      dtype: dtype of the output layer's computation.
+      int8: whether weights are quantized to int8, see `tfx_jax.functional.int8_product`.
+
+    Returns:
+      The fused decoder. None if `fusing_obstacle` finds a reason against it, which is logged as a warning; the model
+      then decodes without a cache.
+
+    Raises:
+      UserError: if `int8` is set for such a model.
+    """
+    if (obstacle := fusing_obstacle(layers)) is None:
+        return _fuse(layers, table, bias, dtype=dtype, int8=int8)
+    if int8:
+        raise UserError(f"int8 needs a model whose attention decodes from a cache: leave int8 out ({obstacle})")
+    _warn_of_slow_decoding(obstacle)
+    return None
+
+
+@functools.partial(jax.jit, static_argnames=("dtype", "int8"))
+def _fuse(layers: Any, table: Array, bias: Array | None, *, dtype: DTypeLike, int8: bool) -> FusedDecoder:
+    return FusedDecoder(layers, table.T, bias, dtype=dtype, int8=int8)
+
+
+class DecodingConstants(NamedTuple):
+    """Arrays that every decoding step reads and none changes.
+
+    Attributes:
+      inputs: indices 0 .. B - 1 of the inputs; only its shape is used.
+      beams: indices 0 .. W - 1 of an input's beams; only its shape is used.
+      exists: False for padding of the prompt, True for its tokens and for new ones, [B, P + max_new_tokens]; None means
+        that there is no padding.
+      positions: position of each token in its sequence, without padding, [B, P + max_new_tokens]; None without padding.
+      memories: for each layer, the keys and values of the encoder's output, or None.
+      memory_mask: True for visible keys of the memories, [B, 1, 1, S].
+    """
+
+    inputs: Int[Array, " B"]
+    beams: Int[Array, " W"]
+    exists: Bool[Array, "B S"] | None
+    positions: Int[Array, "B S"] | None
+    memories: list[FusedKVCache | None]
+    memory_mask: Mask | None
+
+
+def init_fused_cache(
+    layers: Sequence[EncoderLayer | DecoderLayer],
+    past: Sequence[KVCache],
+    *,
+    max_new_tokens: int,
+    num_beams: int,
+    is_past: Bool[Array, "B P"] | None = None,
+    memories: Sequence[FusedKVCache | None] | None = None,
+    memory_mask: Mask | None = None,
+) -> dict[str, Any]:
+    """Returns the cache of `fused_step`.
+
+    Rows are the beams of the inputs, the beams of an input next to each other. Keys and values stay where a beam wrote
+    them. Beam search reorders only `beam_ancestry`, which says which beam wrote each token of a row.
+
+    Args:
+      layers: the layers, from `fused`.
+      past: for each layer, the keys, values and gates of the P tokens of the prompt; P may be 0.
+      max_new_tokens: how many more tokens the cache has room for.
+      num_beams: W, rows per input.
+      is_past: True for tokens of the prompt, False for padding; None means no padding.
+      memories: for each layer, the keys and values of the encoder's output, or None.
+      memory_mask: True for visible keys of the memories, [B, 1, 1, S].
+
+    Returns:
+      The cache, with B rows; beam search repeats them.
+    """
+    batch_size, num_past = past[0].key.shape[:2]
+    exists = None if is_past is None else jnp.pad(is_past, ((0, 0), (0, max_new_tokens)), constant_values=True)
+    constants = DecodingConstants(
+        inputs=jnp.arange(batch_size),
+        beams=jnp.arange(num_beams),
+        exists=exists,
+        positions=None if exists is None else jnp.cumsum(exists, axis=1) - 1,
+        memories=[None] * len(past) if memories is None else list(memories),
+        memory_mask=memory_mask,
+    )
+    pasts = [
+        layer.self_attention.init_cache(layer_past, is_past, max_new_tokens=max_new_tokens, num_beams=num_beams)
+        for layer, layer_past in zip(layers, past, strict=True)
+    ]
+    return {
+        "position": jnp.full((), num_past, jnp.int32),
+        # Which beam wrote each token of a row. The prompt is stored once, as if the first beam had written it.
+        "beam_ancestry": jnp.zeros((batch_size, num_past + max_new_tokens), jnp.int32),
+        "past": BeamInvariant([_split_past(past)[0] for past in pasts]),
+        "states": [_split_past(past)[1] for past in pasts],
+        "constants": BeamInvariant(constants),
+    }
+
+
+def fused_step(
+    layers: Sequence[EncoderLayer | DecoderLayer],
+    embed: Callable[[Int[Array, " R"], Int[Array, "*rows"]], Float[Array, "R 1 D"]],
+    score: Callable[[Float[Array, "R 1 D"]], Float[Array, "R V"]],
+    tokens: Int[Array, " R"],
+    cache: dict[str, Any],
+    *,
+    bias: Callable[[Int[Array, ""], int], Float[Array, "L N 1 S"]] | None = None,
+) -> tuple[Float[Array, "R V"], dict[str, Any]]:
+    """Processes one token per row through all layers, as `tfx_jax.nn.decoding.Decoder.step` does.
+
+    Args:
+      layers: the layers, from `fused`.
+      embed: called as `embed(tokens, positions)`; returns the input of the first layer. There is one position per row
+        if `is_past` was passed to `init_fused_cache`, otherwise one for all rows.
+      score: maps the output of the last layer to float32 logits.
+      tokens: the newest token of each row.
+      cache: the cache from `init_fused_cache` or from the previous step.
+      bias: called as `bias(position, length)` with the token's index in the cache and the cache's length; returns the
+        bias of the self-attention, with a leading axis of layers or of size 1.
+
+    Returns:
+      Logits and the new cache.
+    """
+    position, beam_ancestry, constants = cache["position"], cache["beam_ancestry"], cache["constants"].value
+    batch_size, num_beams, length = constants.inputs.shape[0], constants.beams.shape[0], beam_ancestry.shape[1]
+    if tokens.shape[0] != batch_size * num_beams:
+        raise ValueError(
+            f"tokens must have batch size * num_beams = {batch_size} * {num_beams} rows, got {tokens.shape[0]}"
+        )
+    beams, indices = jnp.arange(num_beams), jnp.arange(length)
+    exists = jnp.ones((1, length), bool) if constants.exists is None else constants.exists
+    positions = indices[None] if constants.positions is None else constants.positions
+    newest = jax.lax.dynamic_slice_in_dim(positions, position, 1, axis=1)  # position of the newest token
+    beam_ancestry = beam_ancestry.at[:, position].set(jnp.tile(beams, batch_size))
+    is_of_beam = beam_ancestry.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]  # [B, W, L, W]
+    is_written = exists & (indices <= position)[None]
+
+    def mask(is_visible: Any) -> Bool[Array, "B 1 W S"]:
+        """Returns which entries of the cache each beam sees; an `is_visible` of None hides no position."""
+        is_seen = is_written if is_visible is None else is_written & is_visible(newest, positions)
+        return (is_of_beam & is_seen[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
+
+    # One mask for each different visibility of the layers' attentions.
+    visibilities = [layer.self_attention.is_visible for layer in layers]
+    masks = {is_visible: mask(is_visible) for is_visible in dict.fromkeys(visibilities)}
+    biases: list[Array | None] = [None] * len(layers)
+    if bias is not None:
+        layer_biases = jnp.repeat(bias(position, length), num_beams, axis=-1)
+        # The leading axis has one entry for each layer, or one for all.
+        biases = [layer_biases[index % len(layer_biases)][None] for index in range(len(layers))]
+    x = embed(tokens, position if constants.positions is None else jnp.repeat(newest[:, 0], num_beams))
+    pasts, states = [], []
+    for layer, is_visible, layer_cache, state, memory, layer_bias in zip(
+        layers, visibilities, cache["past"].value, cache["states"], constants.memories, biases, strict=True
+    ):
+        options: dict[str, Any] = {} if memory is None else {"memory": memory, "memory_mask": constants.memory_mask}
+        options |= {"position": position, "positions": newest, "mask": masks[is_visible], "bias": layer_bias}
+        x, extended = layer.step(x, _joined_past(layer_cache, state), **options)
+        layer_cache, state = _split_past(extended)
+        pasts.append(layer_cache)
+        states.append(state)
+    new_cache = {"position": position + 1, "beam_ancestry": beam_ancestry}
+    return score(x), cache | new_cache | {"past": BeamInvariant(pasts), "states": states}
+
+
+def _split_past(past: Any) -> tuple[FusedKVCache | None, Any]:
+    """Splits a layer's past into what stays when beams are reordered, keys and values, and the state of each row."""
+    if isinstance(past, FusedKVCache):
+        return past, None
+    if isinstance(past, ConvolvedPast) and isinstance(past.past, FusedKVCache):
+        return past.past, past._replace(past=None)
+    return None, past
+
+
+def _joined_past(cache: FusedKVCache | None, state: Any) -> Any:
+    """Returns the past that `_split_past` split."""
+    if cache is None:
+        return state
+    return cache if state is None else ConvolvedPast(cache, state.recent)
+
+
+def fusing_obstacle(layers: Any) -> str | None:
+    """Returns why a layer, or a stack of layers, cannot decode by `step`; None if it can.
+
+    Those that can are the layer classes of this package, but no subclasses, with attentions that have an
+    `AttentionSpec.decoding`.
+    """
+    if type(layers) is LayerGroup:
+        return next(filter(None, map(fusing_obstacle, layers.layers)), None)
+    known = {
+        "": (EncoderLayer, DecoderLayer),
+        "feed_forward": (FeedForward, MixtureOfExperts),
+        "self_attention_residual": (Residual,),
+        "self_attention": (MultiHeadAttention,),
+        "cross_attention": (MultiHeadAttention,),
+    }
+    for name, kinds in known.items():
+        part = getattr(layers, name, None) if name else layers
+        if part is not None and type(part) not in kinds:
+            required = " or ".join(kind.__name__ for kind in kinds)
+            return f"{name or 'layer'} must be {required}, got {type(part).__name__}"
+    for attention in (layers.self_attention, getattr(layers, "cross_attention", None)):
+        if attention is not None and decoding_of(attention.attention_fn) is None:
+            return f"{_name_of(attention.attention_fn)} cannot decode from a cache (it has no `AttentionSpec.decoding`)"
+    if layers.self_attention.rotary is not None and layers.self_attention.rotary.depends_on_length:
+        return f"{layers.self_attention.rotary.scaling} rotary positions rotate all keys again as a text grows"
+    if isinstance(layers, DecoderLayer) and not _is_plain(layers.cross_attention):
+        return (
+            "cross-attention must have only projections and a scale: no norms, rotary positions, sinks, soft cap, "
+            "convolution or output gate"
+        )
+    return None
+
+
+def _name_of(attention_fn: Any) -> str:
+    """Returns the name of an attention for messages."""
+    if isinstance(attention_fn, LearnedAttention):
+        return f"{attention_fn.name} attention"
+    function = getattr(attention_fn, "func", attention_fn)  # the function inside a functools.partial
+    return getattr(function, "__name__", type(function).__name__)
+
+
+@functools.cache
+def _warn_of_slow_decoding(obstacle: str) -> None:
+    logging.warning("decoding is slow, because each new token processes all earlier tokens again: %s", obstacle)
+
+
+def _is_plain(cross: MultiHeadAttention) -> bool:
+    """Whether cross-attention has only projections and a scale, which is all that `FusedCrossAttention` supports."""
+    others = (cross.query_norm, cross.key_norm, cross.rotary, cross.sinks, cross.logits_soft_cap)
+    others += (cross.query_convolution, cross.output_gate)
+    is_recurrent = isinstance(decoding_of(cross.attention_fn), RecurrentDecoding)
+    return not is_recurrent and all(other is None for other in others)
+
+
+def init_replay(tokens: Int[Array, "B C"], lengths: Int[Array, " B"], memory: Any = None) -> dict[str, Any]:
+    """Returns the cache of `replay_step`.
+
+    Args:
+      tokens: tokens of the prompt, [B, C], followed by free columns for all tokens that will be generated.
+      lengths: number of tokens of each row, [B].
+      memory: constant data that `replay_step` passes to `score`.
+    """
+    return {"tokens": tokens, "lengths": lengths.astype(jnp.int32), "memory": BeamInvariant(memory)}
+
+
+def replay_step(
+    score: Callable[[Int[Array, "R C"], Int[Array, " R"], Any], Float[Array, "R V"]],
+    newest: Int[Array, " R"],
+    cache: dict[str, Any],
+) -> tuple[Float[Array, "R V"], dict[str, Any]]:
+    """Appends one token per row and scores the next one, as `tfx_jax.nn.decoding.Decoder.step` does.
+
+    Args:
+      score: called as `score(tokens, lengths, memory)`; returns the logits after the last of `lengths` tokens per row.
+      newest: the newest token of each row.
+      cache: the cache from `init_replay`, with rows repeated for beams, or from the previous step.
+
+    Returns:
+      Logits and the new cache.
+    """
+    rows = jnp.arange(newest.shape[0])
+    tokens = cache["tokens"].at[rows, cache["lengths"]].set(newest.astype(cache["tokens"].dtype))
+    lengths = cache["lengths"] + 1
+    return score(tokens, lengths, cache["memory"].value), cache | {"tokens": tokens, "lengths": lengths}
+
+
+def at_last(x: Float[Array, "R C D"], lengths: Int[Array, " R"]) -> Float[Array, "R 1 D"]:
+    """Returns the vector of the last token of each row."""
+    return jnp.take_along_axis(x, lengths[:, None, None] - 1, axis=1)

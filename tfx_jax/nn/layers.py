@@ -1,17 +1,36 @@
-"""Encoder and decoder layers (Vaswani et al., 2017, section 3.1), composed of sublayers that the caller makes."""
+"""Encoder and decoder layers (Vaswani et al., 2017, section 3.1): a call for sequences, and a step for one token.
+
+A layer is composed of sublayers that the caller makes. Its call is for training and for prompts. A step has few rows,
+and reading the weights takes most of its time. `fused` returns the layer for it: its sublayers are replaced by those at
+the end of this file, which have projections of the same input in one matrix, weights in the layout in which they are
+read, and int8 weights on request.
+"""
 
 import functools
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar, cast
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention.signature import Bias, Mask
-from tfx_jax.nn.attention import KVCache, MultiHeadAttention
-from tfx_jax.nn.basic import FeedForward, LayerNorm, drop
+from tfx_jax.functional.attention.spec import CachedDecoding, RecurrentDecoding
+from tfx_jax.functional.layers import gated_units, int8_product, quantize_rows
+from tfx_jax.nn.attention import (
+    AttentionFn,
+    KVCache,
+    LearnedAttention,
+    MultiHeadAttention,
+    decoding_of,
+    logit_options,
+    with_positions,
+)
+from tfx_jax.nn.basic import FeedForward, LayerNorm, Linear, drop
+from tfx_jax.nn.lora import merged
 from tfx_jax.nn.moe import MixtureOfExperts
 
 
@@ -59,11 +78,20 @@ class Residual(nnx.Module):
 
     def __call__(
         self,
+        sublayer: Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]],
+        x: Float[Array, "B T D"],
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Applies `y = sublayer(x)` with residual connection, dropout and norms."""
+        return self.with_extra(lambda x: (sublayer(x), None), x, rngs)[0]
+
+    def with_extra(
+        self,
         sublayer: Callable[[Float[Array, "B T D"]], tuple[Float[Array, "B T D"], Any]],
         x: Float[Array, "B T D"],
         rngs: nnx.Rngs | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Applies `y, extra = sublayer(x)` with residual connection, dropout and norms; returns the sum and `extra`."""
+        """As `__call__`, for `y, extra = sublayer(x)`; returns also `extra`."""
         y, extra = sublayer(self.norm(x) if self.pre_norm and self.norm is not None else x)
         y = y if self.output_norm is None else self.output_norm(y)
         y = drop(y, self.dropout_rate, rngs)
@@ -80,9 +108,9 @@ class EncoderLayer(nnx.Module):
         feed_forward: FeedForward | MixtureOfExperts,
         make_residual: Callable[[], Residual],
     ):
-        self.self_attention = self_attention
+        self.self_attention: Any = self_attention
         self.self_attention_residual = make_residual()
-        self.feed_forward = feed_forward
+        self.feed_forward: Any = feed_forward
         self.feed_forward_residual = make_residual()
 
     def __call__(
@@ -115,9 +143,25 @@ class EncoderLayer(nnx.Module):
             requested = {"return_weights": return_weights, "return_cache": return_cache}
             return _attend(self.self_attention, x, cache, rngs=rngs, **requested, **options)
 
-        x, extras = self.self_attention_residual(attend, x, rngs)
-        x, _ = self.feed_forward_residual(lambda x: (_transform(self.feed_forward, x, token_mask, rngs), None), x, rngs)
+        x, extras = self.self_attention_residual.with_extra(attend, x, rngs)
+        x = self.feed_forward_residual(lambda x: _transform(self.feed_forward, x, token_mask, rngs), x, rngs)
         return x, extras or None
+
+    def step(self, x: Float[Array, "R 1 D"], past: Any, **options: Any) -> tuple[Float[Array, "R 1 D"], Any]:
+        """Processes one token per row; for a layer that `fused` returned.
+
+        Args:
+          x: the newest token of each row.
+          past: the tokens before it, from `FusedSelfAttention.init_cache` or the previous step.
+          **options: `position`, `mask`, `positions` and `bias` of `FusedSelfAttention`.
+
+        Returns:
+          The output and the extended past.
+        """
+        attend = functools.partial(_fused_part(self.self_attention), past=past, **options)
+        x, past = self.self_attention_residual.with_extra(attend, x)
+        x = self.feed_forward_residual(self.feed_forward, x)
+        return x, past
 
 
 class DecoderLayer(nnx.Module):
@@ -130,11 +174,11 @@ class DecoderLayer(nnx.Module):
         feed_forward: FeedForward | MixtureOfExperts,
         make_residual: Callable[[], Residual],
     ):
-        self.self_attention = self_attention
+        self.self_attention: Any = self_attention
         self.self_attention_residual = make_residual()
-        self.cross_attention = cross_attention
+        self.cross_attention: Any = cross_attention
         self.cross_attention_residual = make_residual()
-        self.feed_forward = feed_forward
+        self.feed_forward: Any = feed_forward
         self.feed_forward_residual = make_residual()
 
     def __call__(
@@ -172,10 +216,33 @@ class DecoderLayer(nnx.Module):
         def attend_memory(x: Array) -> tuple[Array, Any]:
             return _with_extra(self.cross_attention(x, memory, mask=memory_mask, **options))
 
-        x, extras = self.self_attention_residual(attend_self, x, rngs)
-        x, cross_weights = self.cross_attention_residual(attend_memory, x, rngs)
-        x, _ = self.feed_forward_residual(lambda x: (_transform(self.feed_forward, x, token_mask, rngs), None), x, rngs)
+        x, extras = self.self_attention_residual.with_extra(attend_self, x, rngs)
+        x, cross_weights = self.cross_attention_residual.with_extra(attend_memory, x, rngs)
+        x = self.feed_forward_residual(lambda x: _transform(self.feed_forward, x, token_mask, rngs), x, rngs)
         return x, extras | ({"cross": cross_weights} if return_weights else {}) or None
+
+    def step(
+        self,
+        x: Float[Array, "R 1 D"],
+        past: Any,
+        memory: "FusedKVCache",
+        memory_mask: Mask | None = None,
+        **options: Any,
+    ) -> tuple[Float[Array, "R 1 D"], Any]:
+        """Processes one token per row, as `EncoderLayer.step` does.
+
+        Args:
+          x: the newest token of each row.
+          past: the tokens before it.
+          memory: keys and values of the encoder's output, from `tfx_jax.nn.decoding.project_memories`.
+          memory_mask: True for visible keys of the memory, [B, 1, 1, S].
+          **options: `position`, `mask`, `positions` and `bias` of `FusedSelfAttention`.
+        """
+        attend = functools.partial(_fused_part(self.self_attention), past=past, **options)
+        x, past = self.self_attention_residual.with_extra(attend, x)
+        x = self.cross_attention_residual(lambda x: self.cross_attention(x, memory, memory_mask), x)
+        x = self.feed_forward_residual(self.feed_forward, x)
+        return x, past
 
 
 def _attend(
@@ -211,3 +278,275 @@ def _transform(
 def _with_extra(result: Any) -> tuple[Array, Any]:
     """Returns an attention's result as (output, weights), with weights None if they were not requested."""
     return result if isinstance(result, tuple) else (result, None)
+
+
+Layer = TypeVar("Layer", bound=EncoderLayer | DecoderLayer)
+
+
+def fused(layer: Layer, *, int8: bool = False) -> Layer:
+    """Returns a copy of a layer for its `step`, with the weights of its sublayers rearranged.
+
+    Args:
+      layer: the trained layer; it is not changed.
+      int8: whether weights are quantized to int8, see `tfx_jax.functional.int8_product`.
+    """
+    layer = jax.tree.map(lambda x: x, merged(layer))
+    dtype = layer.feed_forward.dtype
+    layer.self_attention = FusedSelfAttention(layer.self_attention, dtype=dtype, int8=int8)
+    if isinstance(layer, DecoderLayer):
+        layer.cross_attention = FusedCrossAttention(layer.cross_attention, dtype=dtype, int8=int8)
+    if isinstance(layer.feed_forward, FeedForward):
+        layer.feed_forward = FusedFeedForward(layer.feed_forward, int8=int8)
+    return layer
+
+
+def _fused_part(attention: Any) -> "FusedSelfAttention":
+    """Returns the self-attention of a layer for its step; raises TypeError if the layer is not from `fused`."""
+    if not isinstance(attention, FusedSelfAttention):
+        raise TypeError("a step needs rearranged weights: call `step` of the layer that `fused(layer)` returns")
+    return attention
+
+
+class FusedKVCache(NamedTuple):
+    """Keys and values in the layout of the products of each head: heads first, keys transposed.
+
+    With W beams and room for L tokens, S = L * W: the entries of all beams of an input for one token are adjacent, and
+    never move.
+    """
+
+    key: Float[Array, "B K H S"]
+    value: Float[Array, "B K S U"]
+
+    @classmethod
+    def of(cls, key: Float[Array, "B S K H"], value: Float[Array, "B S K U"]) -> "FusedKVCache":
+        """Converts the keys and values of `MultiHeadAttention.project_memory`."""
+        return cls(key.transpose(0, 2, 3, 1), value.swapaxes(1, 2))
+
+    def append(self, newest: "FusedKVCache", position: Int[Array, ""]) -> "FusedKVCache":
+        """Writes the entries of all W beams at token `position`, as one block: otherwise XLA would copy the cache."""
+        start = position * newest.key.shape[-1]
+        return FusedKVCache(
+            jax.lax.dynamic_update_slice_in_dim(self.key, newest.key, start, 3),
+            jax.lax.dynamic_update_slice_in_dim(self.value, newest.value, start, 2),
+        )
+
+    def with_room(self, max_new_tokens: int, num_beams: int) -> "FusedKVCache":
+        """Adds a beam axis to keys [B, K, H, P] and values [B, K, P, U], appends empty entries, and flattens to S."""
+        key, value = self.key[..., None], self.value[:, :, :, None]
+        key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, max_new_tokens), (0, num_beams - 1)))
+        value = jnp.pad(value, ((0, 0), (0, 0), (0, max_new_tokens), (0, num_beams - 1), (0, 0)))
+        return FusedKVCache(key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1]))
+
+    def keys_and_values(self) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K U"]]:
+        """Returns keys and values in the layout of attention functions; XLA compiles this without a copy."""
+        return self.key.transpose(0, 3, 1, 2), self.value.swapaxes(1, 2)
+
+
+class ConvolvedPast(NamedTuple):
+    """Past of a layer with a short convolution: that of its attention, and the last tokens before the convolution."""
+
+    past: Any
+    recent: dict[str, Float[Array, "R W-1 heads _"]]
+
+
+class FusedSelfAttention(nnx.Module):
+    """The self-attention of a layer, for one token per row."""
+
+    def __init__(self, attention: MultiHeadAttention, *, dtype: DTypeLike, int8: bool):
+        self.query_key_value = FusedLinear(
+            *_joined(attention.query, attention.key, attention.value), dtype=dtype, int8=int8
+        )
+        self.out = FusedLinear(*_joined(attention.out), dtype=dtype, int8=int8)
+        _, self.num_kv_heads, self.d_k = attention.key.kernel.shape
+        self.d_v = attention.value.kernel.shape[2]
+        self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
+        self.rotary, self.sinks = attention.rotary, attention.sinks
+        self.output_gate = attention.output_gate
+        convolutions = {name: getattr(attention, f"{name}_convolution") for name in ("query", "key", "value")}
+        self.convolutions = nnx.Dict({name: layer for name, layer in convolutions.items() if layer is not None})
+        self.gates = nnx.Dict({name: getattr(attention, f"gate_{name}") for name in attention.gate_names})
+        decoding = _decoding_of(attention)
+        is_recurrent = isinstance(decoding, RecurrentDecoding)
+        # `decoding` is a pair in both cases; the other two functions are None.
+        self.read_fn, self.step_fn = decoding if is_recurrent else (None, None)
+        self.attention_fn, self.is_visible = (None, None) if is_recurrent else decoding
+        self.learned = attention.attention_fn if isinstance(attention.attention_fn, LearnedAttention) else None
+        self.scale, self.logits_soft_cap = attention.scale, attention.logits_soft_cap
+
+    def empty_cache(self, batch_size: int, dtype: DTypeLike) -> KVCache:
+        """Returns an empty cache of keys, values and gates."""
+        gates = {name: jnp.zeros((batch_size, 0, *gate.kernel.shape[1:]), dtype) for name, gate in self.gates.items()}
+        empty = KVCache.empty(batch_size, self.num_kv_heads, self.d_k, self.d_v, dtype)
+        recent = {
+            name: jnp.zeros((batch_size, layer.kernel.shape[0] - 1, *layer.kernel.shape[1:]), dtype)
+            for name, layer in self.convolutions.items()
+        }
+        return empty._replace(gates=gates, recent=recent or None)
+
+    def init_cache(
+        self, past: KVCache, is_past: Bool[Array, "B P"] | None, *, max_new_tokens: int, num_beams: int
+    ) -> "FusedKVCache | Any":
+        """Returns the `past` of the first step: a cache with room for `max_new_tokens`, or a recurrent state."""
+        if self.read_fn is None:
+            state = FusedKVCache.of(past.key, past.value).with_room(max_new_tokens, num_beams)
+        else:
+            mask = None if is_past is None else is_past[:, None, None, :]
+            state = self.read_fn(past.key, past.value, mask, **(past.gates or {}), **self._parameters(past.key.dtype))
+        return state if past.recent is None else ConvolvedPast(state, past.recent)
+
+    def _parameters(self, dtype: DTypeLike) -> dict[str, Array]:
+        """Returns the attention's own parameters and state as options; empty for most attentions."""
+        return {} if self.learned is None else self.learned.arrays(dtype)
+
+    def __call__(
+        self,
+        x: Float[Array, "R 1 D"],
+        past: Any,
+        *,
+        position: Int[Array, ""],
+        mask: Bool[Array, "B 1 W S"],
+        positions: Int[Array, "#B 1"] | None = None,
+        bias: Bias | None = None,
+    ) -> tuple[Float[Array, "R 1 D"], Any]:
+        """Attends from one token per row to the tokens before it and to itself.
+
+        Args:
+          x: the newest token of each row; R = B * W rows, the W beams of an input next to each other.
+          past: keys and values of all beams so far, [B, K, H, S] and [B, K, S, U], S = L * W, with room for L tokens;
+            or the recurrent state of each row, for an attention that decodes from one. With a short convolution a
+            `ConvolvedPast` of either.
+          position: number of tokens in the cache; x is written there.
+          mask: which keys of an input belong to the tokens of each beam, x included.
+          positions: position of the newest token in its sequence, for rotary positions; None means `position`.
+          bias: broadcastable to [B, N, W, S].
+
+        Returns:
+          The output and the extended past.
+        """
+        shape, beams = x.shape, (mask.shape[0], x.shape[0] // mask.shape[0])
+        past, recent = past if isinstance(past, ConvolvedPast) else (past, {})
+        # The beams of an input are the queries of one attention to the keys of all its beams; the mask selects.
+        joined = self.query_key_value(x).reshape(*beams, -1)
+        value_start = joined.shape[-1] - self.num_kv_heads * self.d_v
+        parts = jnp.split(joined, [value_start - self.num_kv_heads * self.d_k, value_start], axis=-1)
+        query, key, value = (
+            part.reshape(*beams, -1, size) for part, size in zip(parts, (self.d_k, self.d_k, self.d_v), strict=True)
+        )
+        newest = {}
+        if self.convolutions:
+            parts = {"query": query, "key": key, "value": value}
+            rows = {name: part.reshape(*shape[:2], *part.shape[2:]) for name, part in parts.items()}
+            newest = {name: self.convolutions[name].last_tokens(x, recent[name]) for name, x in rows.items()}
+            rows = {name: self.convolutions[name](x, recent[name]) for name, x in rows.items()}
+            query, key, value = (rows[name].reshape(parts[name].shape) for name in ("query", "key", "value"))
+        token_positions = jnp.broadcast_to(position if positions is None else positions, beams)
+        query = with_positions(query, self.query_norm, self.rotary, token_positions)
+        key = with_positions(key, self.key_norm, self.rotary, token_positions)
+        options = logit_options(self)
+        if self.step_fn is not None:
+            options |= {name: gate(x) for name, gate in self.gates.items()} | self._parameters(x.dtype)
+            rows = (part.reshape(*shape[:2], *part.shape[2:]) for part in (query, key, value))
+            context, extended = self.step_fn(past, *rows, **options)
+        else:
+            extended = past.append(FusedKVCache.of(key, value), position)
+            attend = cast(AttentionFn, self.attention_fn)
+            context = attend(query, *extended.keys_and_values(), bias, mask=mask, **options)
+        extended = ConvolvedPast(extended, newest) if newest else extended
+        context = context.reshape(*shape[:2], -1)
+        if self.output_gate is not None:
+            context = context * jax.nn.sigmoid(self.output_gate(x)).reshape(context.shape)
+        return self.out(context), extended
+
+
+class FusedCrossAttention(nnx.Module):
+    """The cross-attention of a layer, for one token per row."""
+
+    def __init__(self, attention: MultiHeadAttention, *, dtype: DTypeLike, int8: bool):
+        self.query = FusedLinear(*_joined(attention.query), dtype=dtype, int8=int8)
+        self.out = FusedLinear(*_joined(attention.out), dtype=dtype, int8=int8)
+        decoding = _decoding_of(attention)
+        if isinstance(decoding, RecurrentDecoding):
+            raise ValueError(
+                "cross-attention must decode from cached keys and values, got an attention with a recurrent state"
+            )
+        self.attention_fn = cast(AttentionFn, decoding.attention_fn)
+        self.scale = attention.scale
+
+    def __call__(
+        self, x: Float[Array, "R 1 D"], memory: FusedKVCache, mask: Mask | None = None
+    ) -> Float[Array, "R 1 D"]:
+        """Attends from the beams of each input to the keys and values of its memory, [B, K, H, S] and [B, K, S, U]."""
+        batch_size, _, d_k, _ = memory.key.shape
+        query = self.query(x).reshape(batch_size, x.shape[0] // batch_size, -1, d_k)  # [B, W, N, H]
+        # The scale is not bound by a partial, which would hide the parameters of a module.
+        options = {} if self.scale is None else {"scale": self.scale}
+        context = self.attention_fn(query, *memory.keys_and_values(), mask=mask, **options)
+        return self.out(context.reshape(*x.shape[:2], -1))
+
+
+class FusedFeedForward(nnx.Module):
+    """A feed-forward network of `FusedLinear` layers, without dropout."""
+
+    def __init__(self, feed_forward: FeedForward, *, int8: bool):
+        linear = functools.partial(FusedLinear, dtype=feed_forward.dtype, int8=int8)
+        self.up = linear(feed_forward.up[...], _value(feed_forward.up_bias))
+        self.gate = (
+            None if feed_forward.gate is None else linear(feed_forward.gate[...], _value(feed_forward.gate_bias))
+        )
+        self.down = linear(feed_forward.down[...], _value(feed_forward.down_bias))
+        self.units_fn = functools.partial(
+            gated_units,
+            activation_fn=feed_forward.activation_fn,
+            gate_offset=feed_forward.gate_offset,
+            limit=feed_forward.limit,
+        )
+
+    def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
+        """Transforms each position separately."""
+        return self.down(self.units_fn(self.up(x), None if self.gate is None else self.gate(x)))
+
+
+class FusedLinear(nnx.Module):
+    """Computes x W + b for few rows; with `int8`, the weights are quantized and stored transposed."""
+
+    def __init__(
+        self, kernel: Float[Array, "D N"], bias: Float[Array, " N"] | None = None, *, dtype: DTypeLike, int8: bool
+    ):
+        values, scales = quantize_rows(kernel.T) if int8 else (kernel.astype(dtype), None)
+        self.kernel = nnx.Param(values)
+        self.scales = None if scales is None else nnx.Param(scales)
+        self.bias = None if bias is None else nnx.Param(bias)
+        self.dtype = dtype
+
+    def __call__(self, x: Float[Array, "*rows D"], out_dtype: DTypeLike | None = None) -> Float[Array, "*rows N"]:
+        """Multiplies in the module's dtype and returns `out_dtype`, by default the module's dtype."""
+        x, out_dtype = x.astype(self.dtype), self.dtype if out_dtype is None else out_dtype
+        if self.scales is None:
+            y = jnp.einsum("...D,DN->...N", x, self.kernel[...], preferred_element_type=out_dtype)
+        else:
+            y = int8_product(x, self.kernel[...], self.scales[...]).astype(out_dtype)
+        return y if self.bias is None else y + self.bias[...].astype(y.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def _decoding_of(attention: MultiHeadAttention) -> CachedDecoding | RecurrentDecoding:
+    """Returns the decoding of an attention; raises ValueError if it has none."""
+    decoding = decoding_of(attention.attention_fn)
+    if decoding is None:
+        raise ValueError(f"{attention.attention_fn} cannot decode from a cache: it has no `AttentionSpec.decoding`")
+    return decoding
+
+
+def _joined(*projections: Linear) -> tuple[Float[Array, "D N"], Float[Array, " N"] | None]:
+    """Returns kernel and bias of one fused projection for several projections of the same input; flattens heads."""
+    kernels = [projection.kernel[...].reshape(math.prod(projection.in_features), -1) for projection in projections]
+    if all(projection.bias is None for projection in projections):
+        return jnp.concatenate(kernels, axis=1), None
+    biases = [
+        jnp.zeros(kernel.shape[1], kernel.dtype) if projection.bias is None else projection.bias[...].reshape(-1)
+        for projection, kernel in zip(projections, kernels, strict=True)
+    ]
+    return jnp.concatenate(kernels, axis=1), jnp.concatenate(biases)
+
+
+def _value(param: nnx.Param[Array] | None) -> Array | None:
+    return None if param is None else param[...]

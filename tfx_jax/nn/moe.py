@@ -53,11 +53,11 @@ class ExpertsConfig:
         """
         if self.num_experts and self.num_experts < self.experts_per_token:
             raise ValueError(
-                f"experts.num_experts={self.num_experts} is less than experts.experts_per_token="
+                f"experts.num_experts={self.num_experts} must be at least experts.experts_per_token="
                 f"{self.experts_per_token}"
             )
         if not self.capacity_factor:
-            raise ValueError("experts.capacity_factor must be above 0")
+            raise ValueError(f"experts.capacity_factor must be above 0, got {self.capacity_factor}")
 
     def pattern(self) -> list[bool]:
         """Returns, for each layer of the pattern that the layers repeat, whether it has a mixture."""
@@ -131,12 +131,13 @@ class MixtureOfExperts(nnx.Module):
         Args:
           d_model: width of a token.
           d_ff: hidden units of an expert.
-          num_experts: E.
-          capacity_factor: sets the capacity of an expert in training, see `tfx_jax.functional.expert_capacity`.
+          num_experts: number of experts, E.
+          capacity_factor: room of an expert in training, as a multiple of an equal share of the tokens, see
+            `tfx_jax.functional.expert_capacity`.
           routing_fn: function of (logits [T, E], capacity, mask=) that returns a `Routing`, such as `top_1_routing`.
           use_router_bias: whether the router has a bias.
-          num_groups: number of groups of a batch in training, see `tfx_jax.functional.mixture_of_experts`; 0 means one
-            for each device that has rows of the batch.
+          num_groups: number of groups into which a training batch is cut, whose tokens compete for places in the
+            experts, see `tfx_jax.functional.mixture_of_experts`; 0 means one for each device that has examples.
           load_balancing: weight of `tfx_jax.functional.load_balancing_loss` in the auxiliary loss.
           router_z_loss: weight of `tfx_jax.functional.router_z_loss` in the auxiliary loss.
           dtype: dtype of the experts' computation; the router computes in float32.
@@ -155,7 +156,7 @@ class MixtureOfExperts(nnx.Module):
         self.capacity_factor = capacity_factor
         self.routing_fn = routing_fn
         self.num_groups = num_groups
-        self.loss_weights = load_balancing, router_z_loss
+        self.loss_weights = load_balancing, router_z_loss  # in this order
         self.dropout_rate = self.experts.dropout_rate
         self.dtype = dtype
 

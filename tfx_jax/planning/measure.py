@@ -66,7 +66,7 @@ def compile_apart(function: Any, *arguments: Any) -> Compilation:
     available = device_memory(make_mesh())
     if planned > available:
         raise UserError(
-            f"it needs {planned / 2**30:,.1f} GiB, but a device has {available / 2**30:,.1f}: {SMALLER_WORK}"
+            f"the program needs {planned / 2**30:,.1f} GiB, but a device has {available / 2**30:,.1f}: {SMALLER_WORK}"
         )
     return Compilation(program, trace_seconds, compile_seconds, planned)
 
@@ -81,11 +81,11 @@ def without_compilation_cache() -> Iterator[None]:
         config.update("jax_enable_compilation_cache", enabled)
         compilation_cache.reset_cache()  # otherwise JAX keeps the setting it read first
 
-    update(False)
+    update(enabled=False)
     try:
         yield
     finally:
-        update(before)
+        update(enabled=before)
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:
@@ -164,7 +164,7 @@ def peak_memory(program_bytes: int) -> dict[str, Any]:
     stats = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats:
         return {"peak_memory_bytes": stats["peak_bytes_in_use"], "peak_memory_source": "device"}
-    unit = 1 if sys.platform == "darwin" else 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes: `ru_maxrss` is in KiB on Linux
     return {
         "peak_memory_bytes": program_bytes,
         "peak_memory_source": "compiled program",

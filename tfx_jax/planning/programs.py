@@ -52,14 +52,14 @@ class Collective(NamedTuple):
     def moved(self) -> float:
         """Bytes that leave each device in all executions, with the usual ring algorithms."""
         n = len(self.devices)
-        share = {
+        share_of_result = {
             "all-gather": (n - 1) / n,
             "all-reduce": 2 * (n - 1) / n,
             "reduce-scatter": n - 1,
             "all-to-all": (n - 1) / n,
             "collective-permute": 1,
         }
-        return self.count * self.num_bytes * share[self.kind]
+        return self.count * self.num_bytes * share_of_result[self.kind]
 
 
 class Operation(NamedTuple):
@@ -108,7 +108,8 @@ def read_program(hlo: str) -> Program:
     sources = _Sources(hlo)
     found_collectives: list[Collective] = []
     # libtpu starts and ends a collective in fusions with overlapping computation, and repeats it in each of them. Maps
-    # the channel of such a collective, which all its copies share, to its index in `found_collectives`.
+    # the channel and chain of such a collective, which all its copies share, to its index in `found_collectives`. The
+    # channel alone is not enough: where JAX compiles equal layers as calls of one function, they share their channels.
     fused: dict[str, int] = {}
     kernels: list[Kernel] = []
     cycles = collections.Counter[str]()
@@ -119,13 +120,13 @@ def read_program(hlo: str) -> Program:
             operation = _OPERATION.match(line)
             if operation is None:
                 continue
-            channel = re.search(r"channel_id=\d+", line) if is_fused else None
-            if channel and channel[0] in fused:
+            chain = " ".join(re.findall(r'\bchannel_id=\d+|\bchain_id="\d+"', line)) if is_fused else ""
+            if chain in fused:
                 if name.startswith("async_collective_fusion"):
-                    found_collectives[fused[channel[0]]] = found_collectives[fused[channel[0]]]._replace(is_async=True)
+                    found_collectives[fused[chain]] = found_collectives[fused[chain]]._replace(is_async=True)
             elif collective := _collective(bodies[name], index, name):
-                if channel:
-                    fused[channel[0]] = len(found_collectives)
+                if chain:
+                    fused[chain] = len(found_collectives)
                 found_collectives.append(collective._replace(count=times, source=sources.operation(line)))
             if 'custom_call_target="tpu_custom_call"' in line:
                 flops, num_bytes = _kernel_work(line)
@@ -183,7 +184,7 @@ def _num_iterations(bodies: dict[str, list[str]], condition: str) -> int:
     for line in lines:
         if fused := re.search(r"ROOT .* calls=%?([\w.-]+)", line):
             lines = lines + bodies[fused[1]]
-    limits = [found[1] for line in lines if (found := re.search(r"s32\[\]\S* constant\((\d+)\)", line))]
+    limits = [limit[1] for line in lines if (limit := re.search(r"s32\[\]\S* constant\((\d+)\)", line))]
     is_counted = any("direction=LT" in line for line in lines)
     return int(limits[0]) if is_counted and len(limits) == 1 else 1
 
@@ -232,7 +233,8 @@ def _kernel_work(line: str) -> tuple[int, int]:
     if kernel is None or len(arrays) < 2:
         return 0, num_bytes
     num_products = {"dq": 3, "dkv": 4}.get(kernel[1] or kernel[2], 2)
-    return 2 * num_products * math.prod(arrays[0]) * arrays[1][-2], num_bytes
+    (query_shape, key_shape, *_) = arrays
+    return 2 * num_products * math.prod(query_shape) * key_shape[-2], num_bytes  # 2 H FLOPs for each pair and product
 
 
 def _num_bytes(result: str) -> int:
@@ -280,12 +282,15 @@ def _devices(line: str) -> tuple[int, ...]:
     >>> _devices("replica_groups=mesh['a'=2,'b'=4] {'a'}, "), _devices("source_target_pairs={{0,4},{4,0},{1,5}}")
     ((0, 4), (0, 4))
     """
+    # A permutation lists pairs (source, target): follow them from the first source until they return to it or end.
     if pairs := re.search(r"source_target_pairs=\{(\S*)\}", line):
         following = {int(one): int(other) for one, other in re.findall(r"\{(\d+),(\d+)\}", pairs[1] + "}")}
         ring = [next(iter(following))]
         while (device := following.get(ring[-1])) is not None and device not in ring:
             ring.append(device)
         return tuple(ring)
+    # Groups are explicit, {{0,2},{1,3}}; or the rows of a reshaped and transposed range, [4,2]<=[2,4]T(1,0); or devices
+    # that differ along some axes of a mesh, mesh['a'=2,'b'=4] {'a'}.
     if groups := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
         return tuple(map(int, groups[1].split(",")))
     if groups := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):

@@ -21,6 +21,8 @@ _SHAPES = {"v4": _CUBIC, "v5e": _FLAT, "v5p": _CUBIC, "v6e": _FLAT, "tpu7x": _CU
 TOPOLOGIES = tuple(f"{generation}:{shape}" for generation, shapes in _SHAPES.items() for shape in shapes)
 """Names of TPU topologies: the generation, and the chips of a slice in each dimension of its torus."""
 
+_UNDESCRIBED = ("tpu8i", "tpu8t")
+
 ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise only one process per machine may load libtpu
     "TPU_LOG_DIR": "disabled",  # otherwise every process leaves log files
@@ -109,6 +111,8 @@ def tpu_devices(topology: str, num_slices: int = 1) -> list[Any]:
     Raises:
       UserError: if there is no such topology, or libtpu is not installed.
     """
+    if topology.partition(":")[0] in _UNDESCRIBED:
+        raise UserError(f"{topology} cannot be planned: JAX knows this TPU, but no libtpu up to 0.0.52 describes it")
     if topology not in TOPOLOGIES:
         raise UserError(
             f"unknown topology {topology}: use one of {', '.join(TOPOLOGIES)}, or for GPUs a name such as h100:1x8x8"

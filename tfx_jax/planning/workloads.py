@@ -36,7 +36,7 @@ MODELS: dict[str, Callable[..., TransformerConfig]] = {
 """Functions that return the configuration of a model size; their arguments override fields such as `dtype`."""
 
 
-def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
+def training_workload(model: TransformerConfig, *, batch: int, length: int) -> Workload:
     """Returns one training step of a model: the trainer's program on all devices, without padding.
 
     Dropout is the model's; label smoothing is 0.1; the optimizer is the paper's. The batch is on the devices already.
@@ -58,7 +58,7 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
         return Transformer(model, rngs=nnx.Rngs(params=config.seed))
 
     loss_fn = functools.partial(translation_loss, label_smoothing=0.1)
-    step_fn, first_state, _ = make_train_setup(config, make_model, loss_fn, mesh)
+    step_fn, first_state, *_ = make_train_setup(config, make_model, loss_fn, mesh)
     state, rng = first_state(), base_rng(config)
     sides = {side: _sentences(model, batch, length, seed) for seed, side in enumerate(("source", "target"))}
     on_devices = shard_batch(sides, mesh)
@@ -73,7 +73,7 @@ def training(model: TransformerConfig, *, batch: int, length: int) -> Workload:
     return _ready(run, compilation, target_tokens=batch * length, flops=flops, num_devices=mesh.size)
 
 
-def planned_training(config: ExperimentConfig) -> tuple[Workload, Plan]:
+def planned_training_workload(config: ExperimentConfig) -> tuple[Workload, Plan]:
     """Returns a training step of an experiment on all devices, with random tokens in its largest shape, and its plan.
 
     Both are returned as a pair.
@@ -147,7 +147,7 @@ class ForcedLength(nnx.Module):
         return logits.at[:, EOS_ID].set(eos_logits), (steps_without_eos - 1, inner_cache)
 
 
-def decoding(
+def decoding_workload(
     model: TransformerConfig, *, batch: int, beam_size: int, source_length: int, length: int, int8: bool = False
 ) -> Workload:
     """Returns the beam search of `tfx-jax translate` for one batch, with random weights and targets of a fixed length.
@@ -181,7 +181,7 @@ def decoding(
     return _ready(run, compilation, target_tokens=batch * length, flops=flops)
 
 
-def attention(
+def attention_workload(
     function: str,
     *,
     length: int,
@@ -194,7 +194,8 @@ def attention(
 ) -> Workload:
     """Returns self-attention of random inputs on one device: forward and, if `with_gradient`, backward.
 
-    FLOPs are those of exact attention: two products for each query and visible key, four more in the backward pass.
+    Its `flops` are those of exact attention: two products for each query and visible key, four more in the backward
+    pass. They are None for a function that approximates attention.
 
     Args:
       function: a name in `ATTENTIONS`.
@@ -202,7 +203,7 @@ def attention(
       batch: number of sequences.
       num_heads: heads of queries, keys and values.
       head_size: features per head.
-      is_causal: whether to apply a causal mask.
+      is_causal: whether to apply a causal mask; functions that are causal only always apply it.
       with_gradient: whether the gradients of query, key and value are computed too.
       dtype: dtype of the arrays.
 
@@ -226,13 +227,14 @@ def attention(
         jax.block_until_ready(compilation.program(*arrays))
 
     num_pairs = length * (length + 1) // 2 if is_causal else length**2  # of a query and a visible key
+    # Forward: Q K^T and W V. Backward: the gradients of V, W, Q and K. A product takes 2 * H FLOPs for each pair.
     num_products = 6 if with_gradient else 2
     flops = 2 * num_products * batch * num_heads * head_size * num_pairs
     return _ready(run, compilation, target_tokens=batch * length, flops=flops if chosen.is_exact else None)
 
 
 def attention_program(attend: Callable[..., Any], is_causal: bool, with_gradient: bool) -> Any:
-    """Returns the jitted function of query, key, value and the gradient of the output, that `attention` measures.
+    """Returns the jitted function that `attention_workload` measures: of query, key, value and the output's gradient.
 
     Args:
       attend: the attention function.
@@ -273,6 +275,7 @@ def _example(name: str, like: jax.ShapeDtypeStruct, vocab_size: int) -> np.ndarr
     return np.random.default_rng(0).integers(1, vocab_size, like.shape).astype(like.dtype)
 
 
-def _sentences(model: TransformerConfig, rows: int, length: int, seed: int) -> np.ndarray:
-    """Returns random tokens [rows, length], int32, without padding and special tokens."""
-    return np.random.default_rng(seed).integers(EOS_ID + 1, model.vocab_size, (rows, length), np.int32)
+def _sentences(model: TransformerConfig, num_sentences: int, length: int, seed: int) -> np.ndarray:
+    """Returns random tokens [num_sentences, length], int32, without padding and special tokens."""
+    shape = (num_sentences, length)
+    return np.random.default_rng(seed).integers(EOS_ID + 1, model.vocab_size, shape, np.int32)

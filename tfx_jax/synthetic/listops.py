@@ -114,8 +114,8 @@ def draw_expression(
         if grow(tokens, 1) and len(tokens) >= min_length and _split_of(tokens) == split:
             return np.array(tokens, np.uint8)
     raise UserError(
-        f"{_MAX_DRAWS:,} draws brought no expression of {min_length} to {max_length} tokens: allow shorter ones, or "
-        f"more than max_depth={max_depth} and max_args={max_args}"
+        f"none of {_MAX_DRAWS:,} random expressions has {min_length} to {max_length} tokens: lower min_length, or "
+        f"raise max_depth={max_depth} or max_args={max_args}"
     )
 
 

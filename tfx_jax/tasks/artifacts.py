@@ -9,7 +9,7 @@ from etils import epath
 
 from tfx_jax.data.files import write_file
 from tfx_jax.data.objectives.span_corruption import NUM_SENTINELS, sentinel_ids
-from tfx_jax.data.tokenizers.hf_tokenizer import TOKENIZER_FILES, HFTokenizer, load_folder_tokenizer
+from tfx_jax.data.tokenizers.hf_tokenizer import TEMPLATE_FILES, TOKENIZER_FILES, HFTokenizer, load_folder_tokenizer
 from tfx_jax.data.tokenizers.train import load_made_as, train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json, read_small_file
@@ -124,6 +124,7 @@ def _copy_tokenizer(source: epath.Path, folder: epath.Path) -> None:
             f"{source} has no tokenizer: config.init_from must be a workdir or Hugging Face folder with a tokenizer"
         )
     folder.mkdir(parents=True, exist_ok=True)
+    names += [name for name in TEMPLATE_FILES if (source / name).exists()]
     for name in names:
         if not (folder / name).exists():
             write_file(folder / name, read_small_file(source / name))

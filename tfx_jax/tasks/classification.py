@@ -18,10 +18,10 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleSource, LoaderOptions, train_batches
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.metrics.classes import ClassScores, class_scores
+from tfx_jax.metrics.classes import ClassScores, class_scores, confusion_matrix, scores_by_class
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.task import EvalResult, MetricInfo, eval_result
+from tfx_jax.tasks.task import EvalResult, MetricInfo, ReportTable, eval_result
 
 Config = TypeVar("Config")
 Model = TypeVar("Model")
@@ -34,12 +34,12 @@ CLASS_METRICS = (
 )
 """Metrics of all classification tasks: the fields of `ClassScores`."""
 
-LABEL_DTYPES = {"label": np.int32, "row_weights": np.float32}
+LABEL_ARRAYS: dict[str, tuple[Any, ...]] = {"label": (np.int32,), "row_weights": (np.float32,)}
 """Arrays [B] in the batches of all these tasks: the id of the class, and the weight, 0 for padding examples."""
 
 
 def label_arrays(label: int) -> Example:
-    """Returns the arrays of `LABEL_DTYPES` for one example."""
+    """Returns the arrays of `LABEL_ARRAYS` for one example."""
     return {"label": np.array(label, np.int32), "row_weights": np.array(1, np.float32)}
 
 
@@ -54,7 +54,7 @@ def class_loss(
 
     Args:
       logits: logits of the classes, [B, C].
-      batch: contains the arrays of `LABEL_DTYPES`.
+      batch: contains the arrays of `LABEL_ARRAYS`.
       is_read: 1 or True for each token, or other unit, that the model reads; `num_tokens` counts them.
       label_smoothing: see `summed_cross_entropy`.
 
@@ -63,6 +63,9 @@ def class_loss(
     """
     output = summed_cross_entropy(logits, batch["label"], batch["row_weights"], label_smoothing=label_smoothing)
     return output._replace(num_tokens=is_read.sum(dtype=jnp.float32))
+
+
+_MOST_CLASSES, _MOST_COLUMNS = 30, 12  # rows and columns of tables in reports
 
 
 class ClassificationBase(Generic[Config, Model, Rows]):
@@ -97,7 +100,7 @@ class ClassificationBase(Generic[Config, Model, Rows]):
         raise NotImplementedError
 
     def encode(self, rows: Any) -> ExampleSource:
-        """Returns one example per row of the data, with the arrays of `LABEL_DTYPES`."""
+        """Returns one example per row of the data, with the arrays of `LABEL_ARRAYS`."""
         raise NotImplementedError
 
     def rows(self, split: Split) -> Rows:
@@ -123,6 +126,49 @@ class ClassificationBase(Generic[Config, Model, Rows]):
         predicted = [self.labels[predicted_id] for predicted_id, _ in pairs]
         expected = [self.labels[true_id] for _, true_id in pairs]
         return class_result(class_scores(predicted, expected, self.labels), len(pairs), self.row_name)
+
+    def report_tables(self, model: TrainedModel) -> list[ReportTable]:
+        """Returns the scores of each class, which classes are confused, and sample predictions, mistakes first."""
+        rows = self.rows("validation")
+        pairs = model.predict(self.classify, self.encode(rows), self.batch_spec)
+        predicted, expected = ([self.labels[ids[side]] for ids in pairs] for side in (0, 1))
+        counts = confusion_matrix(predicted, expected, self.labels)
+        by_class = sorted(scores_by_class(counts, self.labels), key=lambda one: one.f1)
+        title = "Classes of the validation split"
+        if len(by_class) > _MOST_CLASSES:
+            title, by_class = (
+                f"The {_MOST_CLASSES} classes of the validation split with the lowest F1",
+                by_class[:_MOST_CLASSES],
+            )
+        scores = [
+            (str(one.label), *(f"{value:.1f} %" for value in (one.precision, one.recall, one.f1)), f"{one.support:,}")
+            for one in by_class
+        ]
+        tables = [ReportTable(title, ("class", "precision", "recall", "F1", "examples"), scores)]
+        if len(self.labels) <= _MOST_COLUMNS:
+            cells = [(str(label), *map(str, row)) for label, row in zip(self.labels, counts.tolist(), strict=True)]
+            tables.append(ReportTable("Confusion matrix", ("true, predicted:", *map(str, self.labels)), cells))
+        else:
+            mistakes = np.where(np.eye(len(counts), dtype=bool), 0, counts)
+            worst = np.argsort(-mistakes, axis=None, kind="stable")[:10]
+            cells = [
+                (str(self.labels[row]), str(self.labels[column]), str(mistakes[row, column]))
+                for row, column in zip(*np.unravel_index(worst, counts.shape), strict=True)
+                if mistakes[row, column]
+            ]
+            tables.append(ReportTable("Most frequent confusions", ("true", "predicted", "examples"), cells))
+        # Mistakes first, then the first examples.
+        order = sorted(range(len(pairs)), key=lambda index: (predicted[index] == expected[index], index))
+        samples = [
+            (self.shown(cast(Any, rows)[index], index), str(expected[index]), str(predicted[index]))
+            for index in [*order[:5], *(index for index in range(min(5, len(pairs))) if index not in order[:5])]
+        ]
+        return [*tables, ReportTable("Sample predictions, mistakes first", ("input", "true", "predicted"), samples)]
+
+    def shown(self, row: Any, index: int) -> str:
+        """Returns how a report shows a row: its text, or its number in the split, from 1."""
+        del row
+        return f"number {index + 1}"
 
     def classify(self, model: Any, batch: dict[str, Array]) -> tuple[Int[Array, " B"], Int[Array, " B"]]:
         """Returns the pair (id of the most likely class, id of the true class), for `TrainedModel.predict`."""

@@ -18,14 +18,14 @@ from tfx_jax.metrics.ranking import auroc, average_precision, with_interval
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.tasks.artifacts import setup_json
-from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
+from tfx_jax.tasks.classification import LABEL_ARRAYS, ClassificationBase, class_loss, label_arrays
 from tfx_jax.tasks.files import FileData, check_batch, few_boundaries, split_path
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 
-_QUANTILES = np.linspace(0.0, 1.0, 101)
+_PROBABILITIES = np.linspace(0.0, 1.0, 101)  # of the quantiles that `fit_scales` computes
 
 
 class Record(NamedTuple):
@@ -193,7 +193,7 @@ def is_cause(data: EventData, variables: np.ndarray, values: np.ndarray, times: 
 
 
 def fit_scales(records: Records) -> list[dict[str, Any]]:
-    """Computes how values of each variable are ranked among those of the records.
+    """Builds, for each variable, the table from which `rank_values` interpolates the rank (0 to 1) of a value.
 
     Returns:
       For each variable a dictionary: its "name", "values", up to 101 quantiles in increasing order, and their "ranks",
@@ -207,12 +207,12 @@ def fit_scales(records: Records) -> list[dict[str, Any]]:
     for index, name in enumerate(records.names):
         values_of_variable = values[variables == index]
         is_measured = len(values_of_variable) > 0
-        quantiles = np.quantile(values_of_variable, _QUANTILES) if is_measured else np.zeros(1)
-        shares = _QUANTILES if is_measured else np.full(1, 0.5)
-        # Of equal quantiles, only one is kept; its rank is the mean of their shares.
-        levels, level_of_quantile = np.unique(quantiles, return_inverse=True)
-        ranks = np.bincount(level_of_quantile, weights=shares) / np.bincount(level_of_quantile)
-        scales.append({"name": name, "values": levels.tolist(), "ranks": ranks.tolist()})
+        quantiles = np.quantile(values_of_variable, _PROBABILITIES) if is_measured else np.zeros(1)
+        probabilities = _PROBABILITIES if is_measured else np.full(1, 0.5)
+        # Of equal quantiles, only one is kept; its rank is the mean of their probabilities.
+        distinct_values, value_index = np.unique(quantiles, return_inverse=True)
+        ranks = np.bincount(value_index, weights=probabilities) / np.bincount(value_index)
+        scales.append({"name": name, "values": distinct_values.tolist(), "ranks": ranks.tolist()})
     return scales
 
 
@@ -258,12 +258,9 @@ class EventClassificationConfig(TaskConfig):
     def planned(self, model: Seq2VecConfig, options: LoaderOptions) -> PlannedTask:
         """Plans the task; a table is assumed to have `max_length` variables."""
         num_variables = self.data.num_variables if self.data.dataset == "synthetic" else self.data.max_length
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes={"variable": np.int32, "value": np.float32, "time": np.float32, "event_mask": np.bool_},
-            scalars=LABEL_DTYPES,
-        )
+        dtypes = {"variable": np.int32, "value": np.float32, "time": np.float32, "event_mask": np.bool_}
+        arrays = {name: (dtype, LENGTH) for name, dtype in dtypes.items()}
+        batch = planned_batch(self.data, options, LABEL_ARRAYS | arrays)
         model = dataclasses.replace(model, vocab_size=num_variables, num_classes=2)
         return PlannedTask(EventClassificationTask(self, model, NO_DATA, NO_DATA), batch)
 
@@ -390,7 +387,7 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
         ((log_odds, shares),) = model.predict(
             predict_shares, self.encode(_SingleRecord(records, record)), self.batch_spec
         )
-        names = [records.names[index] for index in record.variables]
+        names = [records.names[variable] for variable in record.variables]
         weights_of_events = zip(*shares, strict=True)  # for each event, padding included, its weight in each hop
         fields = (names, record.values.tolist(), record.times.tolist(), weights_of_events)
         events = [EventShare(*event) for event in zip(*fields, strict=False)]  # drops the weights of padding

@@ -12,25 +12,19 @@ NO_DATA: Any = None
 """Placeholder for the splits or the tokenizer of a planned task, whose loss does not use them."""
 
 
+LENGTH = None
+"""Axis of an array that is as long as the examples."""
+
+
 def planned_batch(
-    data: Any,
-    options: LoaderOptions,
-    *,
-    lengths: Mapping[str, int] | None = None,
-    dtypes: Mapping[str, Any],
-    sizes: Mapping[str, int] | None = None,
-    scalars: Mapping[str, Any] | None = None,
-    length: int | None = None,
+    data: Any, options: LoaderOptions, arrays: Mapping[str, tuple[Any, ...]], *, length: int | None = None
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes and dtypes of the batch of the longest examples.
 
     Args:
       data: configuration with `max_length` and `tokens_per_batch`.
       options: options of the trainer's batches.
-      lengths: lengths of arrays that differ from the length of the examples, by name.
-      dtypes: dtypes of arrays [B, length], by name.
-      sizes: sizes of the last axis of arrays [B, length, size], by name.
-      scalars: dtypes of arrays [B], by name.
+      arrays: dtype and axes of an example's arrays by name, such as {"boxes": (np.int32, LENGTH, 4)}.
       length: length of the examples; None means `data.max_length`.
 
     Raises:
@@ -40,10 +34,9 @@ def planned_batch(
     length = -(-length // options.length_multiple) * options.length_multiple  # rounded up to a multiple
     # The batch shape for examples of this length.
     (bucket,) = training_buckets((length,), data.tokens_per_batch, options.batch_multiple, options.shard)
-    shapes = {
-        name: (bucket.rows, (lengths or {}).get(name, length), *([sizes[name]] if sizes and name in sizes else []))
-        for name in dtypes
+    return {
+        name: jax.ShapeDtypeStruct(
+            (bucket.rows, *(length if size is LENGTH else size for size in axes)), np.dtype(dtype)
+        )
+        for name, (dtype, *axes) in arrays.items()
     }
-    arrays = {name: jax.ShapeDtypeStruct(shapes[name], np.dtype(dtype)) for name, dtype in dtypes.items()}
-    rows = {name: jax.ShapeDtypeStruct((bucket.rows,), np.dtype(dtype)) for name, dtype in (scalars or {}).items()}
-    return arrays | rows

@@ -148,13 +148,13 @@ class ImageAttention(NamedTuple):
       image: [Y, X, C] uint8.
       titles: title of each map: a word of a caption, or a layer.
       maps: weight of each cell of a square grid over the image, [maps, G, G] float32.
-      said: the caption, or the predicted class.
+      answer: the caption, or the predicted class.
     """
 
     image: np.ndarray
     titles: list[str]
     maps: np.ndarray
-    said: str
+    answer: str
 
 
 def drawable_pair(pairs: Iterable[tuple[str, str]], encode: Callable[[str], Sequence[Any]]) -> tuple[str, str] | None:
@@ -189,11 +189,16 @@ def pair_attention(model: TrainedModel, source: Sequence[int], target: Sequence[
     return {name: weights[0] for name, weights in maps.items()}
 
 
-def _attention_maps(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """Returns the attention maps of a batch by name, for `TrainedModel.map_batches`."""
+def check_returns_attention(model: Any) -> None:
+    """Raises UserError if a module cannot return its attention maps."""
     if "return_attention" not in inspect.signature(model).parameters:
         raise UserError(
             f"{type(model).__name__} cannot return attention maps: its call has no argument return_attention"
         )
+
+
+def _attention_maps(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """Returns the attention maps of a batch by name, for `TrainedModel.map_batches`."""
+    check_returns_attention(model)
     _, maps = model(batch["source"], batch["target"], return_attention=True)
     return maps

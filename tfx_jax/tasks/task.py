@@ -70,6 +70,20 @@ class EvalResult(NamedTuple):
     summary: str
 
 
+class ReportTable(NamedTuple):
+    """A table of `report.md`.
+
+    Attributes:
+      title: heading.
+      header: names of the columns.
+      rows: cells of each row.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
 class Artifacts(Protocol):
     """Files of a workdir that its checkpoints need, such as the tokenizer and the labels.
 
@@ -167,6 +181,9 @@ class Task(Protocol):
     A task whose examples continue from batch to batch also has `make_carry()`, which returns the carry of the first
     batch, arrays [B, ...]. Its loss takes the carry as an optional fourth argument and returns the next carry;
     `tfx_jax.tasks.text.recurrent_language_modeling` is an example.
+
+    A task that can show more than its metrics also has `report_tables(model)`. It takes a `TrainedModel` and returns
+    tables about the validation split, such as sample predictions; all processes call it.
 
     A task whose models can return attention maps also has `attention_example(model)`. It takes a `TrainedModel` and
     returns the `PairAttention` or `ImageAttention` of one fixed example of the validation split, or None if no example

@@ -76,7 +76,7 @@ class TokenPredictionBase(Generic[Config, Model, Data]):
 
     def predict_metrics(self, model: Any, batch: dict[str, Any]) -> dict[str, Metric]:
         """Returns the metrics of the loss without dropout, for `TrainedModel.sum_metrics`."""
-        return self.loss(model, batch, None).metrics
+        return self.loss(model, batch, rngs=None).metrics
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Computes the metrics of all predictions of a split."""

@@ -6,7 +6,7 @@ and `guards` support them.
 
 from tfx_jax.training.config import ExperimentConfig, MeshConfig, OptimizerConfig, load_config, tiny_variant, validate
 from tfx_jax.training.loop import Result, train
-from tfx_jax.training.predictor import LoadedModel, Predictor, load
+from tfx_jax.training.predictor import LoadedModel, Predictor, attention, load
 from tfx_jax.training.run import Run, load_run, make_run
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Predictor",
     "Result",
     "Run",
+    "attention",
     "load",
     "load_config",
     "load_run",

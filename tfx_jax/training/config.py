@@ -28,18 +28,19 @@ from tfx_jax.training.workdir import find_workdir
 class OptimizerConfig:
     """Optimizer and learning-rate schedule; the defaults are Adam as in section 5.3 of "Attention Is All You Need"."""
 
-    name: str = one_of(("adam", "adamw", "adafactor", "lion", "sgd", "muon"), "adam")
+    name: str = one_of(("adam", "adamw", "adafactor", "lion", "sgd", "muon", "schedule_free"), "adam")
     # Shape of the learning rate after warm-up; "cosine" and "linear" decrease until num_steps.
-    schedule: str = one_of(("inverse_sqrt", "cosine", "linear"), "inverse_sqrt")
+    schedule: str = one_of(("inverse_sqrt", "cosine", "linear", "constant"), "inverse_sqrt")
     final_fraction: float = fraction(0.0)  # of the peak: learning rate at the end of "cosine" and "linear"
     warmup_steps: int = at_least(1, 4_000)  # steps of linear warm-up
     # Learning rate after warm-up; None: (d_model * warmup_steps)^-0.5, for Adafactor warmup_steps^-0.5.
     peak_learning_rate: float | None = at_least(0, None)
-    # Adam, AdamW: decay of the first moment; Lion: its share in the update; SGD, Muon: momentum.
+    # Adam, AdamW: decay of the first moment; Lion: its share in the update; SGD, Muon: momentum; schedule_free: share
+    # of the average in the parameters.
     b1: float = fraction(0.9)
     b2: float = fraction(0.98)  # Adam, AdamW: decay of the second moment; Lion: decay of the first moment
     epsilon: float = at_least(0, 1e-9)  # Adam and AdamW: added to the denominator of the update
-    # AdamW, Adafactor, Lion and Muon: decoupled weight decay, multiplied by the learning rate; biases and scales are
+    # All but Adam and SGD: decoupled weight decay, multiplied by the learning rate; biases and scales are
     # exempt.
     weight_decay: float = at_least(0, 0.0)
     clip_norm: float = at_least(0, 0.0)  # gradients with a larger global norm are scaled down to it; 0: no clipping
@@ -295,7 +296,7 @@ def _class(name: Any, path: str) -> Any:
     kind = match and getattr({"models": models, "tasks": tasks}[match[1]], match[2], None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         shown = printable(repr(name), 100)
-        raise ValueError(f"{path}.class={shown} is not a configuration of tfx_jax.models or tfx_jax.tasks")
+        raise ValueError(f"{path}.class={shown} must name a configuration in tfx_jax.models or tfx_jax.tasks")
     return kind
 
 
@@ -317,6 +318,13 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
             f'config.optimizer.weight_decay must be 0 for "{optimizer.name}": use config.optimizer.name="adamw" for '
             "weight decay"
         )
+    if optimizer.name == "schedule_free" and (optimizer.schedule, optimizer.ema_decay) != ("constant", 0):
+        raise UserError(
+            'config.optimizer.name="schedule_free" averages the parameters in place of a schedule: set '
+            'config.optimizer.schedule="constant" and ema_decay=0'
+        )
+    if optimizer.name == "schedule_free" and not optimizer.b1:
+        raise UserError('config.optimizer.b1 must be above 0 for "schedule_free"')
     if optimizer.schedule != "inverse_sqrt" and optimizer.peak_learning_rate is None:
         raise UserError(f'config.optimizer.schedule="{optimizer.schedule}" needs config.optimizer.peak_learning_rate')
     if config.lora.rank and not config.init_from:

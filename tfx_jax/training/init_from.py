@@ -109,7 +109,9 @@ def init_from_state(
     left_out = {path: copied[path] for path in frozen if path in copied}
     record = base_record(init_from, left_out) if left_out else None
     ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
-    return state._replace(params=params, model_state=model_state, ema=ema), record, message
+    opt_state = training.init_optimizer(params)  # "schedule_free" begins at the parameters
+    state = state._replace(params=params, model_state=model_state, opt_state=opt_state, ema=ema)
+    return state, record, message
 
 
 def _initial_config(folder: epath.Path) -> Any:

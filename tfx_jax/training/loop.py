@@ -13,10 +13,11 @@ from etils import epath
 
 from tfx_jax.data.sources.splits import SPLITS, Splits
 from tfx_jax.errors import UserError
+from tfx_jax.tasks.task import ReportTable
 from tfx_jax.training.checkpoint.artifacts import listed_artifacts
 from tfx_jax.training.checkpoint.checkpoints import Checkpoints
 from tfx_jax.training.checkpoint.data_files import check_data_files
-from tfx_jax.training.config import ExperimentConfig, check_config, save_config, validate
+from tfx_jax.training.config import ExperimentConfig, check_config, flat, save_config, validate
 from tfx_jax.training.flops import training_flops
 from tfx_jax.training.guards.interrupt import StopRequest, stop_on_signals
 from tfx_jax.training.guards.lock import locked, report_storage_errors
@@ -160,7 +161,7 @@ class _Trainer:
         self.state = self._restore(training)
         self.rng = base_rng(config)
         self.saved_step = self.last_done_step = int(self.state.step)  # waits until the state is computed
-        self.watchdog.beat(None)
+        self.watchdog.beat(None)  # no limit until the first step
         self.progress = Progress(
             workdir if is_primary() else None,
             last_done_step=self.last_done_step,
@@ -202,6 +203,8 @@ class _Trainer:
         if self.start_message:
             self.progress.message(self.start_message)
         self.progress.text("config", config_table(config))
+        metrics = [f"validation/{metric.name}" for metric in self.run.task.metrics]
+        self.progress.hparams(flat(config), ["train/loss", *metrics])
         meter = self.meter
         try:
             if self._misses_evaluation():
@@ -298,9 +301,11 @@ class _Trainer:
         self.progress.log(step, scalars, loss=loss, tokens_per_second=rate, mfu=scalars.get("train/mfu"))
 
     def _report(self, signum: int | None) -> None:
+        """Logs the last metrics and writes `report.md`; `signum` is the signal that ended the run, None without one."""
         step = int(self.state.step)
         # What was measured since the last log line: steps before an interruption, the last evaluation and save.
         self.progress.scalars(step, self.meter.take())
+        tables = self._tables(step) if signum is None else []
         if is_primary():
             write_report(
                 self.workdir,
@@ -311,7 +316,20 @@ class _Trainer:
                 device_kinds=self.device_kinds,
                 evaluations=self.evaluations,
                 message=self.progress.message,
+                tables=tables,
             )
+
+    def _tables(self, step: int) -> list[ReportTable]:
+        """Returns the task's tables about the validation split; [] if it has none, or they cannot be made."""
+        if not self.has_validation or not hasattr(self.run.task, "report_tables"):
+            return []
+        self.watchdog.beat(None)
+        self.progress.stage(f"step {step}/{self.config.num_steps}  writing the report")
+        try:
+            return self.run.task.report_tables(self.run.placed(self.state.variables))
+        except Exception as error:  # must not fail the run, which has been saved
+            self.progress.message(f"no tables in the report: {' '.join(str(error).split())}")
+            return []
 
     def _misses_evaluation(self) -> bool:
         """Returns whether the previous run ended during its last evaluation."""
@@ -330,7 +348,7 @@ class _Trainer:
         started_at = time.monotonic()
         if step > self.saved_step:
             self._save()
-        self.watchdog.beat(None)
+        self.watchdog.beat(None)  # no limit: an evaluation may take longer than a step
         stage = f"step {step}/{self.config.num_steps}  evaluating on the validation split"
         self.progress.stage(stage)
         model = self.run.placed(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 from jax.typing import ArrayLike
-from optax.contrib import MuonDimensionNumbers, scale_by_muon
+from optax.contrib import MuonDimensionNumbers, scale_by_muon, schedule_free
 
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.training.config import OptimizerConfig
@@ -34,8 +34,8 @@ def learning_rate(config: OptimizerConfig, d_model: int, num_steps: int | None =
     """Returns the learning-rate schedule of a configuration.
 
     All schedules rise linearly to the peak at step `warmup_steps`. "inverse_sqrt" then falls as in
-    `inverse_sqrt_schedule`; "cosine" (Loshchilov and Hutter, 2017, without restarts) and "linear" (Devlin et al., 2019)
-    fall to `final_fraction` of the peak at step `num_steps`.
+    `inverse_sqrt_schedule`, and "constant" stays; "cosine" (Loshchilov and Hutter, 2017, without restarts) and "linear"
+    (Devlin et al., 2019) fall to `final_fraction` of the peak at step `num_steps`.
 
     If `config.peak_learning_rate` is None, the peak is (d_model * warmup_steps)^-0.5. For Adafactor, whose learning
     rate is relative to the scale of each parameter, it is warmup_steps^-0.5; with "inverse_sqrt" and 10,000 steps of
@@ -60,15 +60,20 @@ def learning_rate(config: OptimizerConfig, d_model: int, num_steps: int | None =
         peak = (warmup_steps if config.name == "adafactor" else d_model * warmup_steps) ** -0.5
     if config.schedule == "inverse_sqrt":
         return inverse_sqrt_schedule(peak, warmup_steps)
+    warmup = optax.linear_schedule(init_value=peak / warmup_steps, end_value=peak, transition_steps=warmup_steps - 1)
+    if config.schedule == "constant":
+        return warmup
     if num_steps is None or config.schedule not in ("cosine", "linear"):
-        raise ValueError(f"schedule={config.schedule!r} with num_steps={num_steps}")
+        raise ValueError(
+            'schedule must be "inverse_sqrt" or, with num_steps, "cosine" or "linear", '
+            f"got schedule={config.schedule!r} with num_steps={num_steps}"
+        )
     decay_steps = max(num_steps - warmup_steps, 1)
     final_fraction = config.final_fraction
     if config.schedule == "linear":
         decay = optax.linear_schedule(init_value=peak, end_value=final_fraction * peak, transition_steps=decay_steps)
     else:
         decay = optax.cosine_decay_schedule(peak, decay_steps, alpha=final_fraction)
-    warmup = optax.linear_schedule(init_value=peak / warmup_steps, end_value=peak, transition_steps=warmup_steps - 1)
     return optax.join_schedules([warmup, decay], boundaries=[warmup_steps - 1])
 
 
@@ -97,6 +102,9 @@ def make_optimizer(
       al., 2024, https://kellerjordan.github.io/posts/muon/). Updates are multiplied by 0.2 sqrt(max(inputs, outputs)),
       so that learning rate and weight decay of AdamW can be used (Liu et al., 2025, https://arxiv.org/abs/2502.16982,
       equation 4). All other parameters are updated by AdamW.
+    - "schedule_free": AdamW without a first moment, whose iterates are averaged with weights learning rate^2; gradients
+      are those at b1 * average + (1 - b1) * iterate, which are the parameters (Defazio et al., 2024,
+      https://arxiv.org/abs/2405.15682, equations 3 to 5). `averaged_params` returns the average, for evaluation.
 
     Weight decay subtracts weight_decay * learning rate * parameter in each step, for the parameters of `is_decayed`.
 
@@ -128,11 +136,24 @@ def make_optimizer(
         optimizer = optax.lion(schedule, b1=config.b1, b2=config.b2, weight_decay=config.weight_decay, mask=is_decayed)
     elif config.name == "sgd":
         optimizer = optax.sgd(schedule, momentum=config.b1)
+    elif config.name == "schedule_free":
+        base = optax.adamw(
+            schedule, b1=0.0, b2=config.b2, eps=config.epsilon, weight_decay=config.weight_decay, mask=is_decayed
+        )
+        # Optax counts from 1 where it weights the average, and from 0 in the base optimizer.
+        optimizer = schedule_free(base, lambda count: schedule(count - 1), b1=config.b1)
     else:
         raise ValueError(
-            f'optimizer must be "adam", "adamw", "adafactor", "lion", "sgd" or "muon", got {config.name!r}'
+            'optimizer must be "adam", "adamw", "adafactor", "lion", "sgd", "muon" or "schedule_free", got '
+            f"{config.name!r}"
         )
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer) if config.clip_norm else optimizer
+
+
+def averaged_params(config: OptimizerConfig, opt_state: optax.OptState, params: Any) -> Any:
+    """Returns the average that "schedule_free" evaluates: (params - (1 - b1) * iterate) / b1."""
+    iterates = optax.tree.get(opt_state, "z")
+    return jax.tree.map(lambda y, z: ((y - (1 - config.b1) * z) / config.b1).astype(y.dtype), params, iterates)
 
 
 def _muon(

@@ -1,8 +1,9 @@
 """Loading a trained or pretrained model for predictions and text generation."""
 
 import functools
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import jax
 from etils import epath
@@ -12,11 +13,13 @@ from tfx_jax.data.sources.lines import is_blank, list_of_texts
 from tfx_jax.data.tokenizers.chat import ChatTemplate, load_chat_template
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, load_folder_tokenizer
 from tfx_jax.errors import UserError, check_text
+from tfx_jax.generation import generate
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.decoding import DecodingModel
-from tfx_jax.tasks.prediction import OnBatch
+from tfx_jax.tasks.prediction import ImageAttention, OnBatch, PairAttention, TrainedModel
 from tfx_jax.tasks.text.answers import AnsweringTask, Prediction
+from tfx_jax.tasks.text.text_attention import text_attention
 from tfx_jax.training.checkpoint.checkpoints import load_best_params
 from tfx_jax.training.run import Run, load_run
 from tfx_jax.training.workdir import is_workdir
@@ -26,7 +29,8 @@ class Predictor:
     """Predicts the outputs of a trained model for new inputs.
 
     Attributes:
-      inputs: names of the strings of an input, such as ("text",) or ("question", "context").
+      inputs: names of the parts of an input, such as ("text",), ("question", "context") or ("image",).
+      suffixes: ends of the names of files that are inputs, such as (".wav",); () for a task that takes text.
     """
 
     def __init__(self, run: Run[Any], params: Any, *, on_batch: OnBatch | None = None):
@@ -38,33 +42,36 @@ class Predictor:
           on_batch: called with the number of inputs done and their total in `predict`; translation does not call it.
 
         Raises:
-          UserError: if the run's task does not take lines of text.
+          UserError: if the run's task takes neither lines of text nor files.
         """
-        if not isinstance(run.task, AnsweringTask):
-            kind = type(run.task).__name__
-            raise UserError(
-                f"{kind} takes no lines of text, so there is nothing to predict: use the verbs generate, attend or "
-                "transcribe"
-            )
-        self._task: AnsweringTask = run.task
+        task: Any = run.task
+        if not isinstance(task, AnsweringTask):
+            task = _Continuing(_loaded(run, params), task)
+        self._task: AnsweringTask = task
         self._model = run.trained(params, on_batch)
-        self.inputs = run.task.inputs
+        self.inputs = task.inputs
+        self.suffixes: tuple[str, ...] = getattr(task, "suffixes", ())
 
-    def predict(self, inputs: Sequence[str | Sequence[str]]) -> list[Prediction]:
+    def predict(self, inputs: Any) -> list[Prediction]:
         """Returns the prediction for each input, in order.
 
         Args:
-          inputs: a list with one string per input, or a sequence of strings for inputs of several parts.
+          inputs: a list with one string per input, or a sequence of strings for inputs of several parts. For images and
+            sound, a list of paths or arrays (images [Y, X, C] uint8 of the model's size, recordings [samples] int16 at
+            the model's rate), or the path of one file or of a folder, all of whose files are inputs.
 
         Returns:
           A dictionary per input, whose keys depend on the task: "label", "probability" and "probabilities" of a
-          classifier, "tags" and "words", "answer", "translation", "tree". An input with a string without visible
-          characters (see `tfx_jax.data.sources.lines.is_blank`) has an empty answer.
+          classifier, "tags" and "words", "answer", "translation", "tree", "caption", "transcript", "continuation" (by
+          greedy search, up to 64 tokens or half of the model's positions), and "file" if the input is a file. An input
+          with a string without visible characters (see `tfx_jax.data.sources.lines.is_blank`) has an empty answer.
 
         Raises:
           UserError: for a single string instead of a list, and for an input that has the wrong number of strings, is
             not text, or has half of a surrogate pair; the message gives the number of the input, from 1.
         """
+        if self.suffixes:
+            return self._predict_files(inputs)
         parts = " and ".join(self.inputs)
         rows: list[Any] = [(row,) if isinstance(row, str) else row for row in list_of_texts(inputs, "inputs")]
         for number, row in enumerate(rows, 1):
@@ -79,6 +86,59 @@ class Predictor:
         answer_at = dict(zip(visible, answers, strict=True))
         return [answer_at.get(index, dict(self._task.empty_answer)) for index in range(len(rows))]
 
+    def _predict_files(self, inputs: Any) -> list[Prediction]:
+        """Returns the predictions for files or arrays; see `predict`."""
+        if isinstance(inputs, str | os.PathLike):
+            inputs = files_of([cast(str, inputs)], self.suffixes)
+        sources: list[Any] = list(inputs)
+        for number, source in enumerate(sources, 1):
+            if not isinstance(source, str | os.PathLike) and not hasattr(source, "shape"):
+                raise UserError(f"input {number} must be {self.inputs[0]}, a path or an array, got {source!r:.100}")
+        answers = self._task.answer(self._model, [(source,) for source in sources]) if sources else []
+        return [
+            answer if hasattr(source, "shape") else answer | {"file": os.fspath(source)}
+            for source, answer in zip(sources, answers, strict=True)
+        ]
+
+
+def files_of(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """Returns paths with each folder replaced by the files in it that end with one of `suffixes`, sorted.
+
+    Raises:
+      UserError: if a folder has no such file.
+    """
+    files: list[str] = []
+    for path in paths:
+        if not os.path.isdir(path):
+            files.append(os.fspath(path))
+            continue
+        names = sorted(name for name in os.listdir(path) if name.lower().endswith(tuple(suffixes)))
+        if not names:
+            raise UserError(f"{path} has no file that ends with {' or '.join(suffixes)}")
+        files += [os.path.join(path, name) for name in names]
+    return files
+
+
+class _Continuing:
+    """Answers texts with their continuation by a model that was trained to write."""
+
+    inputs = ("text",)
+    empty_answer: ClassVar[Prediction] = {"continuation": ""}
+
+    def __init__(self, model: "LoadedModel", task: Any):
+        """Raises UserError if the model does not generate text."""
+        if model.tokenizer is None or not isinstance(model.model, DecodingModel):
+            raise UserError(f"{type(task).__name__} takes neither lines of text nor files, and writes no text")
+        self._model = model
+
+    def answer(self, model: TrainedModel | None, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns the continuation of each text; the model is that of the constructor."""
+        del model
+        num_positions = self._model.model.decoder().max_input_length(0)
+        length = 64 if num_positions is None else min(64, max(1, num_positions // 2))
+        texts = generate(cast(Any, self._model), [text for (text,) in rows], max_new_tokens=length, temperature=0)
+        return [{"continuation": text} for text in texts]
+
 
 class LoadedModel:
     """A trained or pretrained model for predictions and text generation.
@@ -87,6 +147,7 @@ class LoadedModel:
       model: the module with its parameters.
       tokenizer: its tokenizer; None for a model that takes no text.
       eos_ids: tokens that end a generated text.
+      first_ids: tokens that every generated text begins with.
     """
 
     def __init__(
@@ -95,7 +156,10 @@ class LoadedModel:
         tokenizer: HFTokenizer | None = None,
         *,
         eos_ids: Sequence[int] = (),
+        first_ids: Sequence[int] = (),
         predictor: Predictor | None = None,
+        task: Any = None,
+        trained: TrainedModel | None = None,
         reason: str = "",
         source: epath.PathLike = "the model",
     ):
@@ -105,11 +169,16 @@ class LoadedModel:
           model: the module.
           tokenizer: its tokenizer.
           eos_ids: tokens that end a generated text.
-          predictor: computes predictions; None if the model has no task that takes text.
-          reason: error message for `predict` if there is no predictor.
+          first_ids: tokens that every generated text begins with.
+          predictor: computes predictions; None if the model has no task that takes text or files.
+          task: task that the model was trained on, if any; without predictor, `predict` continues texts.
+          trained: the model as the methods of the task take it.
+          reason: error message for `predict` if there is neither predictor nor task.
           source: folder of the chat template.
         """
+        self._task, self._trained = task, trained
         self.model, self.tokenizer, self.eos_ids = model, tokenizer, tuple(eos_ids)
+        self.first_ids = tuple(first_ids)
         self._predictor, self._reason, self._source = predictor, reason, source
 
     @functools.cached_property
@@ -121,15 +190,61 @@ class LoadedModel:
         """
         return load_chat_template(self._source)
 
-    def predict(self, inputs: Sequence[str | Sequence[str]]) -> list[Prediction]:
-        """Returns labels, tags, answers or translations; see `Predictor.predict`.
+    def predict(self, inputs: Any) -> list[Prediction]:
+        """Returns labels, tags, answers, translations, transcripts or continuations; see `Predictor.predict`.
 
         Raises:
           UserError: as `Predictor.predict`, and if the model has no task that takes text.
         """
         if self._predictor is None:
-            raise UserError(self._reason)
+            if self._task is None:
+                raise UserError(self._reason)
+            return _Continuing(self, self._task).answer(None, [(text,) for text in list_of_texts(inputs, "inputs")])
         return self._predictor.predict(inputs)
+
+
+def attention(model: LoadedModel, source: Any, target: str | None = None) -> PairAttention | ImageAttention:
+    """Computes the attention maps of a loaded model for one input.
+
+        maps, source, target = tfx_jax.attention(tfx_jax.load("bert-base-uncased"), "The dog runs.")
+        maps["encoder/0/self"].shape  # [heads, queries, keys]
+
+    Args:
+      model: the result of `tfx_jax.load`.
+      source: a text; or, for a model of images, [Y, X, C] uint8.
+      target: second text of a pair, or what the model should have written; None means what it writes.
+
+    Returns:
+      Maps by name, and the tokens of both sequences. The tokens of an encoder are `source`, those of a language model
+      `target`. Of images an `ImageAttention`.
+
+    Raises:
+      UserError: if the model has no attention maps, or the input does not fit it.
+    """
+    if model._trained is not None and hasattr(model._task, "attention"):
+        arguments = () if target is None else (target,)
+        return model._task.attention(model._trained, source, *arguments)
+    if model.tokenizer is None or not hasattr(model.model, "config"):
+        raise UserError(f"{type(model.model).__name__} does not read text: there are no maps to draw")
+    graphdef, params = nnx.split(model.model)
+    trained = TrainedModel(graphdef, nnx.to_pure_dict(params))
+    return text_attention(trained, model.model.config, model.tokenizer, source, target)
+
+
+def _loaded(
+    run: Run[Any], params: Any, predictor: Predictor | None = None, *, source: epath.PathLike = "the model"
+) -> LoadedModel:
+    """Returns the model of a run with its tokenizer."""
+    tokenizer = getattr(run.task, "tokenizer", None)
+    return LoadedModel(
+        nnx.merge(run.graphdef, jax.device_put(params)),
+        tokenizer,
+        eos_ids=() if tokenizer is None or tokenizer.eos_id is None else (tokenizer.eos_id,),
+        predictor=predictor,
+        task=run.task,
+        trained=run.trained(params),
+        source=source,
+    )
 
 
 def load(source: epath.PathLike) -> LoadedModel:
@@ -148,16 +263,8 @@ def load(source: epath.PathLike) -> LoadedModel:
     if is_workdir(folder):
         run, params = load_run(folder), load_best_params(folder)
         run.check_params(params)
-        tokenizer = getattr(run.task, "tokenizer", None)
-        is_answering = isinstance(run.task, AnsweringTask)
-        return LoadedModel(
-            nnx.merge(run.graphdef, jax.device_put(params)),
-            tokenizer,
-            eos_ids=() if tokenizer is None or tokenizer.eos_id is None else (tokenizer.eos_id,),
-            predictor=Predictor(run, params) if is_answering else None,
-            source=folder,
-            reason=f"{source} was trained as a {type(run.task).__name__}, which answers no text: use tfx_jax.generate",
-        )
+        predictor = Predictor(run, params) if isinstance(run.task, AnsweringTask) else None
+        return _loaded(run, params, predictor, source=folder)
     model, reason = hf.load(folder), f"{source} is a pretrained model without a task: fine-tune it, or use generate"
     try:
         tokenizer = load_folder_tokenizer(folder)
@@ -165,4 +272,5 @@ def load(source: epath.PathLike) -> LoadedModel:
         if isinstance(model, DecodingModel):  # cannot generate without a tokenizer
             raise
         tokenizer = None
-    return LoadedModel(model, tokenizer, eos_ids=hf.end_ids(folder), reason=reason, source=folder)
+    eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
+    return LoadedModel(model, tokenizer, eos_ids=eos_ids, first_ids=first_ids, reason=reason, source=folder)

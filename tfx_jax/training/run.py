@@ -23,8 +23,8 @@ from tfx_jax.tasks.task import EvalResult, Task
 from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
 from tfx_jax.training.config import ExperimentConfig, load_valid_config, validate
 from tfx_jax.training.init_from import tokenizer_folder
-from tfx_jax.training.sharding.attention import with_supported_kernels
 from tfx_jax.training.sharding.distributed import gather_lists
+from tfx_jax.training.sharding.layers import with_supported_kernels
 from tfx_jax.training.sharding.strategies import num_batch_shards, process_shard, shard_whole_batch
 from tfx_jax.training.step import Params
 
@@ -130,7 +130,7 @@ class Run(Generic[AnyTask]):
         mesh = sharded[0].sharding.mesh
         if mesh not in self._models_by_mesh:
             self._models_by_mesh[mesh] = TrainedModel(
-                self.graphdef, None, place=functools.partial(shard_whole_batch, mesh)
+                self.graphdef, None, place=functools.partial(shard_whole_batch, mesh=mesh)
             )
         return self._models_by_mesh[mesh].replace(params, on_batch)
 

@@ -63,7 +63,7 @@ class TrainState(NamedTuple):
     carry: Any = None
     """State of the examples from batch to batch, such as memories: arrays [B, ...] or None; see `LossOutput`."""
     ema: Params | None = None
-    """Exponential moving average of `params`; None if there is none."""
+    """Average of `params` for evaluation: exponential, or that of the optimizer; None if there is none."""
 
     @property
     def variables(self) -> Params:
@@ -169,6 +169,7 @@ def update(
     skip_bad_steps: bool = False,
     spike_factor: float = 0.0,
     ema_decay: float = 0.0,
+    averaged_params: Callable[[optax.OptState, Params], Params] | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Takes one optimizer step on the mean loss per prediction plus the auxiliary losses of the model's parts.
 
@@ -191,7 +192,8 @@ def update(
       skip_bad_steps: whether to discard a step whose loss or gradient is not finite or whose loss is a spike.
       spike_factor: a loss per prediction above this many times its running mean is a spike; 0 disables the check.
       ema_decay: the decay of `state.ema` in this step, the n-th, is min(ema_decay, (1 + n) / (10 + n)), so that the
-        initial values are soon forgotten; 0: the state has no average.
+        initial values are soon forgotten; 0: the state has no such average.
+      averaged_params: computes the average from the optimizer's state and the parameters; None: the optimizer has none.
 
     Returns:
       The next state and the metrics of the step. A discarded step changes only `step` and `skip_state`.
@@ -239,7 +241,11 @@ def update(
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     metrics = metrics._replace(numbers=metrics.numbers | {"grad_norm": optax.tree.norm(grads)})
-    ema = _moving_average(state.ema, params, ema_decay, state.step + 1) if ema_decay else None
+    ema = None
+    if averaged_params is not None:
+        ema = averaged_params(opt_state, params)
+    elif ema_decay:
+        ema = _moving_average(state.ema, params, ema_decay, state.step + 1)
     after = TrainState(
         step=state.step + 1,
         params=params,
@@ -271,8 +277,7 @@ def _check_no_dropout(model: nnx.Module) -> None:
             if name.endswith("dropout_rate") and isinstance(rate, (int, float)) and rate > 0:
                 raise UserError(
                     f"{type(module).__name__} has {name}={rate}, but the loss sampled nothing from the stream "
-                    "`dropout`: "
-                    "pass its `rngs` to the model, as in model(x, rngs=rngs), or set the rate to 0"
+                    "`dropout`: pass its `rngs` to the model, as in model(x, rngs=rngs), or set the rate to 0"
                 )
 
 

@@ -202,12 +202,12 @@ def test_mistakes():
         train_batches(make_epoch, SPEC, LoaderOptions(seed=0, shard=ProcessShard(0, 2)))
     for sizes, message in (
         ([], "no examples to train on"),
-        ([9], "an example has 9 tokens, but the longest batch has 8"),
+        ([9], "an example has 9 tokens, but must have at most 8"),
     ):
         epoch = ExampleList([{"tokens": np.zeros(size, np.int32)} for size in sizes])
         with pytest.raises(UserError, match=message):
             next(iter(train_batches(lambda _, epoch=epoch: epoch, SPEC, LoaderOptions(seed=0), prefetch=0)))
-    with pytest.raises(UserError, match="an example has 9 tokens, but the longest batch has 8"):
+    with pytest.raises(UserError, match="an example has 9 tokens, but must have at most 8"):
         next(eval_batches(epoch, SPEC))
 
 

@@ -97,5 +97,8 @@ def test_labels_that_come_again(num_labels, num_texts):
 
 def test_labels_that_are_texts():
     texts = [LabeledText("yes", f"What is {index}?") for index in range(600)]
-    with pytest.raises(UserError, match=r"a\.tsv has 600 labels for 600 texts, such as 'What is 0\?': are the columns"):
+    with pytest.raises(
+        UserError,
+        match=r"a\.tsv has 600 texts with 600 different labels, for example the label 'What is 0\?': are the columns",
+    ):
         check_repeated(texts, "a.tsv")

@@ -58,7 +58,7 @@ def test_any_text_comes_back(tmp_path_factory, written, block):
         assert "".join(lines.read_lines(path, keep_ends=True)) == "".join(line + "\n" for line in written)
         data, number = b"", 1
         for found in lines.read_blocks(path):
-            assert found.number == number
+            assert found.first_line == number
             data, number = data + found.data, number + found.data.count(b"\n")
         assert data == path.read_bytes()
 

@@ -96,7 +96,10 @@ def test_names_used_twice(tmp_path):
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ("[" * 100_000, r"a\.json is not in SQuAD's format .the JSON is nested too deeply.$"),
+        (
+            "[" * 100_000,
+            r"a\.json is not in SQuAD's format .the JSON is nested deeper than Python can read, some thousand levels.$",
+        ),
         (
             '{"data": [' + "[]," * 400_000 + "[]]}",
             r"a\.json has more than 1,000,000 bytes, the limit for files",

@@ -157,6 +157,17 @@ def make_marian(folder):
     write_json(folder / "vocab.json", {piece: index for index, piece in enumerate(vocabulary)})
 
 
+def make_m2m100(folder):
+    """Some pieces are not in the vocabulary, behind which are the languages."""
+    data = sentencepiece_model(model_type="bpe")
+    (folder / "sentencepiece.bpe.model").write_bytes(data)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+    pieces = [processor.id_to_piece(index) for index in range(3, processor.vocab_size()) if index % 7]
+    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
+    write_json(folder / "vocab.json", {piece: index for index, piece in enumerate(vocabulary)})
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "M2M100Tokenizer", "sep_token": "</s>"})
+
+
 FAMILIES = {
     "gpt2": make_gpt2,
     "gpt1": make_gpt1,
@@ -164,6 +175,7 @@ FAMILIES = {
     "cased_bert": make_cased_bert,
     "t5": make_t5,
     "marian": make_marian,
+    "m2m100": make_m2m100,
 }
 PIPELINES = ("gpt2", "gpt1", "bert", "cased_bert")
 
@@ -456,6 +468,7 @@ def test_texts_are_neither_cut_nor_filled(folder_of, tmp_path):
         ("bert", {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}),
         ("t5", {"pad": 0, "eos": 1, "unk": 2}),
         ("marian", {"eos": 0, "unk": 1, "pad": -1}),
+        ("m2m100", {"bos": 0, "pad": 1, "eos": 2, "sep": 2, "unk": 3}),
     ],
 )
 def test_special_ids(folder_of, family, ids):
@@ -552,7 +565,7 @@ def test_the_space_of_the_first_word(folder_of, tmp_path):
     ("name", "file", "content", "match"),
     [
         ("gpt2", "vocab.json", "{", r"vocab\.json is damaged \(.*\): fetch it again$"),
-        ("gpt2", "vocab.json", "[1]", r"vocab\.json holds a list, not an object$"),
+        ("gpt2", "vocab.json", "[1]", r"vocab\.json must hold a JSON object, got a list: fetch it again$"),
         ("gpt2", "vocab.json", '{"a": "b"}', r"vocab\.json: the id of 'a' is 'b', not a number$"),
         ("gpt2", "vocab.json", '{"a": -1}', "the id of 'a' is -1"),
         ("gpt2", "vocab.json", '{"a": 0}', r"merges\.txt is damaged \(.*\): fetch it again$"),
@@ -580,6 +593,7 @@ def test_the_space_of_the_first_word(folder_of, tmp_path):
         ("marian", "vocab.json", '{"▁fox": 0}', "the vocabulary lacks the end of sentence or the unknown token$"),
         ("marian", "vocab.json", '{"</s>": 0, "<unk>": 0}', "the id 0 of '</s>' belongs to another token too$"),
         ("marian", "tokenizer_config.json", '{"separate_vocabs": true}', "separate_vocabs is true, but only"),
+        ("m2m100", "tokenizer_config.json", '{"src_lang": "xx"}', "src_lang has no token __xx__$"),
         ("gpt2", "tokenizer.json", "{}", r"tokenizer\.json is damaged \("),
         ("gpt2", "tokenizer.json", '{"version": "1.0", "model": null}', r"tokenizer\.json is damaged \("),
         (
@@ -661,6 +675,7 @@ def theirs_of(folder_of):
         "cased_bert": transformers.BertTokenizer,
         "t5": transformers.T5Tokenizer,
         "marian": transformers.MarianTokenizer,
+        "m2m100": transformers.M2M100Tokenizer,
     }
     return lambda family, folder: classes[family].from_pretrained(folder)
 
@@ -674,10 +689,10 @@ def test_transformers(folder_of, theirs_of, tmp_path, family, is_saved_by_them):
     theirs = theirs_of(family, folder)
     if is_saved_by_them:
         theirs.save_pretrained(tmp_path)
-        assert (tmp_path / "tokenizer.json").exists() == (family != "marian")
+        assert (tmp_path / "tokenizer.json").exists() == (family not in ("marian", "m2m100"))
         folder, theirs = tmp_path, theirs_of(family, tmp_path)
     ours = load_folder_tokenizer(folder)
-    assert ours.vocab_size == len(theirs)
+    assert ours.vocab_size == len(theirs) + (100 if family == "m2m100" else 0)  # they do not count its languages
     for role in ROLES:
         assert getattr(ours, f"{role}_id") == getattr(theirs, f"{role}_token_id"), role
     texts = random_texts(700, seed=3)
@@ -692,10 +707,55 @@ def test_transformers(folder_of, theirs_of, tmp_path, family, is_saved_by_them):
         assert ours.encode_with_specials(text).ids == theirs(text)["input_ids"]
         both = theirs(text, pair, return_token_type_ids=True)
         assert ours.encode_with_specials(text, pair).ids == both["input_ids"]
-        if family != "marian":  # whose model has no types
+        if family not in ("marian", "m2m100"):  # whose models have no types
             assert ours.encode_with_specials(text, pair).token_types == both["token_type_ids"]
     # They leave a space where T5 begins with two, which SentencePiece removes.
     ending = str.lstrip if family == "t5" else str
-    for ids in [ours.encode(text) for text in texts] + random_ids(700, ours.vocab_size, seed=5):
+    for ids in [ours.encode(text) for text in texts] + random_ids(700, len(theirs), seed=5):
         assert ending(ours.decode(ids)) == ending(theirs.decode(ids, skip_special_tokens=True)), ids
         assert ours.pieces(ids) == theirs.convert_ids_to_tokens(ids)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("name", "language", "code", "size"),
+    [("MBart", "de_DE", "de_DE", 26), ("MBart50", "de_DE", "de_DE", 52), ("Nllb", "deu_Latn", "deu_Latn", 202)]
+    + [("M2M100", "de", "__de__", 100)],
+)
+def test_the_language_of_a_source_is_theirs(folder_of, tmp_path, name, language, code, size):
+    """A folder that they save with one source language is read for another one."""
+    cls = getattr(pytest.importorskip("transformers"), f"{name}Tokenizer")
+    if name == "M2M100":
+        theirs = cls.from_pretrained(folder_of("m2m100"))
+    else:
+        words = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+        theirs = cls(vocab=[*words, *((f"▁{word}", -3.0) for word in ("the", "fox"))])
+    theirs.save_pretrained(tmp_path)
+    ours = load_folder_tokenizer(tmp_path)
+    assert len(ours.languages) == size or name == "Nllb"
+    assert ours.language_id(language) == theirs.convert_tokens_to_ids(code)
+    for text in ("the fox", "", f"the {code}"):
+        assert ours.encode_source(text) == theirs(text)["input_ids"]
+    theirs.src_lang = language
+    for text in ("the fox", "", f"the {code}"):
+        assert ours.encode_source(text, language) == theirs(text)["input_ids"]
+    with pytest.raises(UserError, match="the tokenizer has no language 'xx'; its languages are: "):
+        ours.encode_source("the fox", "xx")
+
+
+def test_a_tokenizer_without_languages_marks_none(folder_of):
+    tokenizer = load_folder_tokenizer(folder_of("t5"))
+    assert tokenizer.encode_source("fox") == tokenizer.encode_with_specials("fox").ids
+    with pytest.raises(UserError, match=r"the tokenizer has no language 'de'; its languages are: none$"):
+        tokenizer.encode_source("fox", "de")
+
+
+def test_a_language_needs_a_place_in_the_template(folder_of, tmp_path):
+    """Here the languages are special tokens, but none is written around a text."""
+    write_json(tmp_path / "tokenizer_config.json", {"additional_special_tokens": ["de_DE", "en_XX"]})
+    pipeline = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "de_DE": 1, "en_XX": 2}, unk_token="<unk>"))
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_folder_tokenizer(tmp_path)
+    assert tokenizer.languages == {"de_DE": 1, "en_XX": 2}
+    with pytest.raises(UserError, match=r"marks no language of a source, so there is no place for 'de_DE'$"):
+        tokenizer.encode_source("fox", "de_DE")

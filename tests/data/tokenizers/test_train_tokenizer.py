@@ -473,9 +473,9 @@ def test_a_tokenizer_from_elsewhere_is_taken_as_it_is(folder_of, tmp_path):
     [
         ({"kind": "letters"}, "unknown kind of tokenizer 'letters': use one of characters, words, wordpiece, bpe, uni"),
         ({"family": "vit"}, "unknown family of tokenizer 'vit': use one of gpt, bert, t5"),
-        ({"kind": "bpe", "vocab_size": 256}, "vocab_size is 256, but bpe for gpt need 257 at least"),
-        ({"kind": "words", "vocab_size": 2}, "vocab_size is 2, but words for gpt need 3 at least"),
-        ({"kind": "unigram", "family": "t5", "vocab_size": 104}, "but unigram for t5 need 105 at least"),
+        ({"kind": "bpe", "vocab_size": 256}, "vocab_size=256 must be at least 257 for bpe of the family gpt"),
+        ({"kind": "words", "vocab_size": 2}, "vocab_size=2 must be at least 3 for words of the family gpt"),
+        ({"kind": "unigram", "family": "t5", "vocab_size": 104}, "must be at least 105 for unigram of the family t5"),
         ({"lines": []}, "no text to train a tokenizer on"),
         ({"lines": ["", " \n", "<unk>"], "kind": "characters"}, "no text to train a tokenizer on"),
         ({"lines": ["\x01\x02"], "kind": "unigram"}, "no text to train a tokenizer on"),

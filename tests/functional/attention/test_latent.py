@@ -97,7 +97,7 @@ def test_latent_attention_is_that_of_deepseek_v3():
 
 
 def test_errors_say_what_fits():
-    with pytest.raises(ValueError, match="rotary keys of size 6 are larger than queries of size 5"):
+    with pytest.raises(ValueError, match="rotary keys must be at most as wide as the queries, H=5, got R=6"):
         attend(QUERY[..., :5], KEY, LATENT)
     with pytest.raises(ValueError, match=r"key_up must have shape \[N, C, H - R\] = \(4, 7, 5\), got \(4, 7, 3\)"):
         latent_attention(QUERY, KEY, LATENT, key_up=VALUE_UP, value_up=VALUE_UP)

@@ -45,7 +45,7 @@ def test_errors_say_what_fits():
         ): r"must both have shape \[M, L\]",
         lambda: linformer_attention(
             *arrays, key_projection=EYE[:, 1:], value_projection=EYE[:, 1:]
-        ): "6 keys is longer than max_length=5",
+        ): "at most max_length=5 keys, got 6",
         lambda: linformer_attention(
             *arrays, key_projection=EYE, value_projection=EYE, is_causal=True
         ): "has no causal form, because projected keys are means that include future",
@@ -56,7 +56,7 @@ def test_errors_say_what_fits():
         ): "has no causal form, because inducing points",
         lambda: dense_synthesizer_attention(
             *arrays, **DENSE | {"logits": DENSE["logits"][..., :5], "logits_bias": DENSE["logits_bias"][..., :5]}
-        ): "6 tokens is longer than max_length=5",
+        ): "at most max_length=5 tokens, the size of the logits, got 6",
         lambda: dense_synthesizer_attention(
             *arrays, **DENSE | {"hidden_bias": DENSE["hidden_bias"][1:]}
         ): r"hidden_bias must have shape \(4, 8\), got \(3, 8\)",

@@ -53,6 +53,11 @@ _MODERN = {
     "ModernBertForMaskedLM": {},
     "ModernBertForMaskedLM untied": {"tie_word_embeddings": False},
 }
+_MODERN |= {
+    "ModernBertForSequenceClassification": {},
+    "ModernBertForSequenceClassification of the mean": {"classifier_pooling": "mean", "classifier_activation": "relu"},
+    "ModernBertForTokenClassification": {},
+}
 _MODERN |= {"ModernBertModel of five layers": {"num_hidden_layers": 5}}
 _MODERN |= {"ModernBertModel without windows": {"layer_types": ["full_attention"] * 4}}
 VARIANTS |= _MODERN

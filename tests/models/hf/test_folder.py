@@ -295,7 +295,7 @@ def test_index_that_points_elsewhere(folder, file):
 def test_index_without_a_map(folder, content):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(content)
-    assert_refused(folder, "has no weight_map$")
+    assert_refused(folder, "it has no weight_map: fetch the folder again$")
 
 
 class Bomb:
@@ -385,7 +385,7 @@ def test_saving_keeps_what_is_beside_and_says_what_it_cannot_do(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     hf.save(make_model(), tmp_path)
     assert (tmp_path / "tokenizer.json").read_text() == "{}"
-    with pytest.raises(ValueError, match="heads that share d_model evenly"):
+    with pytest.raises(ValueError, match="needs d_k = d_model / num_heads"):
         hf.save(make_model(GPTConfig(11, 8, 1, 4, 2, d_k=3)), tmp_path)
     with pytest.raises(ValueError, match="str has no form in Hugging Face's folders"):
         hf.save("model", tmp_path)

@@ -4,9 +4,11 @@ import functools
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from tests.nn.programs import jitted, started
 from tfx_jax.functional import beam_search, greedy_search
+from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, Greedy
 from tfx_jax.models import hf
 
 torch = pytest.importorskip("torch")
@@ -171,3 +173,25 @@ def test_beam_search_is_theirs_that_never_stops_early(net_model_source, num_beam
     np.testing.assert_allclose(found.scores[have_ended], scores[have_ended], rtol=1e-4, atol=rounding)
     assert have_ended.sum() >= B / 2
     assert len(set(lengths(want, model)[have_ended].ravel())) > 3
+
+
+FIRST = 5
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_the_first_token_is_forced_as_theirs(net_model_source, tmp_path, num_beams):
+    """The target language of mBART, NLLB and M2M-100; our searches read it from generation_config.json."""
+    net, model, source = net_model_source
+    options = {"num_beams": num_beams, "length_penalty": 0.0, "early_stopping": "never"} if num_beams > 1 else {}
+    want, _ = generate(net, model, source, forced_bos_token_id=FIRST, **options)
+    (tmp_path / "config.json").write_text('{"forced_bos_token_id": 3}')
+    (tmp_path / "generation_config.json").write_text(f'{{"forced_bos_token_id": {FIRST}}}')
+    search = BeamSearch(num_beams, 0.0) if num_beams > 1 else Greedy()
+    driver = DecodeDriver(nnx.split(model)[0], search, eos_ids=[model.config.eos_id], first_ids=hf.first_ids(tmp_path))
+    rows = [row[row != model.config.pad_id].tolist() for row in source]
+    found = driver(driver.decoder(nnx.split(model)[1]), rows, max_new_tokens=lambda _: L)
+    have_ended = (want == model.config.eos_id).any(axis=1)
+    for row in np.flatnonzero(have_ended):
+        assert found[row] == want[row, : lengths(want, model)[row]].tolist()
+    assert (want[:, 0] == FIRST).all()
+    assert have_ended.sum() >= B / 2

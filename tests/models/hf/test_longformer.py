@@ -140,7 +140,7 @@ def test_what_cannot_be_is_refused(tmp_path):
         change_config(tmp_path, **{name: SIZES[name] for name in values})
     model = hf.load(tmp_path)
     assert model.config.max_length == 40
-    with pytest.raises(ValueError, match="41 tokens, but the model has max_length=40"):
+    with pytest.raises(ValueError, match="at most max_length=40 tokens, got 41"):
         jax.eval_shape(model, np.zeros((1, 41), int))
 
 

@@ -223,7 +223,7 @@ def test_what_transformers_5_saves_untied_says_the_same(tmp_path, is_scaled):
         ({"num_decoder_layers": LEFT_OUT}, "the tensor decoder.block.2.layer.0.layer_norm.weight is missing"),
         ({"d_kv": 4}, r"q.weight has shape \[15, 12\], but \[12, 12\] is needed"),
         ({"eos_token_id": [1, 2]}, r"eos_token_id is \[1, 2\], not of type int"),
-        ({"decoder_start_token_id": V}, "start_id=41 is no token of a vocabulary of 41"),
+        ({"decoder_start_token_id": V}, "start_id=41 must be in 0 .. 40"),
     ],
 )
 def test_refuses_what_differs(tmp_path, fields, message):

@@ -206,7 +206,9 @@ def test_load_params_of_what_is_not_there(saved, tmp_path):
 def test_best_needs_a_score(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(put(host_state(1), 1), {"data": 0})
-    with pytest.raises(UserError, match=r"no checkpoint in .* has been evaluated; see config.eval_every$"):
+    with pytest.raises(
+        UserError, match=r"no checkpoint in .* has been evaluated, .* with --step, or lower config.eval_every$"
+    ):
         load_params(tmp_path, "best")
 
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
@@ -16,7 +17,7 @@ from tfx_jax.training.guards import memory
 from tfx_jax.training.guards.memory import StateMemory
 from tfx_jax.training.optimizer import make_optimizer
 from tfx_jax.training.sharding.strategies import DATA_PARALLEL, make_mesh, state_shardings, with_shardings
-from tfx_jax.training.step import init_state
+from tfx_jax.training.step import init_state, new_state
 
 MIB = 2**20
 SHARDED = ((".*/table", P("data", None)), (r".*/feed_forward/up", P("data")))
@@ -43,6 +44,18 @@ def test_bytes_are_those_of_the_arrays(name, rules):
     assert found.optimizer == lying_there(state.opt_state)
     assert found.num_params == sum(leaf.size for leaf in jax.tree.leaves(state.params))
     assert (found.params < 4 * found.num_params) == (rules is SHARDED)
+
+
+def test_frozen_parameters_and_averages_need_memory():
+    """An adapter has a few parameters, but the model that it modifies lies on the device as well."""
+    state = new_state(
+        {"adapter": np.zeros(10, np.float32)},
+        optax.sgd(1.0, momentum=0.9),
+        model_state={"frozen": np.zeros(1_000, np.float32)},
+        has_ema=True,
+    )
+    found = memory.state_memory(with_shardings(state, state_shardings(state, make_mesh(1))))
+    assert found == StateMemory(10, params=4_040, optimizer=80, gradients=40)
 
 
 def test_state_that_cannot_fit():

@@ -80,8 +80,8 @@ def test_attend_draws_a_file_or_an_image_of_a_split(workdir, tmp_path, capsys):
             "--image=0 must be a number from 1 to 16, the images of the validation split",
         ),
         (["--image=none.png", "--output=a.png"], "there is no image none.png"),
-        (["--image=3", "--html=a.html"], "--html is for sentence pairs: for an image give --output=FILE"),
-        (["--source=a", "--output=a.png"], "--source needs a model of translations or sentence pairs"),
+        (["--image=3", "--html=a.html"], "--html is for text: for an image give --output=FILE"),
+        (["--source=a", "--output=a.png"], "--source needs a model of text"),
     ],
 )
 def test_mistakes_are_one_line(workdir, arguments, message, capsys):

@@ -8,6 +8,7 @@ import struct
 import pytest
 from tensorboardX.crc32c import crc32c
 from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 from tensorboardX.record_writer import RecordWriter
 
 from tfx_jax.training.reporting import progress
@@ -97,6 +98,22 @@ def test_scalars_can_be_read_back(tmp_path):
     shown.close()
     assert points(tmp_path) == expected
     assert read_events(tmp_path)[0].file_version == "brain.Event:2"
+
+
+def test_fields_are_in_the_tab_of_hyperparameters_and_no_points(tmp_path):
+    shown = Progress(tmp_path, last_done_step=3, num_steps=10, stream=io.StringIO())
+    fields = {"seed": 7, "model.dtype": "float32", "is_packed": True, "rates": (1, 2), "peak": None}
+    shown.hparams(fields, ["validation/bleu"])
+    shown.close()
+    assert read_history(tmp_path).points == []
+    values = [value for event in read_events(tmp_path) for value in event.summary.value]
+    assert {value.metadata.plugin_data.plugin_name for value in values} == {"hparams"}
+    plugin = HParamsPluginData()
+    plugin.ParseFromString(next(v for v in values if v.tag.endswith("start_info")).metadata.plugin_data.content)
+    found = plugin.session_start_info.hparams
+    assert (found["seed"].number_value, found["model.dtype"].string_value) == (7, "float32")
+    assert found["is_packed"].bool_value
+    assert (found["rates"].string_value, found["peak"].string_value) == ("(1, 2)", "None")
 
 
 def test_a_text_is_no_point_of_a_curve(tmp_path):

@@ -1,16 +1,23 @@
 """The report of a training, over all of its runs, and its picture."""
 
 import io
+import re
 import signal
+import sys
 
+import jax
 import numpy as np
 import pytest
 from etils import epath
 from matplotlib.image import imread
 
+from tfx_jax.cli import compare, main
+from tfx_jax.errors import UserError
+from tfx_jax.tasks.task import ReportTable
 from tfx_jax.tasks.text.translation import TranslationTask
-from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.reporting.learning_curves import draw_learning_curves
+from tfx_jax.training.checkpoint.artifacts import write_sealed
+from tfx_jax.training.config import ExperimentConfig, save_config
+from tfx_jax.training.reporting.learning_curves import draw_comparison, draw_learning_curves
 from tfx_jax.training.reporting.progress import History, Point, Progress
 from tfx_jax.training.reporting.report import write_report
 from tfx_jax.training.run import Run
@@ -207,6 +214,63 @@ def test_without_label_smoothing_there_is_one_curve():
     (loss,) = panels(history([9.0, 4.0], [9.0, 4.0]), [])
     assert len(loss.lines) == 1
     assert loss.get_legend() is None
+
+
+def test_losses_of_evaluations_and_the_learning_rate_are_drawn():
+    past = history([9.0, 4.0], [9.0, 4.0])
+    past.points[1].scalars["train/learning_rate"] = 0.5
+    evaluations = [{"step": 10, "loss": 8.0, "bleu": 90.0}, {"step": 20, "loss": 5.0, "bleu": 92.0}]
+    loss, bleu, rate = panels(past, evaluations)
+    assert [line.get_label() for line in loss.lines] == ["training", "validation"]
+    np.testing.assert_array_equal(loss.lines[1].get_xydata(), [[10, 8.0], [20, 5.0]])
+    np.testing.assert_array_equal(rate.lines[0].get_xydata(), [[20, 0.5]])
+    assert bleu.get_ylim() == pytest.approx((89.8, 92.2))  # the range, not from 0
+
+
+def test_report_says_how_to_repeat_the_run(workdir, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/opt/bin/tfx-jax", "train", "--workdir=my run"])
+    write_sealed(
+        workdir / "data.json", {"files": {"train_file: a.txt": {"size": 1_234, "checksum": "ab", "stamp": "c"}}}
+    )
+    tables = [ReportTable("Samples", ("source", "target"), [("a|b\nc", "d")]), ReportTable("None", ("a",), [])]
+    report(workdir, config=ExperimentConfig(num_steps=30, seed=77), tables=tables)
+    found = rows(workdir)
+    assert found["Command"] == ["`tfx-jax train '--workdir=my run'`"]
+    assert found["Seed"] == ["77"]
+    assert f"jax {jax.__version__}, " in found["Versions"][0]
+    assert found["`train_file: a.txt`"] == ["1,234 bytes, BLAKE2b ab"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", found["Date"][0])
+    text = (workdir / "report.md").read_text()
+    assert "## Samples\n\n| source | target |\n| --- | --- |\n| a\\|b c | d |\n" in text
+    assert "## None" not in text
+
+
+def test_runs_are_compared(workdir, tmp_path_factory, capsys, monkeypatch):
+    monkeypatch.setattr(compare, "save_figure", lambda path, draw: drawn.append((path, draw())))
+    drawn, other = [], tmp_path_factory.mktemp("other")
+    save_config(ExperimentConfig(num_steps=30), workdir)
+    save_config(ExperimentConfig(num_steps=30, seed=5, init_from="x"), other)
+    shown = Progress(other, last_done_step=0, num_steps=30, stream=io.StringIO())
+    for step, loss in ((10, 7.0), (20, 5.0)):
+        shown.scalars(step, {"train/loss": loss, "validation/bleu": 10 * step})
+    shown.close()
+    assert main(["compare", str(workdir), str(other), "--output=a.png"]) == 0
+    table = {cells[0]: cells[1:] for cells in (re.split("  +", line) for line in capsys.readouterr().out.splitlines())}
+    assert table["seed"] == ["0", "5"]
+    assert table["init_from"] == ['""', "x"]
+    assert "num_steps" not in table
+    assert table["last step"] == ["30", "20"]
+    assert table["train/loss, last"] == ["2", "5"]
+    assert table["train/loss, range"] == ["2 to 9", "5 to 7"]
+    ((path, figure),) = drawn
+    loss, bleu = figure.axes
+    assert path == "a.png"
+    assert [line.get_label() for line in loss.lines] == [str(workdir), str(other)]
+    np.testing.assert_array_equal(bleu.lines[1].get_xydata(), [[10, 100], [20, 200]])
+    assert main(["compare", str(workdir), str(workdir)]) == 2
+    assert "compare needs two or more workdirs" in capsys.readouterr().err
+    with pytest.raises(UserError, match="none of the runs has logged a loss or a metric"):
+        draw_comparison({"a": History([], [], [])})
 
 
 def test_many_points_are_smoothed_over_themselves():

@@ -11,7 +11,8 @@ from tests.nn.programs import draw, normal
 from tfx_jax.models import Reformer, ReformerConfig, reformer
 from tfx_jax.nn import Distribution, MultiHeadAttention, distributed
 from tfx_jax.tasks import language_model_loss
-from tfx_jax.training.sharding.strategies import make_distribution, make_mesh
+from tfx_jax.training.sharding.layers import make_distribution
+from tfx_jax.training.sharding.strategies import make_mesh
 from tfx_jax.training.step import init_state, update
 
 B, T, D, N = 8, 4, 8, 2

@@ -177,7 +177,9 @@ def test_files_with_named_columns(tmp_path, name):
 
 def test_columns_that_are_turned_are_found_before_anything_is_made(tmp_path):
     (tmp_path / "train.tsv").write_text("".join(f"text {number}\tgood\n" for number in range(30)))
-    with pytest.raises(UserError, match=r"train\.tsv has 30 labels for 30 texts, such as 'text 0': are the columns"):
+    with pytest.raises(
+        UserError, match=r"train\.tsv has 30 texts with 30 different labels, for example the label 'text 0': are the"
+    ):
         opened(tmp_path / "workdir", dataset="files", data_dir=str(tmp_path), train_file="train.tsv")
 
 

@@ -193,4 +193,4 @@ def test_attention_finds_the_cause_and_a_mean_does_not(tmp_path, capsys):
     assert sum(weights) == pytest.approx(1, abs=0.01)
     assert all(len(line.split("\t")) == 4 for line in lines)
     assert main(["attend", f"--workdir={tmp_path / 'mean'}", "--source=a", "--output=a.png"]) == 2
-    assert "--source needs a model of translations or sentence pairs" in capsys.readouterr().err
+    assert "--source needs a model of text" in capsys.readouterr().err

@@ -249,7 +249,7 @@ class TestTraining:
         run, params = load_run(learned), load_params(learned)
         image = run.task.rows("validation")[2].image
         found = run.task.attention(run.trained(params), image)
-        assert (found.said, found.titles) == ("dark", ["rollout", "layer 1", "layer 2"])
+        assert (found.answer, found.titles) == ("dark", ["rollout", "layer 1", "layer 2"])
         model = nnx.merge(run.trained(params).graphdef, params)
         _, maps = jax.jit(lambda model, images: model(images, return_attention=True))(model, normalized(image[None]))
         layers = [np.asarray(maps[f"encoder/{index}/self"]) for index in range(2)]

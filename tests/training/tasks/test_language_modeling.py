@@ -6,6 +6,7 @@ import math
 import sys
 from unittest import mock
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from tests.data.tokenizers_made_here import make_tokenizer
 from tests.tiers import slow_but
 from tfx_jax.cli import main
 from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
+from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, hf
 from tfx_jax.tasks import prediction
+from tfx_jax.tasks.text.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.text.classification import ClassificationConfig
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig, LanguageModelTask
 from tfx_jax.tasks.text.text_data import TextData
@@ -25,6 +28,7 @@ from tfx_jax.tasks.token_prediction import token_stream
 from tfx_jax.training import run as run_module
 from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant, validate
+from tfx_jax.training.init_from import adopt_pretrained_config
 from tfx_jax.training.loop import train
 from tfx_jax.training.run import load_run, make_run
 from tfx_jax.training.sharding.strategies import make_mesh, state_shardings
@@ -185,6 +189,82 @@ def test_a_mixture_has_its_shares_of_each_file(tmp_path, is_packed):
         config.task.mixture, config.task.data.validation_share = values["mixture"], values.get("share", 0.0)
         with pytest.raises(UserError, match=message):
             validate(config)
+
+
+def test_conversations_in_lines_and_in_parquet_are_the_same(tmp_path):
+    """The chat template is that of the tokenizer, which the workdir keeps; batches resume bit for bit."""
+    arrow = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow")
+    pytest.importorskip("jinja2", reason="needs jinja2")
+    conversations = [
+        [{"role": "user", "content": f"ask {number}"}, {"role": "assistant", "content": f"reply {number}"}]
+        for number in range(30)
+    ]
+    lines = [json.dumps({"messages": messages, "id": number}) for number, messages in enumerate(conversations)]
+    (tmp_path / "talk.jsonl").write_text("\n".join(lines) + "\n")
+    arrow.write_table(sys.modules["pyarrow"].table({"messages": conversations}), tmp_path / "talk.parquet")
+    base = tmp_path / "base"
+    tokenizer = train_or_load_folder(base, lambda: lines, kind="bpe", family="gpt", vocab_size=300)
+    (base / "chat_template.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    sizes = GPTConfig(vocab_size=tokenizer.vocab_size, num_layers=1, d_model=8, num_heads=2, max_length=64)
+    fields = {"architectures": ["GPT2LMHeadModel"], **hf.FAMILIES["GPT2LMHeadModel"].write_config(sizes)}
+    (base / "config.json").write_text(json.dumps(fields))  # no parameters are needed to read data
+    tasks = {}
+    for name in ("talk.jsonl", "talk.parquet"):
+        config = tiny_config(
+            dataset="files", data_dir=str(tmp_path), train_file=name, validation_file=name, documents="messages"
+        )
+        config.init_from, config.task.is_packed = str(base), True
+        config.task.data.max_length = config.model.max_length = 64
+        config = validate(adopt_pretrained_config(config))
+        run = make_run(config, tmp_path / f"{name}.work")
+        tasks[name] = run.task
+    rows, others = (task.make_epochs(0)(0) for task in tasks.values())
+    assert len(rows) == len(others) == len(tasks["talk.jsonl"].make_eval_examples("validation"))
+    replies = []
+    for index in range(len(rows)):
+        row = rows[index]
+        chex.assert_trees_all_equal(row, others[index])
+        replies += tokenizer.decode(row["targets"][row["weights"] > 0].tolist()).split("\n")
+    assert sorted(filter(None, replies)) == sorted(f"reply {number}" for number in range(30))
+    assert (tmp_path / "talk.jsonl.work" / "tokenizer" / "chat_template.jinja").exists()
+
+    mesh = make_mesh(data=1)
+    iterator, resumed = (iter(run.train_data(mesh)) for _ in range(2))
+    next(iterator)
+    resumed.set_state(iterator.get_state())
+    for _ in range(4):
+        chex.assert_trees_all_equal(next(iterator), next(resumed))
+    iterator.close()
+    resumed.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "message"),
+    [
+        (GPTConfig, LanguageModelConfig, r'data\.documents="messages" needs config\.task\.is_packed=True$'),
+        (
+            BertConfig,
+            BertPretrainingConfig,
+            r'data\.documents="messages" is for language modeling with dataset="files"',
+        ),
+    ],
+)
+def test_conversations_that_a_task_cannot_read(model, task, message):
+    config = tiny_variant(ExperimentConfig(model=model(), task=task()))
+    config.task.data.dataset, config.task.data.documents = "files", "messages"
+    with pytest.raises(UserError, match=message):
+        validate(config)
+
+
+def test_conversations_need_a_model_with_a_template(tmp_path):
+    (tmp_path / "talk.jsonl").write_text('[{"role": "user", "content": "a"}]\n')
+    config = tiny_config(dataset="files", data_dir=str(tmp_path), train_file="talk.jsonl", documents="messages")
+    config.task.is_packed = True
+    with pytest.raises(UserError, match=r'documents="messages" needs config\.init_from, a model with a chat template'):
+        make_run(validate(config), tmp_path / "work")
 
 
 def test_generate_goes_on_with_a_workdir(trained, monkeypatch, capsys):

@@ -12,12 +12,20 @@ from flax import nnx
 
 from tests.training.configs import with_values
 from tests.training.tasks.told import Told
-from tfx_jax.cli import main, transcribe
+from tfx_jax.cli import main
 from tfx_jax.errors import UserError
 from tfx_jax.functional import log_mel
 from tfx_jax.metrics.edit_distance import recognition_scores
 from tfx_jax.models import ConformerConfig
-from tfx_jax.tasks.speech.recorded_speech import DIGITS, RecordedSpeech, Sound, SpokenDigits, Tones, log_mel_features
+from tfx_jax.tasks.speech.recorded_speech import (
+    DIGITS,
+    RecordedSpeech,
+    Sound,
+    SpokenDigits,
+    Tones,
+    log_mel_features,
+    utterance_of,
+)
 from tfx_jax.tasks.speech.speech_recognition import SpeechRecognitionConfig, recognition_loss
 from tfx_jax.training.checkpoint.checkpoints import load_params
 from tfx_jax.training.config import ExperimentConfig, tiny_variant, validate
@@ -137,9 +145,9 @@ def test_tables_name_files_beside_them_or_in_their_zip(tmp_path):
     [
         ("a.wav", r"train\.tsv, line 1: a line must be a WAV file name, one TAB and the transcript$"),
         ("a.wav\t \n", r"train\.tsv, line 1: a line must be "),
-        ("\n", r"train\.tsv names no files$"),
+        ("\n", r"train\.tsv has only blank lines: name a WAV file"),
         ("none.wav\thello\n", r"^there is no file none\.wav in "),
-        (b"\xff\t\n", r"^train\.tsv in .* is not UTF-8$"),
+        (b"\xff\t\n", r"^train\.tsv in .* is not UTF-8: convert it"),
     ],
 )
 def test_mistakes_in_tables_are_named(tmp_path, content, message):
@@ -250,12 +258,14 @@ class TestTranscribe:
         references = [speech[index].transcript for index in range(3)]
         assert recognition_scores([lines[0], *lines[2:]], references).cer < 60
         assert f"error: {tmp_path}/bad.wav cannot be read as a WAV file: " in err
+        assert main(["transcribe", f"--workdir={workdir}", str(tmp_path)]) == 2
+        assert capsys.readouterr().out.splitlines() == [lines[0], *lines[2:], ""]  # 0.wav, 1.wav, 2.wav, bad.wav
 
     def test_hears_silence_around_a_file_as_far_as_there_is_room(self, tmp_path):
         for count, silent in ((50, 10), (96 - 7, 3), (96, 0)):
             samples = np.full(10 * count, 1_000, np.int16)
             scipy.io.wavfile.write(tmp_path / "one.wav", 1_000, samples)
-            frames, _ = transcribe._read(str(tmp_path / "one.wav"), tiny_config().task.data)
+            frames, _ = utterance_of(str(tmp_path / "one.wav"), tiny_config().task.data)
             assert len(frames) == count + 2 * silent
             assert np.flatnonzero(frames.any(axis=1)).tolist() == list(range(silent, count + silent))
 

@@ -136,7 +136,7 @@ def test_command_line_evaluates(trained, capsys):
     ("section", "field", "value", "message"),
     [
         ("data", "max_length", 2, "config.task.data.max_length=2 is too short for a span"),
-        ("data", "max_length", 4096, "needs 228 sentinels in a target, but T5's tokenizers have 100: lower it"),
+        ("data", "max_length", 4096, "needs 228 sentinels in a target, but T5's tokenizers have 100: lower max_length"),
         ("model", "num_buckets", 3, "config.model.num_buckets=3 must be at least 4"),
         ("model", "max_distance", 16, "less than twice max_distance=16"),
     ],

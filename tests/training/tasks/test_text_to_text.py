@@ -178,7 +178,7 @@ def test_starts_from_another_training(trained, tmp_path):
 def test_labels_that_answers_cannot_tell_apart_are_refused(tmp_path):
     for number, (lines, message) in enumerate(
         [
-            ("a_b\tt\nA b\tu\n", "the labels 'A b' and 'a_b' have the same text in words: rename one"),
+            ("a_b\tt\nA b\tu\n", "the labels 'A b' and 'a_b' are both written as 'a b': rename one"),
             # The tokenizer of the training split knows neither character: both are unknown.
             ("a\tt u v w\n①\tt\n1\tu\n", "the tokenizer writes the label '.' like another one: rename it"),
         ]

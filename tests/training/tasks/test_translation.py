@@ -143,7 +143,7 @@ def test_a_text_too_small_to_set_some_aside_says_so(folder):
         (folder / name).write_text("a b\n" * 9)
     with pytest.raises(
         UserError,
-        match=r"^my.en has only \d pairs, fewer than the 10 needed to set some aside: name config.task.data.validation",
+        match=r"^my.en has \d pairs, but a validation split can be taken from at least 10: add pairs, or name config",
     ):
         own_text(folder).task.splits()["train"]
 

@@ -23,7 +23,9 @@ class LineReader:
       is_terminal: whether standard input is a terminal; then a prompt is written to stderr.
     """
 
-    def __init__(self, stream: BinaryIO, *, pause: float = 0.05, screen: TextIO | None = None):
+    def __init__(
+        self, stream: BinaryIO, *, pause: float = 0.05, screen: TextIO | None = None, name: str = "standard input"
+    ):
         """Sets up the reader; nothing is read yet.
 
         Args:
@@ -31,7 +33,9 @@ class LineReader:
           pause: seconds without input after which the available lines form a chunk. A program that writes quickly to
             a pipe makes shorter pauses.
           screen: stream for the prompt; None means stderr.
+          name: name of the stream in messages.
         """
+        self.name = name
         self._stream, self._pause, self._screen = stream, pause, screen or sys.stderr
         self.is_terminal = stream.isatty()
         self._lines: collections.deque[bytes] = collections.deque()
@@ -62,7 +66,7 @@ class LineReader:
                 if taken:
                     break
                 number = self._num_taken + 1
-                raise UserError(f"standard input, line {number}: not UTF-8 ({error.reason})") from None
+                raise UserError(f"{self.name}, line {number}: not UTF-8 ({error.reason})") from None
             self._lines.popleft()
             self._num_taken += 1
         return taken

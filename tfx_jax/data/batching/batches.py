@@ -77,9 +77,10 @@ class Bucket:
 
 
 def length_boundaries(max_length: int, multiple: int = 1) -> tuple[int, ...]:
-    """Returns bucket lengths: multiples of 4 from 8 on, four lengths per doubling, and finally `max_length`.
+    """Returns bucket lengths: 8 to 32 in steps of 4, then four per doubling, and finally `max_length`.
 
-    Few shapes save compilations, and closely spaced ones save padding. All are rounded up to multiples of `multiple`.
+    All are rounded up to a multiple of `multiple`, so the last one may exceed `max_length`. Few lengths save
+    compilations, and closely spaced ones save padding.
 
     >>> length_boundaries(100)
     (8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 100)
@@ -119,7 +120,7 @@ def training_buckets(
         `tokens_per_batch`, or if `batch_multiple` is not divisible by the number of shards.
     """
     if list(boundaries) != sorted(set(boundaries)):
-        raise UserError(f"boundaries={tuple(boundaries)} must increase")
+        raise UserError(f"boundaries={tuple(boundaries)} must increase: sort them and remove repetitions")
     if tokens_per_batch < batch_multiple * boundaries[-1]:
         raise UserError(
             f"tokens_per_batch={tokens_per_batch} cannot hold {batch_multiple} rows of {boundaries[-1]} tokens: "
@@ -351,7 +352,9 @@ def eval_batches(examples: ExampleSource, spec: BatchSpec, *, shard: ProcessShar
 def _check_lengths(lengths: np.ndarray, max_length: int) -> None:
     """Raises UserError if an example is longer than `max_length`."""
     if (longest := lengths.max(initial=0)) > max_length:
-        raise UserError(f"an example has {longest} tokens, but the longest batch has {max_length}")
+        raise UserError(
+            f"an example has {longest} tokens, but must have at most {max_length}: shorten it, or raise max_length"
+        )
 
 
 class _TrainDataset(grain.IterDataset[Batch]):
@@ -386,7 +389,7 @@ class _TrainDataset(grain.IterDataset[Batch]):
         order = np.arange(len(lengths)) if self._is_shuffled else rng.permutation(len(lengths))
         order = order[lengths[order] >= 0]  # without skipped examples, whose length is -1
         if not order.size:
-            raise UserError("there are no examples to train on")
+            raise UserError("there are no examples to train on: all are empty or too long")
         plan = [(bucket, order[members]) for bucket, members in plan_batches(lengths[order], self._buckets)]
         return _Portion(examples, [plan[index] for index in rng.permutation(len(plan))], len(lengths) - len(order))
 

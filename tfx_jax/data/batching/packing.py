@@ -53,7 +53,7 @@ class TokenBlocks:
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < self._count:
-            raise IndexError(f"example {index} of {self._count}")
+            raise IndexError(f"there is no example {index}: examples are numbered from 0 to {self._count - 1}")
         start, end = index * self._length, (index + 1) * self._length
         weights = (np.arange(start, end) < self._num_targets).astype(np.float32)
         return {"inputs": self._stream[start:end], "targets": self._stream[start + 1 : end + 1], "weights": weights}
@@ -76,7 +76,16 @@ class PackedDocuments:
     ([[5, 6, 7, 10], [8, 9, 0, 0]], [[1, 1, 1, 2], [1, 1, 0, 0]])
     """
 
-    def __init__(self, tokens: np.ndarray, ends: np.ndarray, length: int, *, pad_id: int, min_tokens: int = 1):
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        ends: np.ndarray,
+        length: int,
+        *,
+        pad_id: int,
+        min_tokens: int = 1,
+        is_target: np.ndarray | None = None,
+    ):
         """Packs documents; only offsets are stored.
 
         Args:
@@ -85,6 +94,8 @@ class PackedDocuments:
           length: tokens of a row.
           pad_id: id of padding.
           min_tokens: shorter documents are dropped.
+          is_target: whether each token is to be predicted, [number of tokens] bool; None: all are. The weights of
+            others are 0.
         """
         sizes = np.diff(ends, prepend=0)
         ends, sizes = ends[sizes >= min_tokens], sizes[sizes >= min_tokens]
@@ -96,7 +107,7 @@ class PackedDocuments:
         piece_sizes = np.minimum(document_ends - starts, length)
         rows = first_fit(piece_sizes.tolist(), length)
         order = np.argsort(rows, kind="stable")
-        self._tokens, self._length, self._pad_id = tokens, length, pad_id
+        self._tokens, self._length, self._pad_id, self._is_target = tokens, length, pad_id, is_target
         self._starts, self._sizes = starts[order], piece_sizes[order].astype(np.int32)
         self._is_end = (starts + piece_sizes == document_ends)[order]
         self._edges = np.append(0, np.cumsum(np.bincount(rows)))  # row i has pieces _edges[i] .. _edges[i + 1] - 1
@@ -111,7 +122,7 @@ class PackedDocuments:
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+            raise IndexError(f"there is no row {index}: rows are numbered from 0 to {len(self) - 1}")
         row: Example = {name: np.full(self._length, self._pad_id, np.int32) for name in ("inputs", "targets")}
         row |= {name: np.zeros(self._length, np.int32) for name in ("segment_ids", "positions")}
         row |= {"weights": np.zeros(self._length, np.float32)}
@@ -120,10 +131,12 @@ class PackedDocuments:
             start, size = int(self._starts[piece]), int(self._sizes[piece])
             columns = slice(column, column + size)
             # The last token of a document has no next token. At a cut, the next token is in another piece.
-            following = self._tokens[start + 1 : start + size + (not self._is_end[piece])]
+            next_tokens = slice(start + 1, start + size + (not self._is_end[piece]))
+            following = self._tokens[next_tokens]
             row["inputs"][columns] = self._tokens[start : start + size]
             row["targets"][column : column + len(following)] = following
-            row["weights"][column : column + len(following)] = 1
+            weights = 1 if self._is_target is None else self._is_target[next_tokens]
+            row["weights"][column : column + len(following)] = weights
             row["segment_ids"][columns] = segment
             row["positions"][columns] = np.arange(size)
             column += size

@@ -66,6 +66,7 @@ def _walk(
         while begin < len(text) - 1:
             is_short = rng.random() < short_rate
             num_tokens = int(rng.integers(2, max_tokens + 1)) if is_short else max_tokens
+            # Sentences begin .. end - 1 fill an input; the first segment ends at a random sentence `middle` of them.
             end = _end_of_sentences(text, begin, num_tokens, min_sentences=2)
             middle = int(rng.integers(begin + 1, end))
             first = _join(text[begin:middle])
@@ -75,7 +76,7 @@ def _walk(
                 begin = end
             else:
                 second = _random_sentences(texts, text_index, rng, num_tokens - len(first))
-                begin = middle
+                begin = middle  # the sentences from `middle` on were not used
             yield SegmentPair(first, second, is_next)
 
 

@@ -58,7 +58,7 @@ def corrupt_spans(
     """
     needed = len(spans) + final_sentinel
     if len(sentinels) < needed:
-        raise ValueError(f"{len(spans)} spans need {needed} sentinels, not {len(sentinels)}")
+        raise ValueError(f"{len(spans)} spans need at least {needed} sentinels, got {len(sentinels)}")
     inputs: list[Token] = []
     targets: list[Token] = []
     position = 0
@@ -250,7 +250,7 @@ class CorruptedTexts:
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
+            raise IndexError(f"there is no example {index}: examples are numbered from 0 to {len(self) - 1}")
         text = np.full((1, self._text_length), self._ids["pad_id"], np.int32)
         tokens = self._stream[self._edges[index] : self._edges[index + 1]]
         text[0, : len(tokens)] = tokens

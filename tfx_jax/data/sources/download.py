@@ -222,7 +222,9 @@ def _open(request: urllib.request.Request, url: str) -> http.client.HTTPResponse
             raise _ConnectionLostError(answer) from None
         raise UserError(f"{url}: {answer}; name a mirror with --base-url") from None
     except UnicodeError as error:  # in the name of the host or of a host in a redirect
-        raise UserError(f"{url} leads to no host ({error}); name a mirror with --base-url") from None
+        raise UserError(
+            f"{url}, or a redirect from it, has an invalid host name ({error}); name a mirror with --base-url"
+        ) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise _ConnectionLostError(str(reason) or type(reason).__name__) from None

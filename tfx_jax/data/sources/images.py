@@ -1,6 +1,7 @@
 """Readers of image files."""
 
 import io
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -51,6 +52,30 @@ def read_center(path: epath.PathLike, size: int, num_channels: int) -> np.ndarra
     picture = _read(path, {1: "L", 3: "RGB"}[num_channels])  # Pillow's modes of grayscale and color
     fitted = PIL.ImageOps.fit(picture, (size, size), PIL.Image.Resampling.BICUBIC)
     return np.array(fitted).reshape(size, size, num_channels)
+
+
+def image_of(source: Any, size: int, num_channels: int, *, is_cropped: bool = True) -> np.ndarray:
+    """Returns the pixels of an image that is given as a file or as an array.
+
+    Args:
+      source: path of a file, read by `read_center` (or `read_image`, if not `is_cropped`), or [size, size,
+        num_channels] uint8.
+      size: width and height in pixels.
+      num_channels: 3 for RGB, 1 for grayscale.
+      is_cropped: whether files of other sizes are cropped and resized.
+
+    Raises:
+      UserError: if a file cannot be read, or an array has another shape or dtype.
+    """
+    if not hasattr(source, "shape"):
+        return read_center(source, size, num_channels) if is_cropped else read_image(source, size)
+    image = np.asarray(source)
+    if image.shape != (size, size, num_channels) or image.dtype != np.uint8:
+        raise UserError(
+            f"an image must be an array [{size}, {size}, {num_channels}] of uint8, got {list(image.shape)} of "
+            f"{image.dtype}"
+        )
+    return image
 
 
 def _read(path: epath.PathLike, mode: str) -> PIL.Image.Image:

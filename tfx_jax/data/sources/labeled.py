@@ -108,8 +108,9 @@ def check_repeated(texts: Sequence[LabeledText] | Sequence[LabeledPair], path: e
     labels = {text.label for text in texts}
     if len(texts) >= 20 and 2 * len(labels) > len(texts):
         raise UserError(
-            f"{path} has {len(labels):,} labels for {len(texts):,} texts, such as {min(labels)[:40]!r}: are the "
-            "columns swapped? A line is label, TAB, text, unless config.task.data.label_column names a column"
+            f"{path} has {len(texts):,} texts with {len(labels):,} different labels, for example the label "
+            f"{min(labels)[:40]!r}: are the columns swapped? A line is label, TAB, text, unless "
+            "config.task.data.label_column names a column"
         )
 
 

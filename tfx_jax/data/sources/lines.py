@@ -81,11 +81,11 @@ class Block(NamedTuple):
 
     Attributes:
       data: UTF-8 bytes with line ends; the last line of a file may have none.
-      number: line number of the first line, from 1.
+      first_line: line number of the first line, from 1.
     """
 
     data: bytes
-    number: int
+    first_line: int
 
 
 def is_gzip(path: epath.PathLike) -> bool:
@@ -179,7 +179,7 @@ def _checked(block: Block, path: epath.PathLike) -> Block:
     try:
         block.data.decode()
     except UnicodeDecodeError as error:
-        line = block.number + block.data.count(b"\n", 0, error.start)
+        line = block.first_line + block.data.count(b"\n", 0, error.start)
         raise UserError(f"{path}, line {line}: not UTF-8 ({error.reason}); convert the file, e.g. with iconv") from None
     return block
 

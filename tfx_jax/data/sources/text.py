@@ -284,7 +284,7 @@ def _scan(path: epath.PathLike, *, is_tsv: bool = False) -> tuple[_Side, ...]:
         if not block.data.endswith(b"\n"):
             ends = np.append(ends, len(block.data))
         starts = np.append(0, ends[:-1])
-        tabs = _single_tabs(block, ends, path) if is_tsv else ends
+        tabs = _tab_of_each_line(block, ends, path) if is_tsv else ends
         offset = content.append(block.data)
         # The first column is from the line's start to the TAB (or line end), the second one from there to the line end.
         # `strict=False` ignores the second one for plain text.
@@ -298,8 +298,8 @@ def _scan(path: epath.PathLike, *, is_tsv: bool = False) -> tuple[_Side, ...]:
     return tuple(_Side(content, *(array.mapped() for array in column)) for column in columns)
 
 
-def _single_tabs(block: Block, ends: np.ndarray, path: epath.PathLike) -> np.ndarray:
-    """Returns the index in the block of the TAB of each line, [number of lines] int64.
+def _tab_of_each_line(block: Block, ends: np.ndarray, path: epath.PathLike) -> np.ndarray:
+    """Returns where the one TAB of each line is: indices in `block.data`, [number of lines] int64.
 
     Args:
       block: lines of the form source, TAB, target.
@@ -310,11 +310,13 @@ def _single_tabs(block: Block, ends: np.ndarray, path: epath.PathLike) -> np.nda
       UserError: if a line does not have exactly one TAB.
     """
     tabs = _positions(block.data, "\t")
+    # The number of TABs before the end of each line; the differences are the numbers of TABs within the lines.
     num_tabs = np.diff(np.searchsorted(tabs, ends), prepend=0)
     if np.any(num_tabs != 1):
         line = int(np.argmax(num_tabs != 1))
         raise UserError(
-            f"{path}, line {block.number + line}: {num_tabs[line]} TABs; a line must be the source, one TAB, the target"
+            f"{path}, line {block.first_line + line}: {num_tabs[line]} TABs; a line must be the source, one TAB, the "
+            "target"
         )
     return tabs
 

@@ -35,6 +35,16 @@ _USUAL_NAMES = {
     "sep": ("[SEP]",),
 }
 
+# Tokens of languages: "de_DE" of mBART, "deu_Latn" of NLLB, "__de__" of M2M-100, "<|de|>" of Whisper.
+_LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}|__([a-z]{2,3})__|<\|([a-z]{2,3})\|>")
+
+# Languages of M2M-100 in the order of their ids.
+_M2M100_LANGUAGES = """
+af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu hy id ig
+ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so
+sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
+"""
+
 _ADDED_TOKEN_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 T = TypeVar("T")
@@ -182,7 +192,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     """
     values = read(path, parse_json)
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds a {type(values).__name__}, not an object")
+        raise UserError(f"{path} must hold a JSON object, got a {type(values).__name__}: fetch it again")
     return values
 
 
@@ -228,7 +238,10 @@ def check_pipeline(values: Mapping[str, Any], path: Any) -> None:
             matched = pattern.get("String") if isinstance(pattern, dict) else None
             growth *= max(1, len(content) // max(1, len(matched) if isinstance(matched, str) else 1))
         if growth > _MAX_GROWTH:
-            raise UserError(f"{path}: its normalizers would make a text more than {_MAX_GROWTH:,} times longer")
+            raise UserError(
+                f"{path}: its normalizers would make a text more than {_MAX_GROWTH:,} times as long: fetch the file "
+                "again, or use another tokenizer"
+            )
     for step in _steps(values.get("post_processor"), "processors"):
         for name in ("single", "pair"):
             template = step.get(name)
@@ -319,6 +332,41 @@ class HFTokenizer(abc.ABC):
     @abc.abstractmethod
     def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
         """Encodes one or two texts with the special tokens that the model was trained with."""
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the special tokens by name."""
+        return {self._pieces[index]: index for index in sorted(self._hidden)}
+
+    @property
+    def languages(self) -> dict[str, int]:
+        """Ids of the tokens that name a language, by its code, such as "de_DE", "deu_Latn" or "de"."""
+        matches = ((index, _LANGUAGE.fullmatch(name)) for name, index in self.special_tokens.items())
+        return {match.group(match.lastindex or 0): index for index, match in matches if match}
+
+    def language_id(self, language: str) -> int:
+        """Returns the id of a language's token; raises UserError if there is none."""
+        languages = self.languages
+        if language not in languages:
+            known = ", ".join(languages) or "none"
+            raise UserError(f"the tokenizer has no language {language!r}; its languages are: {known}")
+        return languages[language]
+
+    def encode_source(self, text: str, language: str | None = None) -> list[int]:
+        """Encodes a text to translate: `encode_with_specials`, with the token of its language (None: the default).
+
+        Raises:
+          UserError: if the tokenizer has no such language, or marks texts with no language.
+        """
+        ids = self.encode_with_specials(text).ids
+        if language is None:
+            return ids
+        index, frame = self.language_id(language), self.encode_with_specials("").ids
+        for place in (0, -1):  # NLLB and M2M-100 have the language in front, mBART at the end
+            if frame and frame[place] in self.languages.values():
+                ids[place] = index
+                return ids
+        raise UserError(f"the tokenizer marks no language of a source, so there is no place for {language!r}")
 
     @abc.abstractmethod
     def _text(self, ids: Sequence[int]) -> str:
@@ -457,6 +505,7 @@ class PieceTokenizer(HFTokenizer):
         front: str | None = None,
         more_spaces: str = "",
         dropped: str = "",
+        first: str | None = None,
         is_pair_separated: bool,
     ):
         """Combines model and vocabulary.
@@ -469,6 +518,7 @@ class PieceTokenizer(HFTokenizer):
           front: regular expression of a single token at the beginning of a text.
           more_spaces: characters to be replaced by spaces, because the model does not know them as spaces.
           dropped: characters to be dropped, by replacing them with a control character, which the model drops.
+          first: name of a special token that `encode_with_specials` writes before the text.
           is_pair_separated: whether the first of two texts ends with EOS.
 
         Raises:
@@ -481,6 +531,7 @@ class PieceTokenizer(HFTokenizer):
             raise UserError(f"{config.folder}: the vocabulary lacks the end of sentence or the unknown token")
         self._eos, self._unk = self.eos_id, self.unk_id
         self._processor, self._text_of = processor, text_of
+        self._first = [] if first is None else [vocabulary[first]]
         self._front = re.compile(front or "(?!)", re.DOTALL)  # "(?!)" matches nothing
         # Each character is replaced by one character, so that offsets do not change.
         self._replaced = str.maketrans(more_spaces + dropped, " " * len(more_spaces) + "\x01" * len(dropped))
@@ -549,7 +600,7 @@ class PieceTokenizer(HFTokenizer):
 
     def encode_with_specials(self, text: str, pair: str | None = None) -> Inputs:
         """Encodes one or two texts, with EOS at the end."""
-        ids = self.encode(text)
+        ids = [*self._first, *self.encode(text)]
         if pair is not None:
             ids += [self._eos] * self._is_pair_separated + self.encode(pair)
         return Inputs([*ids, self._eos], [0] * (len(ids) + 1))
@@ -584,6 +635,7 @@ def _clean_up(text: str) -> str:
 
 
 # Files of the tokenizers of all families, which have to be copied with a model.
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -595,6 +647,7 @@ TOKENIZER_FILES = (
     "spiece.model",
     "source.spm",
     "target.spm",
+    "sentencepiece.bpe.model",
 )
 
 
@@ -603,7 +656,7 @@ def load_folder_tokenizer(folder: epath.PathLike) -> HFTokenizer:
 
     Files, in this order of preference: tokenizer.json of any family; vocab.json and merges.txt of GPT-2 or GPT;
     vocab.txt of BERT; spiece.model of T5; source.spm, target.spm and vocab.json of Marian, where `encode` uses the
-    source language and `decode` the target language.
+    source language and `decode` the target language; sentencepiece.bpe.model and vocab.json of M2M-100.
 
     Args:
       folder: local or gs://, or the name of a model on the Hugging Face hub.
@@ -621,12 +674,13 @@ def load_folder_tokenizer(folder: epath.PathLike) -> HFTokenizer:
         (["vocab.txt"], _from_word_pieces),
         (["spiece.model"], _from_t5),
         (["source.spm", "target.spm", "vocab.json"], _from_marian),
+        (["sentencepiece.bpe.model", "vocab.json"], _from_m2m100),
     ):
         if all((folder / file).exists() for file in files):
             return make(config)
     raise UserError(
         f"{folder} has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt, nor vocab.txt, nor "
-        "spiece.model, nor source.spm, target.spm and vocab.json"
+        "spiece.model, nor source.spm, target.spm and vocab.json, nor sentencepiece.bpe.model and vocab.json"
     )
 
 
@@ -746,6 +800,31 @@ def _from_marian(config: TokenizerConfig) -> HFTokenizer:
         more_spaces=config.option("more_spaces", ""),
         dropped=config.option("dropped_characters", ""),
         front=">>.*?<<" if has_codes else None,  # the language to translate into
+        is_pair_separated=False,
+    )
+
+
+def _from_m2m100(config: TokenizerConfig) -> HFTokenizer:
+    """Returns the tokenizer of M2M-100 (Fan et al., 2020): SentencePiece, a vocabulary, and behind it the languages.
+
+    No file of the folder names the languages; their ids follow those of the vocabulary.
+    """
+    config.require_family("sentencepiece.bpe.model", "m2m100", "m2m_100")
+    processor = _read_sentencepiece(config, "sentencepiece.bpe.model")
+    config.name_by_default(bos="<s>", pad="<pad>", eos="</s>", unk="<unk>")
+    vocabulary = _read_vocabulary(config)
+    languages = [f"__{code}__" for code in _M2M100_LANGUAGES.split()]
+    vocabulary = {**vocabulary, **{name: len(vocabulary) + index for index, name in enumerate(languages)}}
+    config.special.update(languages)
+    first = f"__{config.option('src_lang', 'en')}__"
+    if first not in vocabulary:
+        raise UserError(f"{config.folder / 'tokenizer_config.json'}: src_lang has no token {first}")
+    return PieceTokenizer(
+        processor,
+        vocabulary,
+        config,
+        text_of=lambda pieces: processor.decode_pieces(pieces).strip(),
+        first=first,
         is_pair_separated=False,
     )
 

@@ -62,14 +62,14 @@ class _Family(NamedTuple):
     Attributes:
       roles: special tokens by role, in the order of their ids, from 0.
       last: special tokens with the highest ids, in the order of their ids.
-      around: templates of one text and of two texts with special tokens; None for no special tokens.
+      templates: templates of one text and of two texts with special tokens; None for no special tokens.
       has_types: whether the model has token types.
       is_plain: whether special tokens spelled in a text are ordinary text, and decoding shows unknown tokens.
     """
 
     roles: dict[str, str]
     last: tuple[str, ...] = ()
-    around: tuple[str, str] | None = None
+    templates: tuple[str, str] | None = None
     has_types: bool = False
     is_plain: bool = False
 
@@ -78,16 +78,18 @@ _FAMILIES = {
     "gpt": _Family({"bos": "<|endoftext|>", "eos": "<|endoftext|>", "unk": "<unk>"}),
     "bert": _Family(
         {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
-        around=("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
+        templates=("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
         has_types=True,
     ),
     "t5": _Family(
         {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
         last=tuple(f"<extra_id_{number}>" for number in reversed(range(100))),
-        around=("$A </s>", "$A </s> $B </s>"),
+        templates=("$A </s>", "$A </s> $B </s>"),
     ),
     "marian": _Family(
-        {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}, around=("$A </s>", "$A $B </s>"), is_plain=True
+        {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+        templates=("$A </s>", "$A $B </s>"),
+        is_plain=True,
     ),
 }
 
@@ -212,20 +214,21 @@ def _train(
     Raises:
       UserError: if `vocab_size` is too small, or there is no text.
     """
-    roles, last, around, has_types, is_plain = _FAMILIES[family]
+    roles, last, templates, has_types, is_plain = _FAMILIES[family]
     if kind == "bpe" and family == "gpt":
         roles = {role: token for role, token in roles.items() if role != "unk"}
     first = list(dict.fromkeys(roles.values()))
     special = [*first, *last]
     needed = len(special) + {"bpe": 256, "unigram": 2}.get(kind, 1)  # all bytes; "▁" and a character; one piece
     if vocab_size < needed and (vocab_size or kind not in _SIZED_BY_TEXT):
-        raise UserError(f"vocab_size is {vocab_size}, but {kind} for {family} need {needed} at least")
+        raise UserError(f"vocab_size={vocab_size} must be at least {needed} for {kind} of the family {family}")
     size = vocab_size - len(special) if vocab_size else _ALL
-    spelled = re.compile("(?!)" if is_plain else "|".join(map(re.escape, special)))  # "(?!)" matches nothing
+    # Splits texts at special tokens that are spelled in them; "(?!)" matches nothing.
+    special_pattern = re.compile("(?!)" if is_plain else "|".join(map(re.escape, special)))
 
     def read() -> Iterator[str]:
         for text in texts():
-            yield from filter(None, spelled.split(text))
+            yield from filter(None, special_pattern.split(text))
 
     def ids(pieces: Iterable[str]) -> dict[str, int]:
         learned = [piece for piece in pieces if piece not in special][:size]
@@ -235,9 +238,9 @@ def _train(
 
     if all(map(is_blank, read())):
         raise UserError("no text to train a tokenizer on: all of it is empty")
-    made = _KINDS.get(family, _COMMON_KINDS)[kind](_Training(read, size, ids, roles))
+    trained = _KINDS.get(family, _COMMON_KINDS)[kind](_Training(read, size, ids, roles))
     options = {
-        "tokenizer_class": "MarianTokenizer" if isinstance(made, dict) else "PreTrainedTokenizerFast",
+        "tokenizer_class": "MarianTokenizer" if isinstance(trained, dict) else "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         # No token types for GPT-2: it would add the word vectors of the ids 0 and 1.
         "model_input_names": ["input_ids", *["token_type_ids"] * has_types, "attention_mask"],
@@ -245,14 +248,14 @@ def _train(
         **({"additional_special_tokens": list(last)} if last else {}),
         **({"split_special_tokens": True, "shows_unknown": True, "normalization": "nfc"} if is_plain else {}),
     }
-    if isinstance(made, dict):
-        return made, {**options, "normalization": _RULE, "dropped_characters": _DROPPED, "more_spaces": _SPACES}
-    made.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in special])
-    if around:
-        single, pair = around
-        known = [(token, made.token_to_id(token)) for token in first if token in single]
-        made.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=known)
-    return {"tokenizer.json": made.to_str(pretty=True).encode()}, options
+    if isinstance(trained, dict):
+        return trained, {**options, "normalization": _RULE, "dropped_characters": _DROPPED, "more_spaces": _SPACES}
+    trained.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in special])
+    if templates:
+        single, pair = templates
+        known = [(token, trained.token_to_id(token)) for token in first if token in single]
+        trained.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=known)
+    return {"tokenizer.json": trained.to_str(pretty=True).encode()}, options
 
 
 def _characters(training: _Training) -> tokenizers.Tokenizer:

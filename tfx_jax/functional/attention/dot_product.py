@@ -19,6 +19,7 @@ from tfx_jax.functional.attention.signature import (
     ScoreMod,
     SegmentIds,
     Window,
+    are_known,
     check_outputs,
     shard_like_query,
     weights_on_request,
@@ -189,9 +190,11 @@ def default_implementations(
       return_weights: whether the weights are returned too; then the formula is used, which computes them anyway.
       platform: platform of the devices, such as "tpu", if the caller knows it; otherwise "rows" is not chosen.
     """
-    length = min(request.query.shape[1], request.key.shape[1])
-    if return_weights or isinstance(request.scale, jax.Array):
+    lengths = request.query.shape[1], request.key.shape[1]
+    # Kernels choose their blocks by the lengths.
+    if return_weights or isinstance(request.scale, jax.Array) or not are_known(*lengths):
         return ("xla",)
+    length = min(lengths)
     if platform == "tpu" and length >= _SHORT and _supports("rows", request):
         return ("rows",)
     # A bias or a mask of all pairs takes the same memory with a kernel, which then saves little.

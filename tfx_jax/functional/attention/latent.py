@@ -76,7 +76,7 @@ def latent_attention(
     """
     n, h, r, (k, c) = *query.shape[-2:], key.shape[-1], value.shape[-2:]
     if r > h:
-        raise ValueError(f"rotary keys of size {r} are larger than queries of size {h}")
+        raise ValueError(f"the rotary keys must be at most as wide as the queries, H={h}, got R={r}")
     check_shapes(query[..., :r], key, value, bias, mask)
     if key_up.shape != (n, c, h - r):
         raise ValueError(f"key_up must have shape [N, C, H - R] = {(n, c, h - r)}, got {key_up.shape}")
@@ -116,7 +116,7 @@ def _size_of_rotary_key(d_k: int, rope_size: int | None) -> int:
     """Returns `rope_size`, or half of a head, d_k, if it is None; raises ValueError if it is above d_k."""
     size = max(d_k // 2, 1) if rope_size is None else rope_size
     if size > d_k:
-        raise ValueError(f"rope_size={size} is larger than a head, d_k={d_k}")
+        raise ValueError(f"rope_size={size} must be at most the size of a head, d_k={d_k}")
     return size
 
 

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.attention.blocks import attend_in_blocks, check_over_keys, cut
-from tfx_jax.functional.attention.dot_product import decode_densely
+from tfx_jax.functional.attention.dot_product import decode_densely, dot_product_attention
 from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     SegmentIds,
+    are_known,
     shard_like_query,
     weights_on_request,
     zeros_where_empty,
@@ -176,9 +177,13 @@ def sliding_window_attention(
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     (b, t), s = query.shape[:2], key.shape[1]
+    sides = back, 0 if is_causal else ahead
+    if are_known(t, s):
+        attend = functools.partial(_banded, **_window_blocks(t, s, sides, block_size))
+    else:  # nor is the number of blocks
+        attend = functools.partial(dot_product_attention, local_window_size=sides)
     attend = functools.partial(
-        _banded,
-        **_window_blocks(t, s, (back, 0 if is_causal else ahead), block_size),
+        attend,
         scale=scale,
         dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,
@@ -271,8 +276,8 @@ def _check_positions(query: Array, key: Array, value: Array, bias: Array | None,
     check_over_keys(query, key, value, bias, mask)
     if query.shape[1] > key.shape[1]:
         raise ValueError(
-            f"attention by position needs queries at the last positions of the keys, so at most {key.shape[1]} queries "
-            f"for {key.shape[1]} keys, got {query.shape[1]}"
+            f"attention by position needs at most as many queries as keys ({key.shape[1]}), got {query.shape[1]}: "
+            "query i has position S - T + i"
         )
 
 

@@ -78,7 +78,7 @@ def linformer_attention(
         shapes = f"{key_projection.shape} and {value_projection.shape}"
         raise ValueError(f"key_projection and value_projection must both have shape [M, L], got {shapes}")
     if s > key_projection.shape[1]:
-        raise ValueError(f"a sequence of {s} keys is longer than max_length={key_projection.shape[1]}")
+        raise ValueError(f"a sequence must have at most max_length={key_projection.shape[1]} keys, got {s}")
     dtype = np.promote_types(query.dtype, np.float32)
     visible = visible_keys(mask, b, s)
     position = jnp.maximum(jnp.cumsum(visible, axis=1) - 1, 0)  # [B, S], among the visible tokens

@@ -150,25 +150,32 @@ def _masked_entmax(alpha: float, logits: Float[Array, "B N T S"], mask: Mask | N
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _entmax(alpha: float, logits: Float[Array, "*batch S"]) -> Float[Array, "*batch S"]:
-    """Computes entmax by sorting: `taus[i]` is the threshold if the i + 1 largest elements have weights above 0."""
-    # tau is at least the largest element minus 1, so elements 2 below the largest have no weight: clip them there.
+    """Computes entmax over the last axis by sorting (Peters et al., 2019, algorithm 2; sparsemax is alpha = 2).
+
+    `taus[i]` is the threshold tau if exactly the i + 1 largest elements have weights above 0.
+    """
+    # Weights do not change if a constant is added to all logits, so let the largest be 0. No weight exceeds 1, so tau
+    # is at least -1, and elements below it have weight 0. Clip them at -2, any value below -1, because the square of a
+    # large negative number, such as a masked logit, would overflow.
     x = jnp.maximum((alpha - 1) * (logits - logits.max(axis=-1, keepdims=True)), -2.0)
     ordered = jnp.sort(x, axis=-1, descending=True)
     count = jnp.arange(1, x.shape[-1] + 1).astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
-    mean = jnp.cumsum(ordered, axis=-1) / count
-    if alpha == 2:
+    mean = jnp.cumsum(ordered, axis=-1) / count  # of the `count` largest elements
+    if alpha == 2:  # sum(x - tau) = count * (mean - tau) = 1
         taus = mean - 1 / count
-    else:
+    else:  # alpha = 1.5: sum((x - tau)^2) = count * (variance + (mean - tau)^2) = 1
         variance = jnp.cumsum(jnp.square(ordered), axis=-1) / count - jnp.square(mean)
         taus = mean - jnp.sqrt(jnp.maximum(1 / count - variance, 0))
-    support = (ordered >= taus).sum(axis=-1, keepdims=True)
-    tau = jnp.take_along_axis(taus, support - 1, axis=-1)
+    support_size = (ordered >= taus).sum(axis=-1, keepdims=True)  # number of elements with weight
+    tau = jnp.take_along_axis(taus, support_size - 1, axis=-1)
     return jnp.maximum(x - tau, 0) ** round(1 / (alpha - 1))
 
 
 @_entmax.defjvp
 def _(alpha: float, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    """Computes the derivative of entmax: (diag(s) - s s^T / sum(s)) tangent, where s = weights^(2 - alpha)."""
     weights, (tangent,) = _entmax(alpha, *primals), tangents
+    # alpha = 2: weights^0, which is 1 for weights above 0. alpha = 1.5: the square root.
     slope = (weights > 0).astype(weights.dtype) if alpha == 2 else jnp.sqrt(weights)
     mean = (slope * tangent).sum(axis=-1, keepdims=True) / slope.sum(axis=-1, keepdims=True)
     return weights, slope * (tangent - mean)

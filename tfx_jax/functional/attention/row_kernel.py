@@ -119,7 +119,17 @@ def _call(
     results: list[Array],
     num_products: int,
 ) -> list[Array]:
-    """Runs a kernel with one program for each row of the batch and each tile of lanes."""
+    """Runs a kernel with one program for each sequence of the batch and each tile of lanes.
+
+    Args:
+      kernel: `_mix` or `_mix_gradient`.
+      options: static options of the kernel.
+      words: the two hash words of the dropout.
+      seen: 1 for visible keys, [B, 1, S]; None without a mask.
+      arrays: inputs of the kernel, [B, T or S, D]; the first two are query and key.
+      results: arrays with the shapes and dtypes of the results; each but the first gets a float32 accumulator.
+      num_products: number of matrix products that the kernel computes, for the cost estimate.
+    """
     from jax.experimental import pallas as pl  # imported here, because it takes a second
     from jax.experimental.pallas import tpu
 
@@ -127,7 +137,7 @@ def _call(
     masks = [] if seen is None else [seen]
 
     def block(x: Array) -> Any:
-        return pl.BlockSpec((1, x.shape[1], options.width), lambda row, tile, *_: (row, 0, tile))
+        return pl.BlockSpec((1, x.shape[1], options.width), lambda sequence, tile, *_: (sequence, 0, tile))
 
     num_bytes = sum(x.size * x.dtype.itemsize for x in (*arrays, *results))
     pairs = b * t * s * options.num_heads
@@ -137,7 +147,7 @@ def _call(
             num_scalar_prefetch=1,
             grid=(b, d // options.width),
             in_specs=[
-                *(pl.BlockSpec((1, 1, s), lambda row, tile, *_: (row, 0, 0)) for _ in masks),
+                *(pl.BlockSpec((1, 1, s), lambda sequence, tile, *_: (sequence, 0, 0)) for _ in masks),
                 *map(block, arrays),
             ],
             out_specs=[block(x) for x in results],
@@ -204,23 +214,39 @@ def _blocks(t: int, s: int, is_causal: bool) -> list[tuple[slice, slice]]:
 
 def _weights(
     options: _Options, words: Any, mask: Any, query: Any, key: Any, rows: slice, columns: slice, head: int
-) -> tuple[Float[Array, "T S"], Any]:
-    """Returns the softmax weights of one head, and a function that applies their dropout to an array of this shape."""
+) -> tuple[Float[Array, "rows columns"], Any]:
+    """Computes the softmax weights of one head for a block of queries.
+
+    Args:
+      options: static options of the kernel.
+      words: the two hash words of the dropout, uint32.
+      mask: True for visible keys, [1, S]; None without a mask.
+      query: reference of the queries of this program, [1, T, lanes].
+      key: reference of its keys, [1, S, lanes].
+      rows: the queries of the block.
+      columns: the keys that the block may see.
+      head: the head, counted from 0 within this program.
+
+    Returns:
+      The weights, and a function that applies their dropout to an array of this shape.
+    """
     from jax.experimental import pallas as pl
 
     t, s = query.shape[1], key.shape[1]
     logits = _dot(_only(query[0, rows], head, options), key[0, columns], 1) * options.scale
-    row, column = (jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis) for axis in (0, 1))
-    row += rows.start
+    query_index, key_index = (jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis) for axis in (0, 1))
+    query_index += rows.start  # `columns` always start at 0
     seen = None if mask is None else mask[:, columns]
     if options.is_causal:
-        past = column <= row + (s - t)
+        past = key_index <= query_index + (s - t)
         seen = past if seen is None else past & seen
     weights = _softmax(logits, seen)
     if not options.dropout_rate:
         return weights, lambda x: x
-    row_and_head = pl.program_id(0) * options.num_heads + pl.program_id(1) * len(options.heads) + head
-    flat_index = ((row_and_head * t + row) * s + column).astype(jnp.uint32)  # index in the dense weights [B, N, T, S]
+    # Hash the index in the dense weights [B, N, T, S], so that the same weights are dropped as by the formula. Programs
+    # are numbered by (sequence, tile of lanes), and a tile has `len(options.heads)` heads.
+    head_index = pl.program_id(0) * options.num_heads + pl.program_id(1) * len(options.heads) + head  # in B * N
+    flat_index = ((head_index * t + query_index) * s + key_index).astype(jnp.uint32)
     bits = hashed(flat_index, words[0], words[1])
     return weights, lambda x: rescaled(x, bits, options.dropout_rate)
 

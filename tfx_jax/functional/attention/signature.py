@@ -60,6 +60,11 @@ class AttentionMask(NamedTuple):
         return self._replace(pairs=pairs, ids=None if self.ids is None else (self.ids[0][:, number:], self.ids[1]))
 
 
+def are_known(*sizes: Any) -> bool:
+    """Returns whether sizes are numbers; `jax.export` traces with symbols for the sizes of dynamic axes."""
+    return all(isinstance(size, int) for size in sizes)
+
+
 def causal_mask(
     num_queries: int, num_keys: int | None = None, *, offset: int | Int[Array, ""] | None = None
 ) -> Bool[Array, "1 1 T S"]:
@@ -406,8 +411,10 @@ def shard_like_query(attention: Callable[P, R]) -> Callable[P, R]:
         if not axes:
             return attention(*args, **kwargs)
         b, t, n, _ = (*sharding.spec, None, None, None, None)[:4]  # a spec may omit trailing axes
+        # The output is [B, T, N, U] and further results are [B, N, T, ...]; the axes without a name are not sharded.
         specs = [PartitionSpec(b, t, n), *(PartitionSpec(b, n, t) for option in EXTRA_OUTPUTS if kwargs.get(option))]
         shardings = [NamedSharding(sharding.mesh, spec) for spec in specs]
+        # `auto_axes` takes arrays only, so flatten the arguments, pass the arrays, and close over all other leaves.
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=lambda x: x is None)
         array_indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
 

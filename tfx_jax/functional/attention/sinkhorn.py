@@ -82,7 +82,10 @@ def sinkhorn_attention(
     check_shapes(query, key, value, None, mask)
     refuse_pairs("Sinkhorn attention", "sorted blocks", bias, mask, is_causal, segment_ids)
     if query.shape[1] != key.shape[1]:
-        raise ValueError(f"blocks are of one sequence, but there are {query.shape[1]} queries and {key.shape[1]} keys")
+        raise ValueError(
+            "Sinkhorn attention is self-attention and needs as many keys as queries, "
+            f"got {query.shape[1]} queries and {key.shape[1]} keys"
+        )
     if block_size < 1 or num_iterations < 1 or temperature <= 0:
         options = f"block_size={block_size}, num_iterations={num_iterations} and temperature={temperature}"
         raise ValueError(f"block_size and num_iterations must be at least 1 and temperature above 0, got {options}")

@@ -157,7 +157,7 @@ def dense_synthesizer_attention(
         if x.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {x.shape}")
     if s > length:
-        raise ValueError(f"a sequence of {s} tokens is longer than max_length={length} of the logits")
+        raise ValueError(f"a sequence must have at most max_length={length} tokens, the size of the logits, got {s}")
     dtype = np.promote_types(query.dtype, np.float32)
     _, key_positions = _positions(mask, segment_ids, b, t, s)
     inner = jnp.einsum("BTNH,NHD->BNTD", query.astype(dtype), hidden.astype(dtype))

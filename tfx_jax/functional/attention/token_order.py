@@ -143,7 +143,7 @@ def attend_to_tokens(
     """
     (b, t), s = query.shape[:2], key.shape[1]
     if t > s:
-        raise ValueError(f"the {t} queries must be the last positions of the keys, of which there are {s}")
+        raise ValueError(f"needs at most as many queries as keys ({s}), got {t}: query i has position S - T + i")
     order = order_tokens(mask, segment_ids, b, t, s)
     if order is None:
         return attend(query, key, value, bias, mask, segment_ids=None, **gates)

@@ -26,10 +26,11 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
 from tfx_jax.hub import local_folder
 from tfx_jax.models.bert import Bert
+from tfx_jax.models.clip import Clip
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
-from tfx_jax.models.hf import bert, bigbird, gpt, llama, longformer, marian, modernbert, peft, t5, vit
+from tfx_jax.models.hf import bert, bigbird, clip, gpt, llama, longformer, marian, modernbert, peft, t5, vit, whisper
 from tfx_jax.models.hf.encoders import ENCODERS
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
@@ -37,6 +38,7 @@ from tfx_jax.models.hf.peft import is_adapter
 from tfx_jax.models.t5 import T5
 from tfx_jax.models.transformer import Transformer
 from tfx_jax.models.vit import ViT
+from tfx_jax.models.whisper import Whisper
 from tfx_jax.nn.lora import adapters_of, merged
 
 
@@ -172,6 +174,29 @@ def _llama(architecture: str) -> Family:
     )
 
 
+_WHISPER = Family(
+    Whisper,
+    read_config=whisper.read_config,
+    write_config=whisper.write_config,
+    rows=whisper.rows,
+    ignored=(r"proj_out\.weight",),
+    copies=((r"proj_out\.weight", "model.decoder.embed_tokens.weight"),),
+    fits=lambda config: True,
+)
+
+
+def _clip(architecture: str) -> Family:
+    """Returns the family of CLIP or SigLIP."""
+    return Family(
+        Clip,
+        read_config=functools.partial(clip.read_config, architecture),
+        write_config=functools.partial(clip.write_config, architecture),
+        rows=clip.rows,
+        ignored=clip.IGNORED,
+        fits=functools.partial(clip.fits, architecture),
+    )
+
+
 _MODULES = (bert, *ENCODERS, modernbert, bigbird, longformer, vit)
 
 # Families by the name in "architectures" of config.json. If several have the same class, a model is saved as the first
@@ -183,6 +208,8 @@ FAMILIES: dict[str, Family] = {
     **{name: _t5(name) for name in t5.ARCHITECTURES},
     **{name: _transformer(name) for name in marian.ARCHITECTURES},
     **{name: _llama(name) for name in llama.ARCHITECTURES},
+    whisper.ARCHITECTURE: _WHISPER,
+    **{name: _clip(name) for name in clip.ARCHITECTURES},
 }
 # Architectures by "model_type", for a config.json without "architectures".
 _BY_MODEL_TYPE = {
@@ -194,9 +221,11 @@ _BY_MODEL_TYPE = {
     "vit": "ViTModel",
     "deit": "DeiTModel",
     "modernbert": "ModernBertModel",
+    "whisper": whisper.ARCHITECTURE,
     **t5.MODEL_TYPES,
     **marian.MODEL_TYPES,
     **llama.MODEL_TYPES,
+    **clip.MODEL_TYPES,
     **{encoder.MODEL_TYPE: next(iter(encoder.HEADS)) for encoder in ENCODERS},
 }
 
@@ -207,6 +236,8 @@ def load(
     architecture: str | None = None,
     dtype: DTypeLike = jnp.float32,
     allow_nonfinite: bool = False,
+    keep_bfloat16: bool = False,
+    shardings: Callable[[Any], Any] | None = None,
     on_read: Callable[[int, int], object] | None = None,
 ) -> Any:
     """Reads a model.
@@ -217,8 +248,13 @@ def load(
         of a model on the Hugging Face hub.
       architecture: a key of `FAMILIES` to load instead of the architecture in config.json, for example the encoder
         without its head, or all heads of a pretraining.
-      dtype: dtype of the computation; parameters are converted to float32.
+      dtype: dtype of the computation; parameters are converted to float32, unless `keep_bfloat16`.
       allow_nonfinite: whether a parameter may be NaN or infinite.
+      keep_bfloat16: whether parameters that are stored as bfloat16 stay so, for inference in half of the memory. With
+        `dtype=bfloat16`, outputs are the same.
+      shardings: function from the parameters' shapes, nested dictionaries, to their shardings on a mesh, such as
+        `lambda params: tfx_jax.training.sharding.state_shardings(params, mesh)`. Each process reads the shards of its
+        devices only. None means the default device.
       on_read: called as `on_read(done, total)` after each array, with the number of parameters that are read and that
         exist.
 
@@ -259,9 +295,12 @@ def load(
         _take_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
         _refuse_unknown(rows, set(tensors.shapes), prefix, shapes, family.ignored)
         _refuse_other_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
-        for name, param, new_nonfinite_names in read_params(rows, tensors, prefix, shapes, np.float32):
+        options: dict[str, Any] = {"keep_bfloat16": keep_bfloat16}
+        if shardings is not None:
+            options["shardings"] = _by_path(shardings(nnx.to_pure_dict(state)))
+        for name, param, new_nonfinite_names in read_params(rows, tensors, prefix, shapes, **options):
             # Wait for each array, so that at most one exists on the host and on the device at the same time.
-            _set(params, name, jax.block_until_ready(jax.device_put(param)))
+            _set(params, name, jax.block_until_ready(param if shardings is not None else jax.device_put(param)))
             nonfinite_names += new_nonfinite_names
             if on_read is not None:
                 done += param.size
@@ -302,7 +341,17 @@ def base_folder(path: epath.PathLike) -> epath.Path:
 
 
 def end_ids(path: epath.PathLike) -> tuple[int, ...]:
-    """Returns the ids of tokens that end a text: `eos_token_id` of generation_config.json or, if unset, of config.json.
+    """Returns the ids of tokens that end a text, the field `eos_token_id`; see `token_ids`."""
+    return token_ids(path, "eos_token_id")
+
+
+def first_ids(path: epath.PathLike) -> tuple[int, ...]:
+    """Returns the ids of tokens that every output begins with, the field `forced_bos_token_id`; see `token_ids`."""
+    return token_ids(path, "forced_bos_token_id")
+
+
+def token_ids(path: epath.PathLike, field: str) -> tuple[int, ...]:
+    """Returns a field with one token id or several of generation_config.json or, if unset, of config.json.
 
     Empty if neither file sets it.
 
@@ -311,11 +360,11 @@ def end_ids(path: epath.PathLike) -> tuple[int, ...]:
     """
     for name in ("generation_config.json", "config.json"):
         file = base_folder(path) / name
-        value = read_json(file).get("eos_token_id") if file.exists() else None
+        value = read_json(file).get(field) if file.exists() else None
         if value is not None:
             ids = value if isinstance(value, list) else [value]
             if not all(type(index) is int and index >= 0 for index in ids):
-                raise UserError(f"{file}: eos_token_id is {value!r}, not a token or a list of them")
+                raise UserError(f"{file}: {field} is {value!r}, not a token or a list of them")
             return tuple(ids)
     return ()
 
@@ -525,6 +574,12 @@ def _refuse_other_copies(theirs: set[str], tensors: Tensors, prefix: str, copies
             original_values, values = tensors.read([original_name, name])
             if not np.array_equal(original_values, values, equal_nan=True):
                 raise UserError(f"the tensor {name} is not {original_name}, with which the model shares it")
+
+
+def _by_path(nested: Any) -> dict[str, Any]:
+    """Returns the leaves of nested dictionaries by path, such as "a/b/c"."""
+    leaves = jax.tree_util.tree_leaves_with_path(nested)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _set(nested: dict[str, Any], path: str, value: Any) -> None:

@@ -2,11 +2,14 @@
 
 import json
 import math
+import mmap
 import pathlib
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -50,6 +53,10 @@ class Fields:
     def renamed(self, names: Mapping[str, str]) -> "Fields":
         """Returns the same values with other names: `names` maps the names that callers use to those in the file."""
         return Fields(self._values, self._path, names)
+
+    def nested(self, name: str) -> "Fields":
+        """Returns the fields of an object in a field, which older files continue in another, `name` and "_dict"."""
+        return Fields({**self.get(name, {}), **self.get(f"{name}_dict", {})}, self._path)
 
     def get(self, name: str, default: Any) -> Any:
         """Returns a field's value, or `default` if the field is missing or null.
@@ -167,6 +174,54 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     return values
 
 
+_DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": jnp.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+class _Map:
+    """A safetensors file in memory: 8 bytes with the size of a JSON header, the header, and the tensors."""
+
+    def __init__(self, path: pathlib.Path):
+        with path.open("rb") as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._start = 8 + int.from_bytes(self._bytes[:8], "little")
+        self._entries: dict[str, Any] = json.loads(self._bytes[8 : self._start])
+
+    def tensor(self, name: str) -> np.ndarray:
+        """Returns a view of a tensor."""
+        entry = self._entries[name]
+        if entry["dtype"] not in _DTYPES:
+            raise ValueError(f"{name} has the dtype {entry['dtype']}")
+        start, stop = entry["data_offsets"]
+        shape, dtype = entry["shape"], np.dtype(_DTYPES[entry["dtype"]])
+        if stop - start != math.prod(shape) * dtype.itemsize or self._start + stop > len(self._bytes):
+            raise ValueError(f"{name} has the wrong size")
+        values = np.frombuffer(self._bytes, np.uint8, count=stop - start, offset=self._start + start)
+        if (self._start + start) % dtype.itemsize:
+            values = values.copy()  # rare: not aligned
+        return values.view(dtype).reshape(shape)
+
+    def release(self, name: str) -> None:
+        """Removes the pages of a tensor from the process's memory; they are read again when needed."""
+        start, stop = (self._start + offset for offset in self._entries[name]["data_offsets"])
+        first = start - start % mmap.PAGESIZE
+        if hasattr(mmap, "MADV_DONTNEED") and stop > first:
+            self._bytes.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+
 class Tensors:
     """The tensors of a folder by name; values are read only by `read`.
 
@@ -199,6 +254,9 @@ class Tensors:
         self.num_bytes = sum((self._folder / file).stat().st_size for file in files)
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._location_of: dict[str, tuple[str, str]] = {}  # file and name in it, by name
+        self._bfloat16: set[str] = set()
+        self._maps: dict[str, _Map] = {}  # files that have been read from
+        self._lock = threading.Lock()
         for file in files:
             with self._open(file) as tensors:
                 for stored in tensors.keys():  # noqa: SIM118, `tensors` is not a dictionary
@@ -208,28 +266,46 @@ class Tensors:
                     if name in self._location_of:
                         raise UserError(f"{folder} has a tensor {self._location_of[name][1]} and another, {stored}")
                     self._location_of[name] = file, stored
-                    self.shapes[name] = tuple(tensors.get_slice(stored).get_shape())
+                    part = tensors.get_slice(stored)
+                    self.shapes[name] = tuple(part.get_shape())
+                    if part.get_dtype() == "BF16":
+                        self._bfloat16.add(name)
 
     def add_name(self, name: str, of: str) -> None:
         """Adds `name` as a second name of the tensor `of`."""
         self._location_of[name], self.shapes[name] = self._location_of[of], self.shapes[of]
+        if of in self._bfloat16:
+            self._bfloat16.add(name)
 
     def read(self, names: Sequence[str]) -> Iterator[np.ndarray]:
-        """Yields the values of tensors in the order of `names`; each must exist."""
-        position = 0
-        while position < len(names):
-            file, _ = self._location_of[names[position]]
-            with self._open(file) as tensors:
-                while position < len(names) and self._location_of[names[position]][0] == file:
-                    yield self._guard(file, tensors.get_tensor, self._location_of[names[position]][1])
-                    position += 1
+        """Yields the values of tensors in the order of `names`, each of which must exist, as views of the mapped files.
+
+        The pages of a tensor leave the process's memory when the next one is requested.
+        """
+        for name in names:
+            file, stored = self._location_of[name]
+            with self._lock:
+                if file not in self._maps:
+                    self._maps[file] = self._guard(file, _Map, self._folder / file)
+            yield self._guard(file, self._maps[file].tensor, stored)
+            self._maps[file].release(stored)
+
+    def release(self, name: str) -> None:
+        """Removes the pages of a tensor that `read` returns from the process's memory; it may still be used."""
+        file, stored = self._location_of[name]
+        if file in self._maps:
+            self._maps[file].release(stored)
+
+    def is_bfloat16(self, name: str) -> bool:
+        """Returns whether a tensor is stored as bfloat16."""
+        return name in self._bfloat16
 
     def _files_of_index(self) -> list[str]:
         """Returns the names of the files that the index lists, after checking that they exist in this folder."""
         path = self._folder / _INDEX
         weight_map = read_json(epath.Path(path)).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise UserError(f"{path} has no weight_map")
+            raise UserError(f"{path} is not an index of weight files, as it has no weight_map: fetch the folder again")
         for file in weight_map.values():
             # A name with a folder in it could point anywhere on the machine.
             if not isinstance(file, str) or pathlib.PurePath(file).name != file or not file.endswith(".safetensors"):

@@ -64,7 +64,8 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
       ValueError: if neither can express the configuration.
     """
     if config.d_k is not None and config.d_k * config.num_heads != config.d_model:
-        raise ValueError("a Hugging Face GPT has heads that share d_model evenly")
+        d_k = config.d_model // config.num_heads
+        raise ValueError(f"a Hugging Face GPT needs d_k = d_model / num_heads = {d_k}, got d_k={config.d_k}")
     names = ACTIVATIONS if config.pre_norm else _GPT1_ACTIVATIONS
     if config.activation not in names.values() or (
         not config.pre_norm and config.d_ff not in (None, 4 * config.d_model)

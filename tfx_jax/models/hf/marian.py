@@ -19,7 +19,7 @@ _MAX_POSITIONS = 1024
 _RESIDUAL_AXES = {
     r"(query|key|value)/kernel": -3,
     "up": -2,
-    r"table|out/(kernel|bias)|down|down_bias|norm/(scale|bias)": -1,
+    r"table|out/(kernel|bias)|down|down_bias|(encoder_|decoder_)?norm/(scale|bias)": -1,
 }
 # Options of each architecture that config.json does not contain. With `learned_positions`, their number is read from
 # it.
@@ -129,8 +129,9 @@ _DEFAULTS = TransformerConfig.marian()
 def as_marian(model: Transformer) -> Transformer:
     """Returns a model that computes the same and has the form of Marian's Transformer; or the model, if another fits.
 
-    Missing biases become zeros. Interleaved sinusoids become all sines, then all cosines: the features of the residual
-    are permuted in all parameters, which changes nothing else, since only the sinusoids depend on their order.
+    With `pre_norm` the form is that of Pegasus, which differs from Marian in this alone. Missing biases become zeros.
+    Interleaved sinusoids become all sines, then all cosines: the features of the residual are permuted in all
+    parameters, which changes nothing else, since only the sinusoids depend on their order.
 
     Raises:
       ValueError: if `write_config` cannot express the model.
@@ -138,7 +139,8 @@ def as_marian(model: Transformer) -> Transformer:
     if any(fits(architecture, model.config) for architecture in ARCHITECTURES if architecture != "MarianMTModel"):
         return model
     config = dataclasses.replace(model.config, attention_bias=True, logits_bias=True, interleaved_sinusoids=False)
-    write_config("MarianMTModel", config)
+    if not (config.pre_norm and fits("PegasusForConditionalGeneration", config)):
+        write_config("MarianMTModel", config)
     if config == model.config:
         return model
     graphdef, state = nnx.split(with_zeros(model, config))
@@ -149,7 +151,7 @@ def as_marian(model: Transformer) -> Transformer:
 
         def reorder(path: Any, leaf: jax.Array) -> jax.Array:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
-            axes = (axis for end, axis in _RESIDUAL_AXES.items() if re.search(f"/({end})$", name))
+            axes = (axis for end, axis in _RESIDUAL_AXES.items() if re.search(f"(^|/)({end})$", name))
             axis = next(axes, None)
             return leaf if axis is None else jax.device_put(np.take(np.asarray(leaf), order, axis=axis))
 
@@ -211,8 +213,6 @@ def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]
 
 def rows(config: TransformerConfig) -> list[Row]:
     """Returns the table of names."""
-    names = ("q_proj", "k_proj", "v_proj", "out_proj")
-    attentions = {"encoder": {"self": "self_attn"}, "decoder": {"self": "self_attn", "cross": "encoder_attn"}}
     result = [table("embedding/table", "model.shared.weight")]
     if config.source_vocab_size is not None:
         result = [
@@ -227,6 +227,16 @@ def rows(config: TransformerConfig) -> list[Row]:
             result += norm(f"{name}_embedding_norm", f"model.{side}.layernorm_embedding")
         if config.pre_norm:
             result += norm(f"{side}_norm", f"model.{side}.layer_norm")
+    result += layer_rows()
+    # Their tensor has shape [1, V], a matrix with one output.
+    return [*result, linear("logits_bias", "final_logits_bias")] if config.logits_bias else result
+
+
+def layer_rows() -> list[Row]:
+    """Returns the rows of the layers of encoder and decoder, which all architectures have."""
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    attentions = {"encoder": {"self": "self_attn"}, "decoder": {"self": "self_attn", "cross": "encoder_attn"}}
+    result: list[Row] = []
     for side, kinds in attentions.items():
         ours, theirs = f"{side}_layers", f"model.{side}.layers.{{}}"
         for kind, name in kinds.items():
@@ -234,5 +244,4 @@ def rows(config: TransformerConfig) -> list[Row]:
             result += norm(f"{ours}/{kind}_attention_residual/norm", f"{theirs}.{name}_layer_norm")
         result += feed_forward(f"{ours}/feed_forward", f"{theirs}.fc1", f"{theirs}.fc2")
         result += norm(f"{ours}/feed_forward_residual/norm", f"{theirs}.final_layer_norm")
-    # Their tensor has shape [1, V], a matrix with one output.
-    return [*result, linear("logits_bias", "final_logits_bias")] if config.logits_bias else result
+    return result

@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from tfx_jax.errors import UserError
-from tfx_jax.models.bert import Bert, BertConfig, BertMaskedLM
-from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
-from tfx_jax.models.hf.names import Row, linear, table, under, vector
+from tfx_jax.models.bert import POOLERS, Bert, BertClassifier, BertConfig, BertMaskedLM, BertTagger
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
+from tfx_jax.models.hf.names import Row, dense, linear, table, under, vector
 from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, RotaryConfig
 
 MODEL_TYPE = "modernbert"
@@ -15,18 +15,26 @@ _HEAD = [
     vector("masked_lm/norm/scale", "head.norm.weight"),
     vector("masked_lm/bias", "decoder.bias"),
 ]
+_CLASSIFIER = [vector("norm/scale", "head.norm.weight"), *dense("classifier", "classifier")]
 
 # For each architecture: our class, and the rows of its head.
 HEADS: dict[str, tuple[Any, list[Row]]] = {
     "ModernBertModel": (Bert, []),
     "ModernBertForMaskedLM": (BertMaskedLM, _HEAD),
+    "ModernBertForSequenceClassification": (
+        BertClassifier,
+        [linear("bert/pooler/kernel", "head.dense.weight"), *_CLASSIFIER],
+    ),
+    "ModernBertForTokenClassification": (BertTagger, [linear("dense/kernel", "head.dense.weight"), *_CLASSIFIER]),
 }
-IGNORED = [r"decoder\.(weight|bias)", r"head\.(dense|norm)\.weight"]
+_WITH_LABELS = ("ForSequenceClassification", "ForTokenClassification")
+IGNORED = [r"decoder\.(weight|bias)", r"head\.(dense|norm)\.weight", r"classifier\.(weight|bias)"]
 COPIES = [(r"decoder\.weight", "model.embeddings.tok_embeddings.weight")]
 
 # Options that all models have and config.json does not contain.
 _OPTIONS: dict[str, Any] = {"num_segments": 0, "has_pooler": False, "first_layer": True, "pre_norm": True}
-_OPTIONS |= {"use_bias": False, "is_gated": True}
+_OPTIONS |= {"use_bias": False, "is_gated": True, "head_norm": True}
+_POOLINGS = {"cls": "first", "mean": "mean"}
 
 
 def renamed(architecture: str) -> list[tuple[str, str]]:
@@ -53,6 +61,15 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
     activation = fields.choose("hidden_activation", ACTIVATIONS, "gelu")
     if "ForMaskedLM" in architecture:
         fields.require(classifier_activation=fields.get("hidden_activation", "gelu"))
+    classifier: dict[str, Any] = {}
+    if architecture.endswith(_WITH_LABELS):
+        classifier = {
+            "labels": fields.labels(),
+            "problem_type": fields.optional("problem_type", str),
+            "pooling": fields.choose("classifier_pooling", _POOLINGS, "cls"),
+            "pooler_activation": fields.choose("classifier_activation", {name: name for name in POOLERS}, "gelu"),
+            "head_dropout_rate": float(fields.get("classifier_dropout", 0.0)),
+        }
     num_layers, every = fields.get("num_hidden_layers", 22), fields.get("global_attn_every_n_layers", 3)
     if num_layers < 2 or every < 1:
         raise UserError(f"num_hidden_layers is {num_layers} and global_attn_every_n_layers {every}: too few")
@@ -88,6 +105,7 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
         window_rotary_base=float(bases["sliding_attention"]) if has_windows else None,
         attention=AttentionConfig(",".join(names[:period]), window),
         **_OPTIONS,
+        **classifier,
     )
 
 
@@ -98,6 +116,15 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
     base = 0.0 if config.rotary is None else config.rotary.base
     bases = {"full_attention": base, "sliding_attention": config.window_rotary_base or base}
     activation = activation_field(config.activation, {"gelu": "gelu", **ACTIVATIONS})
+    classifier = {}
+    if architecture.endswith(_WITH_LABELS):
+        classifier = {
+            **label_fields(config.labels),
+            "problem_type": config.problem_type,
+            "classifier_pooling": activation_field(config.pooling, _POOLINGS),
+            "classifier_activation": config.pooler_activation,
+            "classifier_dropout": config.head_dropout_rate or 0.0,
+        }
     return {
         "model_type": MODEL_TYPE,
         "architectures": [architecture],
@@ -109,6 +136,7 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
         "intermediate_size": 4 * config.d_model if config.d_ff is None else config.d_ff,
         "hidden_activation": activation,
         "classifier_activation": activation,
+        **classifier,
         "norm_eps": config.layer_norm_epsilon,
         "local_attention": 2 * (config.attention.options.window or 64),
         "layer_types": [kinds[name] for name in names],

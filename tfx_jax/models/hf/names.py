@@ -2,7 +2,9 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import math
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ from tfx_jax.models.hf.folder import Tensors
 
 Shape = tuple[int, ...]
 
+_BLOCK_BYTES = 1 << 22
+_LARGE_PAGE = 1 << 21
 _ALIGNMENT = 64  # bytes; JAX copies arrays to the CPU device that are aligned less
 
 
@@ -41,6 +45,7 @@ class Row:
       columns: (start, stop, total) if the tensor holds parameters of different sizes side by side: the range of this
         one among the `total` outputs.
       first_layer: index, in the names of tensors, of the first layer of a stack.
+      is_scalar: whether the tensor has no axis; the parameter has one entry.
       layer_step: difference between the indices of successive layers; above 1 if stacks alternate.
     """
 
@@ -58,6 +63,7 @@ class Row:
     columns: tuple[int, int, int] | None = None
     first_layer: int = 0
     layer_step: int = 1
+    is_scalar: bool = False
 
     def tensor_names(self, shape: Shape) -> list[str]:
         """Returns the names of the tensors of a parameter of this shape: one per layer of a stack and per expert."""
@@ -79,6 +85,8 @@ class Row:
 
     def their_shape(self, shape: Shape) -> Shape:
         """Returns the shape of the tensor for a parameter of this shape."""
+        if self.is_scalar:
+            return ()
         shape = shape[self.num_stack_axes :]
         batch, shape = shape[: self.num_batch_axes], shape[self.num_batch_axes :]
         return (1,) * self.num_ones + batch + self._shape_behind_ones(shape)
@@ -95,6 +103,8 @@ class Row:
 
     def to_ours(self, tensor: np.ndarray, shape: Shape) -> np.ndarray:
         """Returns the parameter of one layer, of this shape, from its tensor; a view if possible."""
+        if self.is_scalar:
+            return tensor.reshape(shape)
         if self.num_batch_axes:
             row = dataclasses.replace(self, num_batch_axes=self.num_batch_axes - 1)
             return np.stack([row.to_ours(entry, shape[1:]) for entry in tensor])
@@ -109,6 +119,8 @@ class Row:
 
     def to_theirs(self, param: np.ndarray) -> np.ndarray:
         """Returns the tensor for the parameter of one layer, or its part of a tensor that holds several."""
+        if self.is_scalar:
+            return param.reshape(())
         if self.num_batch_axes:
             row = dataclasses.replace(self, num_batch_axes=self.num_batch_axes - 1)
             return np.stack([row.to_theirs(entry) for entry in param])
@@ -177,11 +189,18 @@ def feed_forward(ours: str, up: str, down: str) -> list[Row]:
 
 
 def read_params(
-    rows: Sequence[Row], tensors: Tensors, prefix: str, shapes: Mapping[str, Shape], dtype: Any
-) -> Iterator[tuple[str, np.ndarray, list[str]]]:
+    rows: Sequence[Row],
+    tensors: Tensors,
+    prefix: str,
+    shapes: Mapping[str, Shape],
+    *,
+    keep_bfloat16: bool = False,
+    shardings: Mapping[str, jax.sharding.Sharding] | None = None,
+) -> Iterator[tuple[str, Any, list[str]]]:
     """Yields (path, array, nonfinite) of every parameter: `nonfinite` names its tensors with NaN or infinite values.
 
-    All names and shapes are checked before any values are read.
+    All names and shapes are checked before any values are read. Arrays are NumPy arrays or, with `shardings`, JAX
+    arrays, of which only the shards of this process are read.
 
     Args:
       rows: table of names. If several rows have the same parameter, which then is written several times, the first one
@@ -189,7 +208,8 @@ def read_params(
       tensors: tensors of the folder.
       prefix: start of the names in the folder that the table omits.
       shapes: shapes of our parameters, by path.
-      dtype: dtype of our parameters.
+      keep_bfloat16: whether parameters that are stored as bfloat16 stay so; all others are float32.
+      shardings: sharding of each parameter, by path.
 
     Raises:
       UserError: if a tensor is missing or has the wrong shape.
@@ -210,25 +230,62 @@ def read_params(
                 raise UserError(f"the tensor {name} has shape {list(stored)}, but {list(needed)} is needed")
         names_by_path[row.ours] = names
 
-    def read(row: Row) -> tuple[str, np.ndarray, list[str]]:
-        param = _empty(shapes[row.ours], np.dtype(dtype))
-        names, nonfinite = names_by_path[row.ours], []
-        for layer, name, tensor in zip(row.divided(param), names, tensors.read(names), strict=True):
-            layer[...] = row.to_ours(tensor, layer.shape)
-            if row.scale != 1.0:
-                layer *= row.scale
-            if not is_finite(layer):
-                nonfinite.append(name)
-        return row.ours, param, nonfinite
+    def read(row: Row) -> tuple[str, Any, list[str]]:
+        shape, names = shapes[row.ours], names_by_path[row.ours]
+        is_bfloat16 = keep_bfloat16 and row.scale == 1.0 and all(map(tensors.is_bfloat16, names))
+        dtype = np.dtype(jnp.bfloat16 if is_bfloat16 else np.float32)
+        nonfinite: list[str] = []
+
+        @functools.cache  # several devices may hold the same shard
+        def part(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
+            """Reads the elements from a start to a stop along each axis."""
+            stack = tuple(slice(*bound) for bound in bounds[: row.num_stack_axes])
+            inner = tuple(slice(*bound) for bound in bounds[row.num_stack_axes :])
+            param = _empty(tuple(stop - start for start, stop in bounds), dtype)
+            chosen = np.array(names).reshape(shape[: row.num_stack_axes])[stack].reshape(-1).tolist()
+            for layer, name, tensor in zip(row.divided(param), chosen, tensors.read(chosen), strict=True):
+                values = row.to_ours(tensor, shape[row.num_stack_axes :])[inner]
+                for block in _blocks(values.shape, dtype.itemsize):
+                    layer[block] = values[block]
+                    if not row.is_transposed:  # then the next block needs none of these pages
+                        tensors.release(name)
+                if row.scale != 1.0:
+                    layer *= row.scale
+                if not is_finite(layer):
+                    nonfinite.append(name)
+            return param
+
+        if shardings is None:
+            return row.ours, part(tuple((0, size) for size in shape)), nonfinite
+
+        def shard(index: Any) -> np.ndarray:
+            """Reads a shard; `index` has a slice for each axis, such as slice(0, 4, None) or slice(None)."""
+            return part(tuple(axis.indices(size)[:2] for axis, size in zip(index, shape, strict=True)))
+
+        array = jax.make_array_from_callback(shape, shardings[row.ours], shard)
+        return row.ours, array, list(dict.fromkeys(nonfinite))
 
     # Most of the time is the first write to new memory, which two threads halve. More threads would use more memory.
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
         yield from pool.map(read, rows)
 
 
+def _blocks(shape: Shape, itemsize: int) -> Iterator[Any]:
+    """Yields indices that cut an array along its first axis into blocks of a few MB, which fit into caches."""
+    if not shape or not math.prod(shape):
+        yield ...
+        return
+    size = max(1, _BLOCK_BYTES // (math.prod(shape[1:]) * itemsize))
+    yield from (slice(start, start + size) for start in range(0, shape[0], size))
+
+
 def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
     """Returns an uninitialized array that is aligned so that JAX can use it on a CPU without a copy."""
     size = math.prod(shape) * dtype.itemsize
+    if size >= _LARGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages.madvise(mmap.MADV_HUGEPAGE)  # the first write to each page takes much of the time: have few
+        return np.frombuffer(pages, dtype).reshape(shape)
     buffer = np.empty(size + _ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT
     return buffer[start : start + size].view(dtype).reshape(shape)
@@ -259,6 +316,8 @@ def _join(parts_of_tensor: list[tuple[int, int | None, np.ndarray]]) -> np.ndarr
     _, axis, _ = parts_of_tensor[0]
     if axis is None:
         return np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
+    if len(parts) == 1:
+        return np.asarray(parts[0], order="C")  # which leaves a scalar without axes
     return np.ascontiguousarray(np.concatenate(parts, axis=axis))
 
 

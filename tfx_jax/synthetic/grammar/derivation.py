@@ -107,7 +107,7 @@ class Derivation:
                 return self.tell(fact)
 
     def tell(self, fact: Fact) -> Fact:
-        """Records that the sentence tells a fact, and returns it."""
+        """Appends a fact that the generated text states to `facts`, and returns it."""
         self.facts.append(fact)
         return fact
 

@@ -56,19 +56,27 @@ def _topics(world: World) -> dict[Noun, dict[str, list[Any]]]:
 # Documents -----------------------------------------------------------------------------------------------------------
 
 
-def document(draw: Derivation) -> list[str] | None:
-    """Returns a document such as: The girl saw a dog. My mother met the girl. None if too few facts fit together."""
-    topics = _topics(draw.world)
-    topic = draw.dice.choose(tuple(topics))
-    num_sentences = _SHORTEST + draw.dice.below(_LONGEST - _SHORTEST + 1)
-    told_facts: list[tuple[Any, ...]] = []
+def document(derivation: Derivation) -> list[str] | None:
+    """Samples a document, sentences about one noun, such as: The girl saw a dog. My mother met the girl.
+
+    Args:
+      derivation: source of random choices; the facts of the document are appended to `derivation.facts`.
+
+    Returns:
+      `_SHORTEST` to `_LONGEST` English sentences; None if too few sampled facts can be in one document.
+    """
+    topics = _topics(derivation.world)
+    topic = derivation.dice.choose(tuple(topics))
+    num_sentences = _SHORTEST + derivation.dice.below(_LONGEST - _SHORTEST + 1)
+    used_facts: list[tuple[Any, ...]] = []
     sentences = []
+    # Some facts repeat or contradict earlier ones and are dropped, so up to three are sampled for each sentence.
     for _ in range(3 * num_sentences):
-        kind = draw.dice.choose(tuple(topics[topic]))
-        fact = draw.dice.choose(topics[topic][kind])
-        if all(_go_together(fact, other) for other in told_facts):
-            told_facts.append(draw.tell(fact))
-            sentences.append(_sentence(draw, topic, fact).english)
+        kind = derivation.dice.choose(tuple(topics[topic]))
+        fact = derivation.dice.choose(topics[topic][kind])
+        if all(_go_together(fact, other) for other in used_facts):
+            used_facts.append(derivation.tell(fact))
+            sentences.append(_sentence(derivation, topic, fact).english)
         if len(sentences) == num_sentences:
             break
     return sentences if len(sentences) >= _SHORTEST else None
@@ -87,24 +95,24 @@ def _go_together(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     return one != other
 
 
-def _sentence(draw: Derivation, topic: Noun, fact: tuple[Any, ...]) -> Pair:
+def _sentence(derivation: Derivation, topic: Noun, fact: tuple[Any, ...]) -> Pair:
     """Returns a sentence that tells a fact about the topic."""
     topic_phrase = definite(topic)
     if isinstance(fact, Action):
         tense = "past"
-        if fact.verb.aspect == "activity" and draw.dice.chance(15):
+        if fact.verb.aspect == "activity" and derivation.dice.chance(15):
             tense = "past progressive"
-        negative = draw.dice.chance(10)
-        extra_slots = draw.circumstances(fact, tense)
+        negative = derivation.dice.chance(10)
+        extra_slots = derivation.circumstances(fact, tense)
         subject = topic_phrase
         if fact.object is topic:
             extra_slots["OBJECT"] = topic_phrase.marked(fact.verb.particle)
-            subject = draw.noun_phrase(fact.subject)
-        return STATEMENT(CLAUSE=draw.clause(fact, tense, subject, extra_slots, negative=negative))
+            subject = derivation.noun_phrase(fact.subject)
+        return STATEMENT(CLAUSE=derivation.clause(fact, tense, subject, extra_slots, negative=negative))
     is_ = Pair(be("present", topic_phrase.agreement), "")
     if isinstance(fact, Comparison):
         adjective = Pair(fact.adjective.comparative, inflect(fact.adjective.japanese, "present"))
-        other = draw.noun_phrase(fact.other, is_object=True, is_plain=True)
+        other = derivation.noun_phrase(fact.other, is_object=True, is_plain=True)
         other_pair = Pair(other.english, other.japanese)
         return rules.COMPARED(SUBJECT=topic_phrase.topic(), BE=is_, OTHER=other_pair, ADJECTIVE=adjective)
     if isinstance(fact, Position):

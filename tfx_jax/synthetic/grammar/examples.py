@@ -28,7 +28,7 @@ from tfx_jax.synthetic.grammar.questions import reading
 from tfx_jax.synthetic.grammar.sentence_pairs import check_request
 
 Example = TypeVar("Example")
-Drawn = TypeVar("Drawn", bound=Derivation)
+DerivationKind = TypeVar("DerivationKind", bound=Derivation)
 
 
 def grammar_documents(split: Split, size: int, *, seed: int = 0) -> list[list[str]]:
@@ -42,7 +42,7 @@ def grammar_documents(split: Split, size: int, *, seed: int = 0) -> list[list[st
     Raises:
       UserError: if the split is unknown, or `size` is below 1.
     """
-    return _examples(document, Derivation, "document", split, size, seed)
+    return _examples(document, Derivation, "document", split=split, size=size, seed=seed)
 
 
 def grammar_labeled(split: Split, size: int, *, seed: int = 0) -> list[LabeledText]:
@@ -53,7 +53,8 @@ def grammar_labeled(split: Split, size: int, *, seed: int = 0) -> list[LabeledTe
 
     Args and Raises: those of `grammar_documents`.
     """
-    return _examples(labeled_texts.labeled, Derivation, "labelled text", split, size, seed)  # a seed: not respelled
+    kind = "labelled text"  # a seed: not respelled
+    return _examples(labeled_texts.labeled, Derivation, kind, split=split, size=size, seed=seed)
 
 
 def grammar_labeled_pairs(split: Split, size: int, *, seed: int = 0) -> list[LabeledPair]:
@@ -64,7 +65,8 @@ def grammar_labeled_pairs(split: Split, size: int, *, seed: int = 0) -> list[Lab
 
     Args and Raises: those of `grammar_documents`.
     """
-    return _examples(entailment, Derivation, "labelled pair", split, size, seed)  # a seed: not respelled
+    kind = "labelled pair"  # a seed: not respelled
+    return _examples(entailment, Derivation, kind, split=split, size=size, seed=seed)
 
 
 def grammar_tagged(split: Split, size: int, *, seed: int = 0) -> list[TaggedSentence]:
@@ -76,7 +78,9 @@ def grammar_tagged(split: Split, size: int, *, seed: int = 0) -> list[TaggedSent
 
     Args and Raises: those of `grammar_documents`.
     """
-    return _examples(tagged_sentences.tagged, tagged_sentences.MarkedDerivation, "tagged sentence", split, size, seed)
+    return _examples(
+        tagged_sentences.tagged, tagged_sentences.MarkedDerivation, "tagged sentence", split=split, size=size, seed=seed
+    )
 
 
 def grammar_trees(split: Split, size: int, *, seed: int = 0) -> list[Tree]:
@@ -86,7 +90,14 @@ def grammar_trees(split: Split, size: int, *, seed: int = 0) -> list[Tree]:
 
     Args and Raises: those of `grammar_documents`.
     """
-    return _examples(bracketed_sentences.bracketed, bracketed_sentences.BracketedDerivation, "tree", split, size, seed)
+    return _examples(
+        bracketed_sentences.bracketed,
+        bracketed_sentences.BracketedDerivation,
+        "tree",
+        split=split,
+        size=size,
+        seed=seed,
+    )
 
 
 def grammar_questions(split: Split, size: int, *, seed: int = 0) -> list[Question]:
@@ -96,14 +107,15 @@ def grammar_questions(split: Split, size: int, *, seed: int = 0) -> list[Questio
 
     Args and Raises: those of `grammar_documents`.
     """
-    questions = _examples(reading, Derivation, "question", split, size, seed)
+    questions = _examples(reading, Derivation, "question", split=split, size=size, seed=seed)
     return [question._replace(name=f"{split}-{seed}-{number}") for number, question in enumerate(questions)]
 
 
 def _examples(
-    make: Callable[[Drawn], Example | None],
-    derivation: Callable[..., Drawn],
-    what: str,
+    make: Callable[[DerivationKind], Example | None],
+    derivation: Callable[..., DerivationKind],
+    kind: str,
+    *,
     split: Split,
     size: int,
     seed: int,
@@ -113,16 +125,16 @@ def _examples(
     Args:
       make: returns an example or, if that fails, None.
       derivation: class of the derivations that `make` gets.
-      what: name of an example in messages; also part of the seed, so it must not change.
+      kind: name of an example in messages; also part of the seed, so it must not change.
       split: split of the facts.
       size: number of examples.
       seed: sampling seed.
     """
-    check_request(split, size, what)
+    check_request(split, size, kind)
     examples: list[Example] = []
     seen: set[str] = set()
     for number in itertools.count():
-        example = make(derivation(Dice(f"{what}/{seed}/{split}/{number}"), world(split)))
+        example = make(derivation(Dice(f"{kind}/{seed}/{split}/{number}"), world(split)))
         spelled = str(example)
         if example is None or spelled in seen:
             continue

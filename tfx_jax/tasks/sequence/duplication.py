@@ -26,7 +26,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented
 from tfx_jax.models.config import DecoderConfig, ModelConfig, check_max_length, require_kind
 from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.token_prediction import TokenPredictionBase
@@ -85,17 +85,17 @@ class DrawnConfig(TaskConfig):
         if artifacts.starts_from_model:
             if model.vocab_size < vocab_size:
                 raise UserError(
-                    f"the initial model has {model.vocab_size} tokens, but the task needs {vocab_size}: start from "
-                    "another model"
+                    f"the initial model has {model.vocab_size} tokens, but the task needs {vocab_size}: name a model "
+                    "with a larger vocabulary as config.init_from"
                 )
             vocab_size = model.vocab_size
         return self.task_class(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits, NO_DATA)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
         model = dataclasses.replace(cast(Any, model), vocab_size=self.data.vocab_size)
-        dtypes = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
+        arrays = dict.fromkeys(("inputs", "targets"), (np.int32, LENGTH)) | {"weights": (np.float32, LENGTH)}
         task = self.task_class(self, model, NO_DATA, NO_DATA)
-        return PlannedTask(task, planned_batch(self.data, options, dtypes=dtypes))
+        return PlannedTask(task, planned_batch(self.data, options, arrays))
 
 
 class DrawnSequences(abc.ABC):
@@ -125,7 +125,7 @@ class DrawnSequences(abc.ABC):
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < self._count:
-            raise IndexError(f"example {index} of {self._count}")
+            raise IndexError(f"there is no example {index}: examples are numbered from 0 to {self._count - 1}")
         return self.draw(np.random.default_rng((*self._key, index)))
 
 
@@ -221,7 +221,10 @@ class DuplicationConfig(DrawnConfig):
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "decoder", "duplication")
         if self.data.max_length % 2:
-            raise UserError(f"config.task.data.max_length={self.data.max_length} must be even, for two halves 0 w")
+            raise UserError(
+                f"config.task.data.max_length={self.data.max_length} must be even: an example is 0 w 0 w with a "
+                "sequence w"
+            )
         check_max_length(model, self.data.max_length)
 
     def tiny(self) -> None:

@@ -31,10 +31,10 @@ from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.long_encoder import LongEncoderConfig
 from tfx_jax.synthetic.grammar import grammar_documents, grammar_labeled
 from tfx_jax.synthetic.listops import VOCABULARY, draw_expression, evaluate
-from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
+from tfx_jax.tasks.classification import LABEL_ARRAYS, ClassificationBase, class_loss, label_arrays
 from tfx_jax.tasks.files import FileData, check_batch, split_paths
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 
 _GRAMMAR_SIZES: dict[Split, int] = {"train": 256, "validation": 64, "test": 64}
@@ -303,12 +303,8 @@ class LongRangeConfig(TaskConfig):
         return LongRangeTask(self, self._fitted(model), splits)
 
     def planned(self, model: LongEncoderConfig, options: LoaderOptions) -> PlannedTask:
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes=dict.fromkeys(_ARRAYS[: self.data.num_sequences], np.int32),
-            scalars=LABEL_DTYPES,
-        )
+        arrays = dict.fromkeys(_ARRAYS[: self.data.num_sequences], (np.int32, LENGTH))
+        batch = planned_batch(self.data, options, LABEL_ARRAYS | arrays)
         return PlannedTask(LongRangeTask(self, self._fitted(model), NO_DATA), batch)
 
     def _fitted(self, model: LongEncoderConfig) -> LongEncoderConfig:

@@ -3,6 +3,7 @@
 import dataclasses
 import fractions
 import math
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Array, Float, Int
 
-from tfx_jax.data.sources.audio import TABLE, SoundFiles
+from tfx_jax.data.sources.audio import TABLE, SoundFiles, read_wav
 from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.data.sources.splits import SPLITS, Split
 from tfx_jax.errors import UserError
@@ -149,13 +150,14 @@ class Tones:
             raise IndexError(index)
         letters, durations, rng = self._plan(index)
         hop, rate = self._data.hop, self._data.sample_rate
-        pieces = [np.zeros(durations[0] * hop)]
+        pieces = [np.zeros(durations[0] * hop)]  # silence before the first letter
+        # Each letter is a sine tone, followed by silence. The tones divide 0 Hz to half of the sample rate evenly.
         for letter, tone_frames, silent_frames in zip(letters, durations[1::2], durations[2::2], strict=True):
             seconds = np.arange(tone_frames * hop) / rate
             frequency = rate * (letter + 1) / (2 * len(self.characters) + 2)
             pieces += [0.3 * np.sin(2 * np.pi * frequency * seconds), np.zeros(silent_frames * hop)]
         sound = np.concatenate(pieces)
-        sound += 0.003 * rng.standard_normal(len(sound))
+        sound += 0.003 * rng.standard_normal(len(sound))  # noise, 37 dB below the tones
         samples = np.rint(sound * 32_768).astype(np.int16)
         return Utterance(samples.reshape(-1, hop), self.transcripts[index])
 
@@ -338,7 +340,7 @@ def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:
     try:
         lines = files.read(name).decode("utf-8-sig").split("\n")
     except UnicodeDecodeError:
-        raise UserError(f"{name} in {files.path} is not UTF-8") from None
+        raise UserError(f"{name} in {files.path} is not UTF-8: convert it, e.g. with iconv") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         if not is_blank(line):
@@ -347,8 +349,46 @@ def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:
                 raise UserError(f"{path}, line {number}: a line must be a WAV file name, one TAB and the transcript")
             rows.append((file, " ".join(transcript[0].split())))
     if not rows:
-        raise UserError(f"{path} names no files")
+        raise UserError(f"{path} has only blank lines: name a WAV file and its transcript in each")
     return FileUtterances(data, files, rows)
+
+
+_SILENT_FRAMES = 10
+"""Frames of silence, a tenth of a second, added on either side of a file: tightly cut speech is recognized better."""
+
+
+def utterance_of(source: Any, data: RecordedSpeech) -> Utterance:
+    """Returns a recording, padded with silence, as an utterance without transcript.
+
+    Args:
+      source: path of a WAV file of any sample rate, or samples at the rate of the data, [samples] int16.
+      data: configuration of the data that the model was trained on.
+
+    Raises:
+      UserError: if a file cannot be read, an array has another shape or dtype, or the recording is longer than training
+        utterances may be.
+    """
+    if hasattr(source, "shape"):
+        name, samples = "the recording", np.asarray(source)
+        if samples.ndim != 1 or samples.dtype != np.int16:
+            raise UserError(
+                f"a recording must be an array [samples] of int16, got {list(samples.shape)} of {samples.dtype}"
+            )
+    else:
+        name = os.fspath(source)
+        try:
+            content = epath.Path(name).read_bytes()
+        except OSError as error:
+            raise UserError(f"{name} cannot be read: {error.strerror or error}") from None
+        samples = read_wav(content, data.sample_rate, name=name)
+    frames = in_frames(samples, data.hop)
+    if len(frames) > data.max_length:
+        seconds, max_seconds = (count * data.hop / data.sample_rate for count in (len(frames), data.max_length))
+        raise UserError(
+            f"{name} lasts {seconds:.1f} seconds, but the model was trained on at most {max_seconds:.1f}: cut the file"
+        )
+    padding = min(_SILENT_FRAMES, (data.max_length - len(frames)) // 2)
+    return Utterance(np.pad(frames, ((padding, padding), (0, 0))), "")
 
 
 def in_frames(samples: np.ndarray, hop: int) -> np.ndarray:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import grain
 import jax
@@ -33,11 +33,12 @@ from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.tasks.artifacts import setup_json
 from tfx_jax.tasks.files import few_boundaries
 from tfx_jax.tasks.loss import LossOutput, Metric
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, Sound, log_mel_features
+from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, Sound, log_mel_features, utterance_of
 from tfx_jax.tasks.speech.speech_data import SpeechData, Utterance, Utterances
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
+from tfx_jax.tasks.text.answers import Prediction
 
 
 class CTCConfig(MakesModel, Protocol):
@@ -84,14 +85,9 @@ class SpeechRecognitionConfig(TaskConfig):
         # Only the number of characters matters; one label is the blank.
         characters = getattr(self.data, "characters", "?" * max(1, model.vocab_size - 1))
         size, dtype = self.data.frame
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes={"frames": dtype, "labels": np.int32},
-            lengths={"labels": self.data.max_characters},
-            sizes={"frames": size},
-            scalars={"num_frames": np.int32, "num_labels": np.int32},
-        )
+        arrays = {"frames": (dtype, LENGTH, size), "labels": (np.int32, self.data.max_characters)}
+        arrays |= {"num_frames": (np.int32,), "num_labels": (np.int32,)}
+        batch = planned_batch(self.data, options, arrays)
         model = self._resized(model, characters)
         return PlannedTask(SpeechRecognitionTask(self, model, NO_DATA, tuple(characters)), batch)
 
@@ -194,6 +190,22 @@ class SpeechRecognitionTask:
                 prefix_beam_search(np.array(rows)[:num_steps], self.config.beam_size) for rows, num_steps in scores
             ]
         return ["".join(self.characters[label - BLANK - 1] for label in labels) for labels in label_lists]
+
+    inputs = ("recording",)
+    suffixes = (".wav",)
+    empty_answer: ClassVar[Prediction] = {"transcript": ""}
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[Any]]) -> list[Prediction]:
+        """Returns the transcript of each recording, a WAV file or an array of samples.
+
+        Raises:
+          UserError: also if the model was trained on synthetic frames instead of sound.
+        """
+        data = self.config.data
+        if not isinstance(data, RecordedSpeech):
+            raise UserError("the model was trained on synthetic frames, not on audio: name a run of recorded speech")
+        utterances = [utterance_of(row[0], data) for row in rows]
+        return [{"transcript": text} for text in self.predict(model, utterances)]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Transcribes every utterance of a split and scores the transcripts."""

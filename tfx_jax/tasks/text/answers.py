@@ -1,4 +1,4 @@
-"""Predictions for new inputs, for the tasks whose inputs are lines of text."""
+"""Predictions for new inputs: lines of text, or files of images and sound."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +14,10 @@ NO_CLASS: Prediction = {"label": "", "probability": 0.0, "probabilities": {}}
 
 @runtime_checkable
 class AnsweringTask(Protocol):
-    """A task that answers lines of text.
+    """A task that answers lines of text, or files.
+
+    A task whose inputs are files also has `suffixes`, the ends of their names, such as (".wav",). Its `answer` takes
+    rows of one path or array.
 
     Attributes:
       inputs: names of the strings of an input, such as ("question", "context").
@@ -28,7 +31,7 @@ class AnsweringTask(Protocol):
         """Names of the strings of an input."""
         ...
 
-    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[Any]]) -> list[Prediction]:
         """Returns the answer to each input, in order."""
         ...
 

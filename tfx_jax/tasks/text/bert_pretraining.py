@@ -21,7 +21,7 @@ from tfx_jax.models.bert import BertConfig, BertPretraining
 from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.tasks.artifacts import require_tokens, setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.token_prediction import TokenPredictionBase
@@ -66,13 +66,10 @@ class BertPretrainingConfig(TaskConfig):
         return BertPretrainingTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
-        dtypes = dict.fromkeys(("tokens", "token_type_ids", "targets"), np.int32)
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes=dtypes | {"token_mask": np.bool_, "weights": np.float32},
-            scalars={"next_sentence_label": np.int32, "row_weights": np.float32},
-        )
+        arrays = dict.fromkeys(("tokens", "token_type_ids", "targets"), (np.int32, LENGTH))
+        arrays |= {"token_mask": (np.bool_, LENGTH), "weights": (np.float32, LENGTH)}
+        arrays |= {"next_sentence_label": (np.int32,), "row_weights": (np.float32,)}
+        batch = planned_batch(self.data, options, arrays)
         return PlannedTask(BertPretrainingTask(self, model, NO_DATA, NO_DATA), batch)
 
     def _load(self, split: Split) -> Documents:

@@ -19,7 +19,7 @@ from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.models.elmo import ElmoConfig, ElmoLanguageModel
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.text.word_characters import boundary_row, word_rows
@@ -57,12 +57,12 @@ class BidirectionalLanguageModelConfig(TaskConfig):
         return BidirectionalLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: ElmoConfig, options: LoaderOptions) -> PlannedTask:
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes={"characters": np.int32, "targets": np.int32, "token_mask": np.bool_},
-            sizes={"characters": model.word_length, "targets": 2},
-        )
+        arrays = {
+            "characters": (np.int32, LENGTH, model.word_length),
+            "targets": (np.int32, LENGTH, 2),
+            "token_mask": (np.bool_, LENGTH),
+        }
+        batch = planned_batch(self.data, options, arrays)
         return PlannedTask(BidirectionalLanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import grain
@@ -29,7 +29,7 @@ from tfx_jax.models.config import ModelConfig, require_kind
 from tfx_jax.synthetic.grammar import grammar_labeled, grammar_labeled_pairs
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.classification import (
-    LABEL_DTYPES,
+    LABEL_ARRAYS,
     ClassificationBase,
     check_labels,
     class_loss,
@@ -46,12 +46,13 @@ from tfx_jax.tasks.files import (
     split_rows,
 )
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
 from tfx_jax.tasks.text.bert_examples import bert_example
+from tfx_jax.tasks.text.text_attention import TextAttention
 
 LabeledTexts = Sequence[LabeledText] | Sequence[LabeledPair]
 Config = TypeVar("Config")
@@ -152,17 +153,13 @@ class ClassificationConfig(TaskConfig):
         return ClassificationTask(self, dataclasses.replace(model, labels=tuple(labels)), splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes=dict.fromkeys(("tokens", "token_type_ids"), np.int32) | {"token_mask": np.bool_},
-            scalars=LABEL_DTYPES,
-        )
+        arrays = dict.fromkeys(("tokens", "token_type_ids"), (np.int32, LENGTH)) | {"token_mask": (np.bool_, LENGTH)}
+        batch = planned_batch(self.data, options, LABEL_ARRAYS | arrays)
         model = dataclasses.replace(model, labels=("one", "other"))
         return PlannedTask(ClassificationTask(self, model, NO_DATA, NO_DATA), batch)
 
 
-class TextLabelTask(ClassificationBase[Config, Model, Any]):
+class TextLabelTask(TextAttention, ClassificationBase[Config, Model, Any]):
     """Base class of the tasks that classify texts or pairs of them.
 
     Attributes:
@@ -190,6 +187,12 @@ class TextLabelTask(ClassificationBase[Config, Model, Any]):
     @property
     def inputs(self) -> tuple[str, ...]:
         return inputs_of(cast(Any, self.config).data)
+
+    def shown(self, row: Any, index: int) -> str:
+        return " / ".join(row[:-1])[:200]
+
+    def attention_inputs(self) -> Iterator[Sequence[str]]:
+        return (row[:-1] for row in self._splits["validation"])
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the most likely label of each text or pair, and all probabilities."""

@@ -1,7 +1,7 @@
 """Language modeling: a model reads a text and predicts every token from those before it (Radford et al., 2018)."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,17 +10,21 @@ from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.batching.batches import ExampleSource, LoaderOptions
+from tfx_jax.data.batching.conversations import encode_conversations
 from tfx_jax.data.batching.documents import TextDocuments, encode_documents
 from tfx_jax.data.batching.mixture import mixed_epochs
 from tfx_jax.data.batching.packing import PackedDocuments, TokenBlocks
 from tfx_jax.data.sources.splits import Split, Splits
+from tfx_jax.data.tokenizers.chat import ChatTemplate, load_chat_template
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import DecoderConfig, ModelConfig, require_kind
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
+from tfx_jax.tasks.text.text_attention import TextAttention
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.token_prediction import TokenPredictionBase, first_cut, token_stream
 
@@ -39,7 +43,9 @@ class LanguageModelConfig(TaskConfig):
 
     def validate(self, model: ModelConfig) -> None:
         require_kind(model, "decoder", "language modeling")
-        self.data.validate(model)
+        self.data.validate(model, may_have_messages=True)
+        if self.data.documents == "messages" and not self.is_packed:
+            raise UserError('config.task.data.documents="messages" needs config.task.is_packed=True')
         entries = self.data.train_file.split(",") if self.data.dataset == "files" else []
         if self.mixture and (len(self.mixture) != len(entries) or min(self.mixture) <= 0):
             raise UserError(
@@ -54,20 +60,39 @@ class LanguageModelConfig(TaskConfig):
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
         )
-        return LanguageModelTask(self, model, splits, tokenizer)
+        template = None
+        if self.data.documents == "messages":
+            if not artifacts.starts_from_model:
+                raise UserError(
+                    'config.task.data.documents="messages" needs config.init_from, a model with a chat template'
+                )
+            template = load_chat_template(artifacts.folder / "tokenizer")
+        return LanguageModelTask(self, model, splits, tokenizer, template)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
         names = ("inputs", "targets", "segment_ids", "positions") if self.is_packed else ("inputs", "targets")
-        dtypes = dict.fromkeys(names, np.int32) | {"weights": np.float32}
-        batch = planned_batch(self.data, options, dtypes=dtypes)
+        arrays = dict.fromkeys(names, (np.int32, LENGTH)) | {"weights": (np.float32, LENGTH)}
+        batch = planned_batch(self.data, options, arrays)
         return PlannedTask(LanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
 
 
-class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, TextDocuments]):
+class LanguageModelTask(TextAttention, TokenPredictionBase[LanguageModelConfig, DecoderConfig, TextDocuments]):
     """Language modeling on a text. A stream is cut at new positions in each epoch.
 
-    Packed documents are packed only once.
+    Packed documents are packed only once. Of conversations, only the replies are predicted.
     """
+
+    def __init__(
+        self,
+        config: LanguageModelConfig,
+        model_config: DecoderConfig,
+        splits: Splits[TextDocuments],
+        tokenizer: HFTokenizer,
+        template: ChatTemplate | None = None,
+    ):
+        """Combines the parts; `template` writes conversations."""
+        super().__init__(config, model_config, splits, tokenizer)
+        self._template = template
 
     def make_epochs(self, seed: int) -> Callable[[int], ExampleSource]:
         """Returns `epoch_examples(epoch)`: blocks cut at new positions in every epoch, or the same packed documents.
@@ -83,8 +108,7 @@ class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, 
         """Returns `epoch_examples(epoch)` of one source."""
         length = self.config.data.max_length
         if self.config.is_packed:
-            documents = encode_documents(self.tokenizer, texts, eos_id=self.tokenizer.eos_id)
-            packed = PackedDocuments(*documents, length, pad_id=0, min_tokens=2)  # EOS alone is nothing to learn
+            packed = self._packed(texts)
             return lambda epoch: packed
         stream = token_stream(self.tokenizer, texts, documents=self.config.data.documents)
 
@@ -96,14 +120,33 @@ class LanguageModelTask(TokenPredictionBase[LanguageModelConfig, DecoderConfig, 
         cut(0)  # raises for a text that is too short here, not in a thread
         return cut
 
+    def attention_inputs(self) -> Iterator[Sequence[str]]:
+        lines = (line for text in self._splits["validation"] for line in text.splitlines())
+        return ((" ".join(line.split()[:12]),) for line in lines)
+
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         config = self.config
         return language_model_loss(
             model, batch, rngs, label_smoothing=config.label_smoothing, z_loss_weight=config.z_loss
         )
 
-    def make_eval_examples(self, split: Split) -> TokenBlocks:
-        """Returns all tokens of a split in blocks of `max_length`; a block's first prediction sees only one token."""
+    def _packed(self, texts: TextDocuments) -> PackedDocuments:
+        """Returns the documents or conversations of a text, packed into rows."""
+        is_target = None
+        if self._template is None:
+            documents = encode_documents(self.tokenizer, texts, eos_id=self.tokenizer.eos_id)
+        else:
+            documents, is_target = encode_conversations(self.tokenizer, self._template, texts)
+        # A document of one token, such as EOS alone, is nothing to learn.
+        return PackedDocuments(*documents, self.config.data.max_length, pad_id=0, min_tokens=2, is_target=is_target)
+
+    def make_eval_examples(self, split: Split) -> ExampleSource:
+        """Returns all tokens of a split in blocks of `max_length`; a block's first prediction sees only one token.
+
+        Conversations are packed, as for training.
+        """
+        if self._template is not None:
+            return self._packed(self._splits[split])
         stream = token_stream(self.tokenizer, self._splits[split], documents=self.config.data.documents)
         return TokenBlocks(stream, self.config.data.max_length, pad_id=0)
 

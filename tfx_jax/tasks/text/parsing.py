@@ -29,8 +29,8 @@ from tfx_jax.synthetic.grammar import grammar_trees
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_batch, check_share, few_boundaries, split_rows
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import Prediction
@@ -127,7 +127,7 @@ class ParsingConfig(TaskConfig):
         return ParsingTask(self, model, splits, tokenizer, symbols)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
-        batch = planned_batch(self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32))
+        batch = planned_batch(self.data, options, dict.fromkeys(("source", "target"), (np.int32, LENGTH)))
         return PlannedTask(ParsingTask(self, model, NO_DATA, NO_DATA, []), batch)
 
     def target(self, tree: Tree) -> list[str]:
@@ -260,6 +260,25 @@ class ParsingTask:
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Parses each sentence of space-separated words."""
         return [{"tree": tree} for tree in self.predict(model, [row[0] for row in rows])]
+
+    def attention_example(self, model: TrainedModel) -> PairAttention | None:
+        texts = ((" ".join(tree.words), " ".join(self.config.target(tree))) for tree in self._splits["validation"])
+        pair = drawable_pair(texts, str.split)
+        return None if pair is None else self.attention(model, pair[0])
+
+    def attention(self, model: TrainedModel, source: str, target: str | None = None) -> PairAttention:
+        """Computes every attention map of a sentence and the tree that the model writes.
+
+        Raises:
+          UserError: if a target is given.
+        """
+        if target is not None:
+            raise UserError("a parsing model draws the tree that it writes: leave --target out")
+        (parse,) = self.parse(model, [source])
+        (example,) = self.encode([parse.tree])
+        symbols = [*self.config.target(parse.tree), "</s>"]
+        maps = pair_attention(model, example["source"], example["target"])
+        return PairAttention(maps, self.tokenizer.pieces(example["source"].tolist()), symbols)
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Parses every sentence of a split and scores the trees."""

@@ -30,11 +30,12 @@ from tfx_jax.synthetic.grammar import grammar_questions
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, check_share, few_boundaries, split_rows
 from tfx_jax.tasks.loss import LossOutput, Metric, is_first_choice, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.answers import Prediction
+from tfx_jax.tasks.text.text_attention import TextAttention
 
 NO_ANSWER = 0  # position of [CLS], the target in a window without the answer
 
@@ -106,6 +107,7 @@ def context_windows(
             "be at least 1"
         )
     step = min(stride, max_shown)
+    # The last window starts at or after len(context) - max_shown, so the windows cover the context.
     starts = range(0, max(1, len(context) - max_shown + step), step)
     rows = [
         pair_inputs(
@@ -120,9 +122,9 @@ def context_windows(
     ]
     ids, token_types = (np.stack(arrays) for arrays in zip(*rows, strict=True))
     offset = len(question) + 2  # after [CLS] question [SEP]
-    shown = np.array([[min(len(context) - start, max_shown)] for start in starts])
-    positions = np.arange(max_length) - offset
-    context_mask = (positions >= 0) & (positions < shown)
+    num_shown = np.array([[min(len(context) - start, max_shown)] for start in starts])  # [W, 1]
+    positions = np.arange(max_length) - offset  # relative to the first token of the context
+    context_mask = (positions >= 0) & (positions < num_shown)
     return Windows(ids, token_types, context_mask, starts=np.array(starts, np.int32), offset=offset)
 
 
@@ -138,8 +140,8 @@ def answer_positions(windows: Windows, first: int, last: int) -> tuple[np.ndarra
       A pair: positions of the first and of the last token, each [W] int32; NO_ANSWER for both if the window does not
       contain the whole answer.
     """
-    shown = windows.context_mask.sum(axis=1)
-    inside = (first >= windows.starts) & (last < windows.starts + shown)
+    num_shown = windows.context_mask.sum(axis=1)  # context tokens of each window
+    inside = (first >= windows.starts) & (last < windows.starts + num_shown)
     first_positions, last_positions = (
         np.where(inside, token - windows.starts + windows.offset, NO_ANSWER) for token in (first, last)
     )
@@ -283,13 +285,10 @@ class QuestionAnsweringConfig(TaskConfig):
         return QuestionAnsweringTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
-        dtypes = dict.fromkeys(("tokens", "token_type_ids"), np.int32) | {"token_mask": np.bool_}
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes=dtypes | {"context_mask": np.bool_},
-            scalars={"first": np.int32, "last": np.int32, "row_weights": np.float32},
-        )
+        arrays = dict.fromkeys(("tokens", "token_type_ids"), (np.int32, LENGTH))
+        arrays |= dict.fromkeys(("token_mask", "context_mask"), (np.bool_, LENGTH))
+        arrays |= {"first": (np.int32,), "last": (np.int32,), "row_weights": (np.float32,)}
+        batch = planned_batch(self.data, options, arrays)
         return PlannedTask(QuestionAnsweringTask(self, model, NO_DATA, NO_DATA), batch)
 
 
@@ -305,7 +304,7 @@ class EncodedQuestion(NamedTuple):
     offsets: np.ndarray
 
 
-class QuestionAnsweringTask:
+class QuestionAnsweringTask(TextAttention):
     """Question answering with a BERT.
 
     As in the authors' program, training uses all windows, and the target of a window without the whole answer is [CLS].
@@ -384,6 +383,9 @@ class QuestionAnsweringTask:
 
     inputs = ("question", "context")
     empty_answer: ClassVar[Prediction] = {"answer": ""}
+
+    def attention_inputs(self) -> Iterator[Sequence[str]]:
+        return ((question.question, question.context) for question in self._splits["validation"])
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the answer to each question, a span of its context."""

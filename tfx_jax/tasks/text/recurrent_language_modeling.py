@@ -20,7 +20,7 @@ from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.text_data import TextData
@@ -77,8 +77,9 @@ class RecurrentLanguageModelConfig(TaskConfig):
         return RecurrentLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: RecurrentDecoderConfig, options: LoaderOptions) -> PlannedTask:
-        dtypes = {"inputs": np.int32, "targets": np.int32, "weights": np.float32}
-        batch = planned_batch(self.data, options, dtypes=dtypes, scalars={"begins": np.bool_})
+        arrays = dict.fromkeys(("inputs", "targets"), (np.int32, LENGTH))
+        arrays |= {"weights": (np.float32, LENGTH), "begins": (np.bool_,)}
+        batch = planned_batch(self.data, options, arrays)
         return PlannedTask(RecurrentLanguageModelTask(self, model, NO_DATA, NO_DATA), batch)
 
 
@@ -145,7 +146,7 @@ class RecurrentLanguageModelTask(
         }
 
         def read_segment(memories: Memory, segment: dict[str, Array]) -> tuple[Memory, Any]:
-            output = recurrent_language_model_loss(model, segment, None, memories)
+            output = recurrent_language_model_loss(model, segment, rngs=None, carry=memories)
             return output.carry, output.metrics
 
         _, metrics = jax.lax.scan(read_segment, self.model_config.init_memories(rows, memory_length), segments)

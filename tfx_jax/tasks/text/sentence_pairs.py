@@ -20,10 +20,10 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import documented, fraction
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
-from tfx_jax.tasks.classification import LABEL_DTYPES, check_labels, class_loss, label_arrays, labels_of
+from tfx_jax.tasks.classification import LABEL_ARRAYS, check_labels, class_loss, label_arrays, labels_of
 from tfx_jax.tasks.files import few_boundaries
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
@@ -80,12 +80,8 @@ class SentencePairConfig(TaskConfig):
         return SentencePairTask(self, model, splits, tokenizer)
 
     def planned(self, model: SentencePairModelConfig, options: LoaderOptions) -> PlannedTask:
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes=dict.fromkeys(("premise", "hypothesis"), np.int32),
-            scalars=LABEL_DTYPES,
-        )
+        arrays = dict.fromkeys(("premise", "hypothesis"), (np.int32, LENGTH))
+        batch = planned_batch(self.data, options, LABEL_ARRAYS | arrays)
         model = dataclasses.replace(cast(Any, model), labels=("one", "other"))
         return PlannedTask(SentencePairTask(self, model, NO_DATA, NO_DATA), batch)
 

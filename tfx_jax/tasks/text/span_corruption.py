@@ -25,7 +25,7 @@ from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, Metric
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.text.translation import translation_loss
@@ -59,7 +59,7 @@ class SpanCorruptionConfig(TaskConfig):
         if needed > NUM_SENTINELS:
             raise UserError(
                 f"config.task.data.max_length={length} needs {needed} sentinels in a target, but T5's tokenizers have "
-                f"{NUM_SENTINELS}: lower it"
+                f"{NUM_SENTINELS}: lower max_length"
             )
 
     def setup(
@@ -73,13 +73,8 @@ class SpanCorruptionConfig(TaskConfig):
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
         source_length, target_length = span_corruption_lengths(longest_text(self.data.max_length))
-        batch = planned_batch(
-            self.data,
-            options,
-            dtypes=dict.fromkeys(("source", "target"), np.int32),
-            lengths={"target": target_length},
-            length=source_length,
-        )
+        arrays = {"source": (np.int32, LENGTH), "target": (np.int32, target_length)}
+        batch = planned_batch(self.data, options, arrays, length=source_length)
         return PlannedTask(SpanCorruptionTask(self, model, NO_DATA, NO_DATA), batch)
 
 

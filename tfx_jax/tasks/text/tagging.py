@@ -1,7 +1,7 @@
 """Tagging of words, such as named entities, with a BERT (Devlin et al., 2019) or on an ELMo (Peters et al., 2018)."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import grain
@@ -25,12 +25,13 @@ from tfx_jax.synthetic.grammar import grammar_tagged
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_files, check_share, few_boundaries, split_rows
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import PairAttention, TrainedModel
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
 from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.tasks.text.bert_examples import bert_example
+from tfx_jax.tasks.text.text_attention import TextAttention
 from tfx_jax.tasks.text.word_characters import boundary_row, word_rows
 
 IGNORED = -1  # target of positions that do not begin a word, such as later subwords; not the id of a tag
@@ -106,8 +107,8 @@ class TaggingConfig(TaskConfig):
 
     def planned(self, model: Any, options: LoaderOptions) -> PlannedTask:
         encoding = Characters(model.word_length) if model.kind == "elmo" else Subwords(NO_DATA)
-        dtypes = {**encoding.dtypes, "token_mask": np.bool_, "targets": np.int32}
-        batch = planned_batch(self.data, options, dtypes=dtypes, sizes=encoding.sizes)
+        arrays = {**encoding.arrays, "token_mask": (np.bool_, LENGTH), "targets": (np.int32, LENGTH)}
+        batch = planned_batch(self.data, options, arrays)
         model = dataclasses.replace(model, labels=("O", "B-X", "I-X"))
         return PlannedTask(TaggingTask(self, model, NO_DATA, encoding), batch)
 
@@ -118,13 +119,11 @@ class Subwords:
     Attributes:
       tagger: class of the model.
       tokenizer: tokenizer of the words; None for a model without one.
-      dtypes: dtypes of the arrays [T, ...] that the model reads in addition to "token_mask".
-      sizes: sizes of the last axes of arrays [T, size].
+      arrays: the arrays that the model reads in addition to "token_mask", as for `planned_batch`.
     """
 
     tagger = BertTagger
-    dtypes: ClassVar[Mapping[str, Any]] = {"tokens": np.int32, "token_type_ids": np.int32}
-    sizes: ClassVar[Mapping[str, int]] = {}
+    arrays: Mapping[str, tuple[Any, ...]] = dict.fromkeys(("tokens", "token_type_ids"), (np.int32, LENGTH))
 
     def __init__(self, tokenizer: HFTokenizer):
         """Stores the tokenizer."""
@@ -144,7 +143,7 @@ class Subwords:
           max_length: tokens after which a sentence is cut, including special tokens.
 
         Returns:
-          The arrays of `dtypes`, "token_mask" [T] bool and "targets" [T] int32: the id of a word's tag at its first
+          The arrays of `arrays`, "token_mask" [T] bool and "targets" [T] int32: the id of a word's tag at its first
           token, and IGNORED elsewhere.
         """
         tokens_of_words = iter(self.tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
@@ -171,16 +170,16 @@ class Characters:
 
     tagger = ElmoTagger
     tokenizer = None
-    dtypes: ClassVar[Mapping[str, Any]] = {"characters": np.int32}
     pad_values: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, word_length: int):
         """Stores the number of characters per word, see `word_rows`."""
-        self.sizes = {"characters": word_length}
+        self.word_length = word_length
+        self.arrays: Mapping[str, tuple[Any, ...]] = {"characters": (np.int32, LENGTH, word_length)}
 
     def encode(self, sentences: TaggedSentences, label_ids: Mapping[str, int], max_length: int) -> list[Example]:
         """Returns one example per sentence, as `Subwords.encode`; a token is a word or a marker of an end."""
-        width = self.sizes["characters"]
+        width = self.word_length
         examples: list[Example] = []
         marker = boundary_row(width)[np.newaxis]
         _warn_shortened([sentence.words for sentence in sentences], max_length)
@@ -210,7 +209,7 @@ def _warn_shortened(sentences: Sequence[Sequence[Any]], max_length: int) -> None
     warn_shortened(sentences, max_length - 2, what="sentences", effect=effect)
 
 
-class TaggingTask:
+class TaggingTask(TextAttention):
     """Tagging of words.
 
     Attributes:
@@ -300,6 +299,19 @@ class TaggingTask:
         pairs = zip(tags, sentences, strict=True)
         return [{"tags": predicted, "words": sentence.words} for predicted, sentence in pairs]
 
+    def attention_inputs(self) -> Iterator[Sequence[str]]:
+        return ((" ".join(sentence.words),) for sentence in self._splits["validation"])
+
+    def attention(self, model: TrainedModel, source: str, target: str | None = None) -> PairAttention:
+        """Returns the attention maps of a sentence of space-separated words; see `text_attention`.
+
+        Raises:
+          UserError: also if the model reads characters, and so has no attention.
+        """
+        if self.tokenizer is None:
+            raise UserError(f"a model of {type(self.model_config).__name__} has no attention to draw")
+        return super().attention(model, source, target)
+
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Tags every sentence of a split and scores the entities."""
         sentences = self._splits[split]
@@ -374,7 +386,7 @@ def predict_tags(model: BertTagger | ElmoTagger, batch: dict[str, Array]) -> Int
 
     `batch` is as for `tagging_loss`, without targets.
     """
-    return _logits(model, batch, None).argmax(axis=-1)
+    return _logits(model, batch, rngs=None).argmax(axis=-1)
 
 
 def _logits(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> Array:

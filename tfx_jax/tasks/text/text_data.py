@@ -36,8 +36,9 @@ class TextData(FileData):
         0.0
     )  # without validation_file: fraction at the end of the training text used for validation
     # A document is a whole "file" (for BERT, the text between empty lines of it), each of its "lines" or, in WikiText,
-    # each of its "articles". Of a .parquet file it is a row, with "file" and "lines" alike.
-    documents: str = one_of(("file", "lines", "articles"), "file")
+    # each of its "articles". Of a .parquet file it is a row, with "file" and "lines" alike. "messages": a JSON line or
+    # a row is a conversation: in its "messages", a list of {"role": ..., "content": ...}; for language modeling only.
+    documents: str = one_of(("file", "lines", "articles", "messages"), "file")
     text_column: str = "text"  # of a .parquet file: the column of the documents
     tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
     max_length: int = at_least(1, 256)  # tokens of an example
@@ -64,14 +65,18 @@ class TextData(FileData):
         entries = self.train_file.split(",")
         return [dataclasses.replace(self, train_file=entry.strip())._open("train") for entry in entries]
 
-    def validate(self, model: ModelConfig) -> None:
-        """Checks that the fields are consistent.
+    def validate(self, model: ModelConfig, *, may_have_messages: bool = False) -> None:
+        """Checks that the fields are consistent; only some tasks accept conversations.
 
         Raises:
           UserError: if they are not.
         """
         check_files(self, model, what="row")
         check_share(self)
+        if self.documents == "messages" and not (may_have_messages and self.dataset == "files"):
+            raise UserError(
+                'config.task.data.documents="messages" is for language modeling with dataset="files": choose another'
+            )
 
     def tiny(self) -> None:
         """Sets a small built-in text."""
@@ -100,7 +105,8 @@ class TextData(FileData):
             sizes = [count_characters(path) for path in paths]
             begin, end = self._bounds(sum(sizes), is_held_out)
             return TextDocuments(lambda: _files(paths, sizes, begin, end))
-        read = functools.partial(_documents, paths, self.documents, self.text_column)
+        column = "messages" if self.documents == "messages" else self.text_column
+        read = functools.partial(_documents, paths, self.documents, column)
         begin, end = self._bounds(sum(1 for _ in read()), is_held_out)
         return TextDocuments(lambda: itertools.islice(read(), begin, end))
 
@@ -130,7 +136,7 @@ def _documents(paths: Sequence[epath.Path], kind: str, column: str) -> Iterator[
     """Yields the rows of Parquet files, and the articles or lines of others, each as an iterable of pieces."""
     for path in paths:
         if is_columnar(path):
-            rows = read_columnar(path, [column], kinds=("text",))
+            rows = read_columnar(path, [column], kinds=("text", "lists") if kind == "messages" else ("text",))
             yield from (cut_pieces([text.replace("\r\n", "\n")]) for _, (text,) in rows)
         elif kind == "articles":
             yield from (["\n".join(article.lines)] for article in read_articles(path))

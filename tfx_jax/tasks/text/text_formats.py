@@ -49,7 +49,7 @@ def labels_by_text(labels: Iterable[str]) -> dict[str, str]:
     for label in labels:
         other = by_text.setdefault(label_text(label), label)
         if other != label:
-            raise ValueError(f"the labels {other!r} and {label!r} have the same text in words")
+            raise ValueError(f"the labels {other!r} and {label!r} are both written as {label_text(label)!r}")
     return by_text
 
 

@@ -28,8 +28,8 @@ from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.classification import CLASS_METRICS, check_labels, class_result, labels_of
 from tfx_jax.tasks.files import few_boundaries
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import TrainedModel
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
+from tfx_jax.tasks.prediction import PairAttention, TrainedModel, pair_attention
 from tfx_jax.tasks.shortened import warn_shortened
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import Prediction
@@ -107,9 +107,7 @@ class TextToTextConfig(TaskConfig):
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
         """Plans the task; targets are assumed to be as long as the longest answer, or else as the sources."""
         length = getattr(self.data, "max_answer_length", self.data.max_length - 1) + 1
-        batch = planned_batch(
-            self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32), lengths={"target": length}
-        )
+        batch = planned_batch(self.data, options, {"source": (np.int32, LENGTH), "target": (np.int32, length)})
         text_format = _FORMATS[type(self.data)]
         task = TextToTextTask(self, model, NO_DATA, NO_DATA, text_format, labels=[], target_length=length)
         return PlannedTask(task, batch)
@@ -231,6 +229,36 @@ class TextToTextTask:
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the model's answer to each input."""
         return [{"answer": text} for text in self.predict(model, self._format.unanswered(rows))]
+
+    def attention_example(self, model: TrainedModel) -> PairAttention | None:
+        for example in itertools.islice(self._splits["validation"], 100):
+            (encoded,) = self.encode([example])
+            if all(len(encoded[name]) <= 24 for name in ("source", "target")):
+                return self._attention(model, encoded["source"].tolist(), encoded["target"].tolist())
+        return None
+
+    def attention(self, model: TrainedModel, source: str, target: str | None = None) -> PairAttention:
+        """Computes every attention map of an input and its answer.
+
+        Args:
+          model: the trained model.
+          source: the input; a TAB separates the parts that `inputs` names.
+          target: the answer; None means the model's own.
+
+        Raises:
+          UserError: if the input has another number of parts.
+        """
+        parts = source.split("\t")
+        if len(parts) != len(self.inputs):
+            raise UserError(f"--source must be {', TAB, '.join(self.inputs)}, but has {len(parts) - 1} TABs")
+        (example,) = self._format.unanswered([parts])
+        answer = self.predict(model, [example])[0] if target is None else target
+        (encoded,) = self.encode([example])
+        return self._attention(model, encoded["source"].tolist(), self.tokenizer.encode_with_specials(answer).ids)
+
+    def _attention(self, model: TrainedModel, source: list[int], target: list[int]) -> PairAttention:
+        pieces = self.tokenizer.pieces
+        return PairAttention(pair_attention(model, source, target), pieces(source), pieces(target))
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Answers every example of a split by search and scores the answers."""

@@ -1,17 +1,19 @@
 """Translation: sentence pairs from files, TFDS or the built-in grammar, beam search, BLEU."""
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 import grain
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from tfx_jax.data.batching.batches import Batch, LoaderOptions
+from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleList, LoaderOptions
 from tfx_jax.data.batching.pairs import pair_batches
 from tfx_jax.data.sources.lines import is_blank, list_of_texts
 from tfx_jax.data.sources.splits import Split, Splits
@@ -25,12 +27,12 @@ from tfx_jax.metrics.bleu import BleuScores, bleu_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.synthetic.grammar import GrammarPairs
 from tfx_jax.tasks.artifacts import setup_tokenizer
-from tfx_jax.tasks.files import check_batch, named_paths
+from tfx_jax.tasks.files import check_batch, few_boundaries, named_paths
 from tfx_jax.tasks.loss import LossOutput, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import PairAttention, TrainedModel, drawable_pair, pair_attention
 from tfx_jax.tasks.shortened import warn_shortened
-from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig
+from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, ReportTable, TaskConfig
 from tfx_jax.tasks.text.answers import Prediction
 
 
@@ -143,8 +145,8 @@ class PairData:
         pairs = self._read_files("train")
         if len(pairs) < 10:  # a tenth of them would be 0
             raise UserError(
-                f"{self.train_source} has only {len(pairs)} pairs, fewer than the 10 needed to set some aside: name "
-                "config.task.data.validation_source"
+                f"{self.train_source} has {len(pairs)} pairs, but a validation split can be taken from at least 10: "
+                "add pairs, or name config.task.data.validation_source"
             )
         train_pairs, validation_pairs = split_pairs(pairs, self.validation_pairs)
         return validation_pairs if split == "validation" else train_pairs
@@ -209,7 +211,7 @@ class TranslationConfig(TaskConfig):
         return TranslationTask(self, model, splits, tokenizer)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
-        batch = planned_batch(self.data, options, dtypes=dict.fromkeys(("source", "target"), np.int32))
+        batch = planned_batch(self.data, options, dict.fromkeys(("source", "target"), (np.int32, LENGTH)))
         return PlannedTask(TranslationTask(self, model, NO_DATA, NO_DATA), batch)
 
 
@@ -295,6 +297,51 @@ class TranslationTask:
             on_batch=on_batch,
         )
 
+    def explain(
+        self, model: TrainedModel, lines: Sequence[str], translations: Sequence[Sequence[int]]
+    ) -> list[dict[str, Any]]:
+        """Describes translations: how probable they are, and where they come from.
+
+        Args:
+          model: the trained model.
+          lines: sentences, none of them blank.
+          translations: their translations as token ids, including EOS.
+
+        Returns:
+          A dictionary per line: "translation", "score" (the log-probability of the translation in nats, EOS included),
+          "unknown" (see `unknown_parts`), "source" and "target" (their tokens, including EOS) and, of a model that
+          returns its maps, "attention": the cross-attention, mean over layers and heads, nested lists [T, S].
+        """
+        limit, pad_id = self.config.data.max_length, self.model_config.pad_id
+        examples = [
+            {
+                "source": np.array(self.tokenizer.encode_with_specials(line).ids[:limit], np.int32),
+                "target": np.array(ids, np.int32),
+            }
+            for line, ids in zip(lines, translations, strict=True)
+        ]
+        longest = max((len(ids) for example in examples for ids in example.values()), default=1)
+        spec = BatchSpec(
+            few_boundaries(longest), max(2_048, longest), pad_values=dict.fromkeys(("source", "target"), pad_id)
+        )
+        results = model.predict(_score_and_attend, ExampleList(examples, by="target"), spec) if examples else []
+        described: list[dict[str, Any]] = []
+        for line, example, result in zip(lines, examples, results, strict=True):
+            source, target = example["source"].tolist(), example["target"].tolist()
+            attention, score = result if isinstance(result, list) else (None, result)
+            one = {
+                "translation": self.tokenizer.decode(target),
+                "score": score,
+                "unknown": unknown_parts(self.tokenizer, line),
+                "source": self.tokenizer.pieces(source),
+                "target": self.tokenizer.pieces(target),
+            }
+            if attention is not None:
+                weights = [row[: len(source)] for row in attention[: len(target)]]
+                one["attention"] = [[round(weight, 4) for weight in row] for row in weights]
+            described.append(one)
+        return described
+
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Translates the source sides of a split and scores them."""
         if self._translator is None:  # kept, because it caches compiled programs
@@ -326,6 +373,17 @@ class TranslationTask:
             scores = scores._replace(signature=f"{scores.signature}|norm:{self.tokenizer.normalization}")
         return scores, hypotheses, references
 
+    def report_tables(self, model: TrainedModel) -> list[ReportTable]:
+        """Returns the translations of the first sentences of the validation split."""
+        pairs = self._splits["validation"]
+        samples = [pairs[index] for index in range(min(5, len(pairs)))]
+        if self._translator is None:
+            self._translator = self.translator(model.graphdef)
+        sources = [pair["source"] for pair in samples]
+        translations = model.share(lambda lines: cast(Translator, self._translator)(model.params, lines), sources)
+        rows = [(pair["source"], pair["target"], text) for pair, text in zip(samples, translations, strict=True)]
+        return [ReportTable("Sample translations", ("source", "reference", "translation"), rows)]
+
     def attention_example(self, model: TrainedModel) -> PairAttention | None:
         """Returns the attention maps of a pair with its reference, as in training."""
         pairs = self._splits["validation"]
@@ -351,6 +409,30 @@ class TranslationTask:
             target_ids = self.tokenizer.encode_with_specials(target).ids
         pieces = self.tokenizer.pieces
         return PairAttention(pair_attention(model, source_ids, target_ids), pieces(source_ids), pieces(target_ids))
+
+
+def unknown_parts(tokenizer: HFTokenizer, text: str) -> list[str]:
+    """Returns the parts of a text for which a tokenizer has only the unknown token."""
+    if tokenizer.unk_id is None or tokenizer.unk_id not in tokenizer.encode(text):
+        return []
+    ids, offsets = tokenizer.encode_with_offsets(text)
+    return [text[begin:end] for token, (begin, end) in zip(ids, offsets, strict=True) if token == tokenizer.unk_id]
+
+
+def _score_and_attend(model: Any, batch: dict[str, Array]) -> dict[str, Array]:
+    """Returns the log-probability of each target [B] and its cross-attention [B, T, S], for `TrainedModel.predict`."""
+    source, target = batch["source"], batch["target"]
+    maps: dict[str, Array] = {}
+    if "return_attention" in inspect.signature(model).parameters:
+        logits, maps = model(source, target, return_attention=True)
+    else:
+        logits = model(source, target)
+    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits.astype(jnp.float32)), target[..., None], axis=-1)[..., 0]
+    result = {"score": jnp.where(target != model.config.pad_id, log_probs, 0).sum(axis=-1)}
+    cross = [weights.mean(axis=1) for name, weights in maps.items() if re.fullmatch("decoder/.*/cross", name)]
+    if cross:
+        result["attention"] = jnp.stack(cross).astype(jnp.float32).mean(axis=0)
+    return result
 
 
 def check_output_length(model: ModelConfig, max_length: int, decoding: DecodingConfig, *, what: str) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import grain
 import jax
@@ -23,7 +23,7 @@ from tfx_jax.data.batching.batches import (
     LoaderOptions,
     train_batches,
 )
-from tfx_jax.data.sources.images import read_image
+from tfx_jax.data.sources.images import IMAGE_SUFFIXES, image_of, read_image
 from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.data.sources.text import PairSource, read_tsv
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
@@ -39,9 +39,10 @@ from tfx_jax.synthetic.shapes import IMAGE_SIZE, MAX_WORDS, draw_scene
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import FileData, check_batch, split_path
 from tfx_jax.tasks.loss import LossOutput, Metric, summed_cross_entropy
-from tfx_jax.tasks.planning import NO_DATA, planned_batch
+from tfx_jax.tasks.planning import LENGTH, NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
 from tfx_jax.tasks.task import Artifacts, EvalResult, MetricInfo, PlannedTask, TaskConfig, eval_result
+from tfx_jax.tasks.text.answers import Prediction
 
 
 class Captioned(NamedTuple):
@@ -157,7 +158,7 @@ class ShapeImages:
             raise IndexError(index)
         scene = draw_scene((*self._key, index), held_out=self._held_out)
         # `named` has for each word the index of the shape that it names, or -1.
-        boxes = [(0, 0, 0, 0) if index < 0 else scene.shapes[index].box for index in scene.named]
+        boxes = [(0, 0, 0, 0) if shape < 0 else scene.shapes[shape].box for shape in scene.named]
         return Captioned(scene.image, " ".join(scene.words), np.array(boxes, np.int32))
 
     def captions(self) -> Iterator[str]:
@@ -226,10 +227,9 @@ class CaptioningConfig(TaskConfig):
         return CaptioningTask(self, model, splits, tokenizer)
 
     def planned(self, model: CaptionerConfig, options: LoaderOptions) -> PlannedTask:
-        dtypes = {"caption": np.int32, "boxes": np.int32}
-        batch = planned_batch(self.data, options, dtypes=dtypes, sizes={"boxes": 4})
-        shape = (*batch["caption"].shape[:1], model.image_size, model.image_size, 3)
-        batch["image"] = jax.ShapeDtypeStruct(shape, np.dtype(np.uint8))
+        image = (np.uint8, model.image_size, model.image_size, 3)
+        arrays = {"caption": (np.int32, LENGTH), "boxes": (np.int32, LENGTH, 4), "image": image}
+        batch = planned_batch(self.data, options, arrays)
         return PlannedTask(CaptioningTask(self, model, NO_DATA, NO_DATA), batch)
 
 
@@ -315,6 +315,16 @@ class CaptioningTask:
         """Returns a caption for each image, [height, width, 3] uint8."""
         examples = ExampleList(self.encode([Captioned(image) for image in images]), by="caption")
         return [self.tokenizer.decode(ids) for ids in self._write(model, examples)]
+
+    inputs = ("image",)
+    suffixes = IMAGE_SUFFIXES
+    empty_answer: ClassVar[Prediction] = {"caption": ""}
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[Any]]) -> list[Prediction]:
+        """Returns a caption for each image, a file or an array."""
+        size = self.model_config.image_size
+        images = [image_of(row[0], size, 3, is_cropped=False) for row in rows]
+        return [{"caption": caption} for caption in self.predict(model, images)]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Captions every image of a split, and scores each reference token given the previous reference tokens."""
@@ -464,7 +474,7 @@ def write_captions(
 
 def _metrics(model: Any, batch: dict[str, Array]) -> dict[str, Metric]:
     """Returns the metrics of the loss without dropout, for `TrainedModel.sum_metrics`."""
-    return captioning_loss(model, batch, None).metrics
+    return captioning_loss(model, batch, rngs=None).metrics
 
 
 def _weights(model: Any, batch: dict[str, Array]) -> Float[Array, "B T L"]:

@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
 from tfx_jax.data.batching.batches import BatchSpec, Example, LazyExamples, LoaderOptions
-from tfx_jax.data.sources.images import IMAGE_SUFFIXES, read_center
+from tfx_jax.data.sources.images import IMAGE_SUFFIXES, image_of, read_center
 from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
@@ -22,12 +22,13 @@ from tfx_jax.functional.attention.rollout import attention_rollout
 from tfx_jax.models.config import MakesModel, ModelConfig, require_kind
 from tfx_jax.synthetic.shapes import IMAGE_SIZE, draw_scene
 from tfx_jax.tasks.artifacts import setup_json
-from tfx_jax.tasks.classification import LABEL_DTYPES, ClassificationBase, class_loss, label_arrays
+from tfx_jax.tasks.classification import LABEL_ARRAYS, ClassificationBase, class_loss, label_arrays
 from tfx_jax.tasks.files import check_batch
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
 from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
+from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
 
 
 class ImageClassifierConfig(MakesModel, Protocol):
@@ -296,9 +297,8 @@ class ImageClassificationConfig(TaskConfig):
 
     def planned(self, model: ImageClassifierConfig, options: LoaderOptions) -> PlannedTask:
         """Plans the task, with as many classes as the model has labels."""
-        batch = planned_batch(self.data, options, dtypes={}, scalars=LABEL_DTYPES)
-        shape = (*batch["label"].shape, model.image_size, model.image_size, model.num_channels)
-        batch["image"] = jax.ShapeDtypeStruct(shape, np.dtype(np.uint8))
+        image = (np.uint8, model.image_size, model.image_size, model.num_channels)
+        batch = planned_batch(self.data, options, LABEL_ARRAYS | {"image": image})
         return PlannedTask(ImageClassificationTask(self, model, NO_DATA), batch)
 
 
@@ -354,6 +354,16 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, Imag
         """Returns the most likely label of each image, [height, width, channels] uint8."""
         unlabeled: Any = [LabeledImage(image, self.labels[0]) for image in rows]
         return super().predict(model, unlabeled)
+
+    inputs = ("image",)
+    suffixes = IMAGE_SUFFIXES
+    empty_answer: ClassVar[Prediction] = NO_CLASS
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[Any]]) -> list[Prediction]:
+        """Returns the most likely label of each image, a file or an array, and all probabilities."""
+        data, size = self.config.data, self.model_config.image_size
+        images: Any = [LabeledImage(image_of(row[0], size, data.num_channels), self.labels[0]) for row in rows]
+        return class_predictions(self.labels, model.predict(self.probabilities, self.encode(images), self.batch_spec))
 
     def attention_example(self, model: TrainedModel) -> ImageAttention:
         return self.attention(model, self.rows("validation")[0].image)

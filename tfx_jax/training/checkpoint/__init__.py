@@ -1,6 +1,7 @@
 """Checkpoints of a run and the files that belong to them.
 
 `checkpoints` saves, restores and averages parameters; `artifacts` stores tokenizers and labels with their checksums.
+`base` reads the model that a run starts from, and its frozen parameters, which checkpoints leave out.
 """
 
 from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts

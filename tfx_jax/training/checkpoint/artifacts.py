@@ -195,7 +195,7 @@ def read_sealed(path: epath.Path) -> dict[str, Any]:
     """
     values = parse_json(read_small_file(path))
     if not isinstance(values, dict):
-        raise ValueError(f"it is a {type(values).__name__}, not an object")
+        raise ValueError(f"it must hold a JSON object, got a {type(values).__name__}")
     if values.pop(_SEAL, None) not in (None, _seal(values)):
         raise ValueError(f'its values do not match its checksum; after an intended edit, delete its line "{_SEAL}"')
     return values

@@ -108,17 +108,20 @@ def without(tree: Tree, paths: Any, prefix: str = "") -> Tree:
 
 
 def _select(tree: Tree, dtypes: dict[str, str], prefix: str = "") -> tuple[Tree, dict[str, np.ndarray]]:
-    """Returns the leaves at the paths of `dtypes`, with these dtypes, as nested dictionaries and by path."""
+    """Returns the leaves at the paths of `dtypes`, with these dtypes, as nested dictionaries and by path.
+
+    Numbers as keys become strings, as in trees that Orbax restores, to which these are added.
+    """
     selected, arrays = {}, {}
     for name, value in tree.items():
         path = f"{prefix}{name}"
         if isinstance(value, dict):
             inner, inner_arrays = _select(value, dtypes, f"{path}/")
             if inner:
-                selected[name] = inner
+                selected[str(name)] = inner
                 arrays |= inner_arrays
         elif path in dtypes:
-            selected[name] = arrays[path] = np.asarray(value, dtypes[path])
+            selected[str(name)] = arrays[path] = np.asarray(value, dtypes[path])
     return selected, arrays
 
 

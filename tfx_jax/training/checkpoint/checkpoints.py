@@ -468,7 +468,10 @@ def _best_step(checkpointer: ocp.training.Checkpointer) -> int:
     """Returns the step with the highest score, the latest of equal ones; raises UserError if there are no scores."""
     scores = _scores(checkpointer)
     if not scores:
-        raise UserError(f"no checkpoint in {checkpointer.directory} has been evaluated; see config.eval_every")
+        raise UserError(
+            f"no checkpoint in {checkpointer.directory} has been evaluated, so none is the best: choose one with "
+            "--step, or lower config.eval_every"
+        )
     return max(scores, key=lambda step: (scores[step], step))
 
 

@@ -22,7 +22,10 @@ _SMALLER_STEP = (
 
 
 class StateMemory(NamedTuple):
-    """Number of parameters of the model, and bytes per device of parameters, optimizer state and gradients."""
+    """Number of trained parameters, and bytes per device of parameters, optimizer state and gradients.
+
+    Frozen parameters and other model state count as parameters, a moving average as a part of the optimizer.
+    """
 
     num_params: int
     params: int
@@ -45,8 +48,8 @@ def state_memory(state: TrainState) -> StateMemory:
     params = bytes_per_device(state.params)
     return StateMemory(
         num_params=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-        params=params,
-        optimizer=bytes_per_device(state.opt_state),
+        params=params + bytes_per_device(state.model_state),
+        optimizer=bytes_per_device((state.opt_state, state.ema)),
         gradients=params,
     )
 

@@ -40,13 +40,14 @@ def write_attention(task: Any, model: TrainedModel, progress: Progress, step: in
 
 
 def _draw(example: PairAttention | ImageAttention) -> "Figure":
-    """Draws an image with its maps or, for a pair, the cross-attention heads of the last layer that has them."""
+    """Draws an image with its maps or, for texts, the heads of the last layer: of cross-attention, if there is any."""
     from tfx_jax.training.reporting.attention_plot import plot_attention  # Matplotlib is slow to import
     from tfx_jax.training.reporting.image_plot import plot_maps
 
     if isinstance(example, ImageAttention):
         return plot_maps(example.image, example.titles, example.maps)
-    layers = {name: int(name.split("/")[1]) for name in example.maps if name.endswith("/cross")}
+    kind = "cross" if any(name.endswith("/cross") for name in example.maps) else "self"
+    layers = {name: int(name.split("/")[1]) for name in example.maps if name.endswith(f"/{kind}")}
     last_layer = max(layers.values())
     maps = {name: example.maps[name] for name, layer in layers.items() if layer == last_layer}
     lead_layer = last_layer if f"decoder/{last_layer}/cross" in maps else None

@@ -34,7 +34,7 @@ _LONGEST_LABEL = 18  # characters; a longer token is cut
 _SMALLEST_TYPE = 3.5  # points; if tokens leave less space, only every second, third, ... token is labeled
 _MARGIN, _GAP, _PAD = 0.3, 0.3, 0.06  # inches: around the figure, between panels, between label and panel
 _POINTS = 72  # per inch
-_SCALE_ROOM = 0.6  # inches beside a panel for the color bar
+_COLOR_BAR_ROOM = 0.6  # inches beside a panel for the color bar
 _MOST_PIXELS = 30e6  # larger images get a lower resolution
 _SUFFIXES = (".png", ".pdf", ".svg")
 
@@ -57,7 +57,7 @@ class _Style(NamedTuple):
     tilt: float  # of column labels that do not fit upright, in degrees
 
 
-_LEAD = _Style(cell=0.42, side=10.0, label_size=13.0, title_size=13.0, tilt=60.0)
+_LARGE = _Style(cell=0.42, side=10.0, label_size=13.0, title_size=13.0, tilt=60.0)
 _SMALL = _Style(cell=0.12, side=3.2, label_size=6.5, title_size=7.5, tilt=90.0)
 
 
@@ -142,14 +142,14 @@ def plot_attention(
         for (stack, kind), layers in groups.items()
         for layer, weights in sorted(layers.items())
     ]
-    lead = _lead_panel(groups["decoder", "cross"], tokens, lead_layer)
-    placed, (width, height) = _arrange(lead, rows)
+    large = _large_panel(groups["decoder", "cross"], tokens, lead_layer)
+    placed, (width, height) = _arrange(large, rows)
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     for item in placed:
         _draw_panel(figure, item)
     # Beside the large panel or, without one, beside the last panel of the first row.
-    _draw_scale(figure, placed[0] if lead else placed[len(rows[0]) - 1])
+    _draw_color_bar(figure, placed[0] if large else placed[len(rows[0]) - 1])
     return figure
 
 
@@ -241,7 +241,9 @@ def _head_panels(
     ]
 
 
-def _lead_panel(crosses: Mapping[int, np.ndarray], tokens: Mapping[str, list[str]], layer: int | None) -> _Panel | None:
+def _large_panel(
+    crosses: Mapping[int, np.ndarray], tokens: Mapping[str, list[str]], layer: int | None
+) -> _Panel | None:
     """Returns a panel of the mean cross-attention of one layer or all layers; None without cross-attention."""
     if layer is not None and layer not in crosses:
         raise UserError(f"layer {layer} has no cross-attention: choose one of {sorted(crosses)}")
@@ -256,13 +258,15 @@ def _frame(panel: _Panel, style: _Style) -> _Frame:
     """Computes the space that a panel needs."""
     num_rows, num_columns = panel.weights.shape
     cell = min(style.cell, style.side / max(num_rows, num_columns))
-    # Largest type size in which the labels of neighboring tokens do not touch.
+    # Largest type size in which the labels of neighboring tokens do not touch: tilted labels are cell * sin(tilt)
+    # apart, and a line of text is 1 / 0.8 = 1.25 times as high as its type.
     fitting_size = min(style.label_size, 0.8 * _POINTS * cell * math.sin(math.radians(style.tilt)))
     label_size, every = max(fitting_size, _SMALLEST_TYPE), math.ceil(_SMALLEST_TYPE / fitting_size)
     longest_row = max((_text_width(label, label_size) for label in panel.rows), default=0.0)
     longest_column = max(_text_width(label, label_size) for label in panel.columns)
+    # Column labels are horizontal if the longest one fits, with some space around it, above the cells of its token.
     tilt = math.radians(0.0 if longest_column < 0.9 * cell * every else style.tilt)
-    line = 1.2 * label_size / _POINTS
+    line = 1.2 * label_size / _POINTS  # height of a line of text
     return _Frame(
         width=num_columns * cell,
         height=num_rows * cell,
@@ -278,32 +282,37 @@ def _frame(panel: _Panel, style: _Style) -> _Frame:
     )
 
 
-def _arrange(lead: _Panel | None, rows: Sequence[Sequence[_Panel]]) -> tuple[list[_Placed], tuple[float, float]]:
-    """Places the large panel at the top and the small ones in a grid below.
+def _arrange(large: _Panel | None, rows: Sequence[Sequence[_Panel]]) -> tuple[list[_Placed], tuple[float, float]]:
+    """Places the large panel, if any, at the top and the small ones in a grid below, both centered.
 
     Returns:
       A pair: the panels, the large one first, and the size of the figure (width, height) in inches.
     """
     framed = [[(panel, _frame(panel, _SMALL)) for panel in row] for row in rows]
     frames = [frame for row in framed for _, frame in row]
+    # The grid: row labels at the left, then columns of equal width, as wide as the widest map or title. Without a large
+    # panel, the color bar is beside the grid.
     indent = max(frame.left for frame in frames)
     pitch = max(max(frame.width, frame.title_width) for frame in frames) + _GAP
-    grid_width = indent + pitch * max(len(row) for row in rows) - _GAP + (_SCALE_ROOM if lead is None else 0)
+    grid_width = indent + pitch * max(len(row) for row in rows) - _GAP + (_COLOR_BAR_ROOM if large is None else 0)
+    # `top` moves down the figure; `width` is that of the widest part, without margins.
     placed, top, width = [], _MARGIN, grid_width
-    if lead is not None:
-        frame = _frame(lead, _LEAD)
-        lead_width = frame.left + max(frame.width + max(frame.right, _SCALE_ROOM), frame.title_width)
-        width = max(grid_width, lead_width)
-        top += frame.title_height + frame.above
-        placed.append(_Placed(lead, frame, left=_MARGIN + (width - lead_width) / 2 + frame.left, top=top))
+    if large is not None:
+        frame = _frame(large, _LARGE)
+        # Right of the row labels: the map with its color bar or tilted labels, or the title if it is wider.
+        large_width = frame.left + max(frame.width + max(frame.right, _COLOR_BAR_ROOM), frame.title_width)
+        width = max(grid_width, large_width)
+        top += frame.title_height + frame.above  # `_Placed` has the corner of the map, which is below its labels
+        placed.append(_Placed(large, frame, left=_MARGIN + (width - large_width) / 2 + frame.left, top=top))
         top += frame.height + 2 * _GAP
+    left = _MARGIN + (width - grid_width) / 2 + indent
     for row in framed:
         top += max(frame.title_height + frame.above for _, frame in row)
-        left = _MARGIN + (width - grid_width) / 2 + indent
         placed += [
             _Placed(panel, frame, left=left + pitch * column, top=top) for column, (panel, frame) in enumerate(row)
         ]
         top += max(frame.height for _, frame in row) + _GAP
+    # The last row needs no gap below it.
     return placed, (width + 2 * _MARGIN, top - _GAP + _MARGIN)
 
 
@@ -334,7 +343,7 @@ def _draw_panel(figure: Figure, item: _Placed) -> None:
     axes.text(0, above, panel.title, transform=axes.transAxes, fontproperties=font, va="bottom")
 
 
-def _draw_scale(figure: Figure, item: _Placed) -> None:
+def _draw_color_bar(figure: Figure, item: _Placed) -> None:
     """Draws a color bar to the right of a panel."""
     frame = item.frame
     left = item.left + frame.width + 0.15

@@ -1,12 +1,15 @@
 """Learning curves of a run: its loss and the first metric of its evaluations, by step."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from tfx_jax.errors import UserError
 from tfx_jax.tasks.task import MetricInfo
 from tfx_jax.training.reporting.progress import Evaluation, History
 
@@ -18,17 +21,25 @@ _MOST_MARKERS = 60
 def draw_learning_curves(
     history: History, evaluations: Sequence[Evaluation], metric: MetricInfo, *, unit: str = "token"
 ) -> Figure | None:
-    """Draws the loss and, if there are evaluations, a metric below it; returns None if there is nothing to draw."""
+    """Draws the loss and below it, if they are known, a metric of the evaluations and the learning rate.
+
+    Losses of evaluations are drawn beside the training loss. Returns None if there is nothing to draw.
+    """
     steps, losses = history.curve("train/loss")
     if not steps.size and not evaluations:
         return None
-    num_panels = bool(steps.size) + bool(evaluations)
+    rate_steps, rates = history.curve("train/learning_rate")
+    num_panels = bool(steps.size) + bool(evaluations) + bool(rates.size)
     figure = Figure(figsize=(8.0, 1.0 + 2.9 * num_panels), layout="constrained")
     panels = list(np.atleast_1d(figure.subplots(num_panels, sharex=True)))
     if steps.size:
-        _draw_loss(panels[0], steps, losses, *history.curve("train/nll"), unit=unit)
+        _draw_loss(panels[0], steps, losses, *history.curve("train/nll"), evaluations, unit=unit)
     if evaluations:
-        _draw_metric(panels[-1], evaluations, metric)
+        _draw_metric(panels[bool(steps.size)], evaluations, metric)
+    if rates.size:
+        panels[-1].set_title("learning rate", loc="left", fontsize=11)
+        panels[-1].plot(rate_steps, rates, color=_BLUE, linewidth=1.8, marker="o" if rates.size == 1 else None)
+        panels[-1].set_ylim(bottom=0)
     last = max([*steps, *(evaluation["step"] for evaluation in evaluations)])
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
@@ -42,19 +53,31 @@ def draw_learning_curves(
 
 
 def _draw_loss(
-    panel: Axes, steps: np.ndarray, losses: np.ndarray, nll_steps: np.ndarray, nlls: np.ndarray, *, unit: str
+    panel: Axes,
+    steps: np.ndarray,
+    losses: np.ndarray,
+    nll_steps: np.ndarray,
+    nlls: np.ndarray,
+    evaluations: Sequence[Evaluation],
+    *,
+    unit: str,
 ) -> None:
-    """Draws the training loss and, if it differs, the cross entropy without label smoothing."""
+    """Draws the training loss, the cross entropy without label smoothing if it differs, and losses of evaluations."""
     panel.set_title(f"training loss, nats for each {unit}", loc="left", fontsize=11)
-    curves = [(steps, losses, _BLUE, "with label smoothing")]
+    curves = [(steps, losses, _BLUE, "training")]
     if nlls.size and not (losses.shape == nlls.shape and np.allclose(losses, nlls)):
-        curves.append((nll_steps, nlls, _ORANGE, "cross entropy"))
+        curves = [(steps, losses, _BLUE, "with label smoothing"), (nll_steps, nlls, _ORANGE, "cross entropy")]
     for curve_steps, values, color, label in curves:
         smooth = _running_mean(values, len(values) // 50)
         if smooth is not values:
             panel.plot(curve_steps, values, color=color, alpha=0.25, linewidth=0.8)
         marker = "o" if len(curve_steps) == 1 else None  # a line of one point is invisible
         panel.plot(curve_steps, smooth, color=color, linewidth=1.8, label=label, marker=marker)
+    validation = [(one["step"], one["loss"]) for one in evaluations if math.isfinite(one.get("loss", math.nan))]
+    if validation:
+        style: dict[str, Any] = {"color": "black", "marker": "o", "markersize": 4, "linewidth": 1}
+        panel.plot(*zip(*validation, strict=True), label="validation", **style)
+        curves.append((steps, np.array([loss for _, loss in validation]), "black", "validation"))
     if len(curves) > 1:
         panel.legend(
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0
@@ -68,6 +91,7 @@ def _draw_loss(
 
 
 def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricInfo) -> None:
+    """Draws the curve of a validation metric and a line at its best value, which the title states."""
     unit = f",{metric.unit}" if metric.unit else ""  # as in "accuracy, %": the unit begins with a space
     panel.set_title(f"validation {metric.title}{unit}", loc="left", fontsize=11)
     steps = [evaluation["step"] for evaluation in evaluations]
@@ -81,8 +105,8 @@ def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricI
     panel.axhline(values[best], color=_GRAY, linewidth=0.8, linestyle="--")
     summary = f"best {metric.format(values[best])} at step {steps[best]:,}"
     panel.set_title(summary, loc="right", color="#606060", fontsize=9)  # outside the axes, where no curve crosses it
-    if not metric.is_loss:
-        panel.set_ylim(0, max(values[best] * 1.15, 1.0))
+    margin = 0.1 * (np.nanmax(values) - np.nanmin(values)) or max(0.1 * abs(values[best]), 0.1)
+    panel.set_ylim(np.nanmin(values) - margin, np.nanmax(values) + margin)
 
 
 def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
@@ -95,3 +119,31 @@ def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
         return values
     weights = np.ones(width)
     return np.convolve(values, weights, "same") / np.convolve(np.ones_like(values), weights, "same")
+
+
+COMPARED = ("train/loss", "validation/")
+"""Beginnings of the names of the scalars that `draw_comparison` draws."""
+
+
+def draw_comparison(histories: Mapping[str, History]) -> Figure:
+    """Draws the training loss and each metric of the evaluations, with a curve for each run.
+
+    Raises:
+      UserError: if no run has logged a loss or a metric.
+    """
+    points = [point for history in histories.values() for point in history.points]
+    tags = [*dict.fromkeys(tag for point in points for tag in point.scalars if tag.startswith(COMPARED))]
+    if not tags:
+        raise UserError("none of the runs has logged a loss or a metric: there is nothing to draw")
+    figure = Figure(figsize=(8.0, 1.0 + 2.9 * len(tags)), layout="constrained")
+    for panel, tag in zip(np.atleast_1d(figure.subplots(len(tags), sharex=True)), tags, strict=True):
+        panel.set_title(tag.replace("/", " "), loc="left", fontsize=11)
+        for name, history in histories.items():
+            steps, values = history.curve(tag)
+            marker = "o" if 0 < len(steps) <= _MOST_MARKERS and tag != "train/loss" else None
+            panel.plot(steps, _running_mean(values, len(values) // 50), label=name, marker=marker, markersize=4)
+        panel.grid(color="#e6e6e6", linewidth=0.8)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(frameon=False, fontsize=9)
+    figure.axes[-1].set_xlabel("step")
+    return figure

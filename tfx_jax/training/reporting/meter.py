@@ -152,11 +152,11 @@ class MetricAccumulator:
         return scalars
 
     def _means(self, sums: Metrics) -> dict[str, float]:
-        """Returns the scalars "train/..." of `take`."""
+        """Returns the scalars "train/..." of `take`; only the number of bad steps if all steps were skipped."""
         bad = {"train/bad_steps": sums.numbers["bad"]} if "bad" in sums.numbers else {}
         if not self._steps:
             return bad
-        seconds = max(self._seconds["data"] + self._seconds["step"], 1e-9)
+        seconds = max(self._seconds["data"] + self._seconds["step"], 1e-9)  # a rate must not divide by zero
         means = {f"train/{name}": metric.mean for name, metric in sums.means.items()} | {
             "train/grad_norm": sums.numbers["grad_norm"] / self._steps,
             "train/tokens_per_second": sums.numbers["tokens"] / seconds,

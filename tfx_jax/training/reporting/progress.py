@@ -6,7 +6,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
@@ -17,6 +17,7 @@ from tensorboardX import RecordWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboardX.record_writer import masked_crc32c
+from tensorboardX.summary import hparams as hparams_summaries
 from tensorboardX.summary import text as text_summary
 
 from tfx_jax.errors import printable
@@ -125,6 +126,12 @@ class Progress:
     def text(self, name: str, markdown: str) -> None:
         """Adds a text to TensorBoard."""
         self._write_event(step=self._last_done_step, summary=text_summary(name, markdown))
+
+    def hparams(self, fields: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        """Shows the fields of a configuration, by name, beside the named scalars in TensorBoard's tab HParams."""
+        values = {name: value if isinstance(value, int | float) else str(value) for name, value in fields.items()}
+        for summary in hparams_summaries(values, dict.fromkeys(metrics, 0.0)):
+            self._write_event(step=self._last_done_step, summary=summary)
 
     def image(self, step: int, name: str, png: bytes) -> None:
         """Adds an image of this name and step to TensorBoard."""

@@ -1,8 +1,16 @@
 """The report of a run, `report.md`."""
 
+import datetime
+import functools
+import importlib.metadata
 import io
 import math
+import pathlib
+import platform
+import shlex
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +18,8 @@ import numpy as np
 from etils import epath
 
 from tfx_jax.data.files import write_file
-from tfx_jax.tasks.task import MetricInfo
+from tfx_jax.tasks.task import MetricInfo, ReportTable
+from tfx_jax.training.checkpoint.artifacts import read_sealed
 from tfx_jax.training.config import ExperimentConfig, flat
 from tfx_jax.training.reporting.meter import PARTS, peak_flops
 from tfx_jax.training.reporting.progress import Evaluation, History, clock, read_history
@@ -35,6 +44,7 @@ def write_report(
     device_kinds: Sequence[str],
     evaluations: Sequence[Evaluation],
     message: Callable[[str], None],
+    tables: Sequence[ReportTable] = (),
 ) -> None:
     """Writes the report and the learning curves from the TensorBoard files of all runs of a workdir.
 
@@ -50,6 +60,7 @@ def write_report(
       device_kinds: `device_kind` of each device of the last run.
       evaluations: all evaluations so far.
       message: function that prints a line: the path of the report, or why there is none.
+      tables: tables of the task, such as sample predictions.
     """
     try:
         from tfx_jax.training.reporting.learning_curves import draw_learning_curves  # Matplotlib is slow to import
@@ -66,6 +77,8 @@ def write_report(
             _table(("", ""), _facts(history, run, step, num_params, device_kinds)),
             _time_table(history),
             _evaluation_table(evaluations, run.task.metrics),
+            *(f"## {table.title}\n\n{_table(table.header, table.rows)}" for table in tables if table.rows),
+            "## How to repeat it\n\n" + _table(("", ""), _origin(folder, config)),
             f"## Configuration\n\n{config_table(config)}",
         ]
         write_file(folder / "report.md", ("\n\n".join(part for part in parts if part) + "\n").encode())
@@ -111,6 +124,38 @@ def _facts(
     if bad:
         facts.append(("Skipped steps", f"{bad:,.0f}"))
     return facts
+
+
+def _origin(workdir: epath.Path, config: ExperimentConfig) -> list[tuple[str, str]]:
+    """Returns rows that say what the run was made from: command, code, seed and data."""
+    packages = ("tfx-jax", "jax", "jaxlib", "flax", "numpy")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    rows = [
+        ("Command", f"`{shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])}`"),
+        ("Date", f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"),
+        ("Versions", f"{versions}, Python {platform.python_version()}"),
+    ]
+    if commit := _commit():
+        rows.append(("Commit of tfx_jax", commit))
+    rows.append(("Seed", str(config.seed)))
+    data = workdir / "data.json"
+    files: dict[str, Any] = read_sealed(data)["files"] if data.exists() else {}
+    for name, record in files.items():
+        rows.append((f"`{name}`", f"{record['size']:,} bytes, BLAKE2b {record['checksum'] or 'not computed'}"))
+    return rows
+
+
+def _commit() -> str:
+    """Returns the commit of the clone that the library runs from, with "changed" if files differ; "" elsewhere."""
+    folder = pathlib.Path(__file__).parents[3]
+    if not (folder / ".git").exists():
+        return ""
+    try:
+        git = functools.partial(subprocess.run, cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+        commit = git(["git", "rev-parse", "--short=12", "HEAD"]).stdout.strip()
+        return f"{commit}, changed" if git(["git", "status", "--porcelain", "-uno"]).stdout else commit
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _mfu_fact(history: History, config: ExperimentConfig, device_kinds: Sequence[str]) -> list[tuple[str, str]]:
@@ -174,7 +219,9 @@ def config_table(config: ExperimentConfig) -> str:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a Markdown table."""
-    cells = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    lines = ([" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in [header, *rows])
+    first, *others = lines
+    cells = [first, ["---"] * len(header), *others]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 

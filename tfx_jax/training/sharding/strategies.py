@@ -18,13 +18,10 @@ from jaxtyping import Array
 
 from tfx_jax.data.batching.batches import ProcessShard
 from tfx_jax.errors import UserError
-from tfx_jax.nn.distribution import Distribution
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.tasks.loss import LossOutput
-from tfx_jax.training.sharding.attention import shard_attention
-from tfx_jax.training.sharding.experts import expert_exchange
-from tfx_jax.training.sharding.mesh_axes import BATCH_AXES, num_batch_shards
-from tfx_jax.training.step import Batch, LossFn, Metrics, TrainState, init_state, jit_update
+from tfx_jax.training.sharding.layers import BATCH_AXES, make_distribution, num_batch_shards
+from tfx_jax.training.step import Batch, LossFn, Metrics, Params, TrainState, init_state, jit_update
 
 Rules = tuple[tuple[str, P], ...]
 """Regular expressions of whole parameter paths, each with the mesh axes that shard the last dimensions."""
@@ -220,16 +217,6 @@ def gather_embeddings(mesh: Mesh, loss_fn: LossFn) -> LossFn:
     return loss
 
 
-@functools.cache  # one object per mesh, so that JAX finds the functions it has traced
-def make_distribution(mesh: Mesh) -> Distribution:
-    """Returns how attention and experts run on a mesh; a training step enters `tfx_jax.nn.distributed` with it.
-
-    Evaluation and decoding do not enter it: examples and positions of their batches need not divide evenly. If
-    parameters are sharded there, the compiler chooses how to shard attention.
-    """
-    return Distribution(shard_attention(mesh), num_batch_shards(mesh), functools.partial(expert_exchange, mesh))
-
-
 class TrainSetup(NamedTuple):
     """Functions and shapes of a run on a mesh; nothing is computed or compiled yet."""
 
@@ -239,6 +226,8 @@ class TrainSetup(NamedTuple):
     """Returns the initial state, sharded over the mesh."""
     abstract_state: TrainState
     """Shape, dtype and sharding of each array of the state."""
+    init_optimizer: Callable[[Params], optax.OptState]
+    """Returns the optimizer's initial state for parameters."""
 
 
 def shard_training(
@@ -248,7 +237,7 @@ def shard_training(
     optimizer: optax.GradientTransformation,
     *,
     make_carry: Callable[[], Any] = lambda: None,
-    ema_decay: float = 0.0,
+    has_ema: bool = False,
     **options: Any,
 ) -> TrainSetup:
     """Builds the training program for a mesh.
@@ -259,16 +248,20 @@ def shard_training(
       loss_fn: loss and metrics of a batch, as for `update`.
       optimizer: turns gradients into updates.
       make_carry: returns the carry of the first batch; see `init_state`.
-      ema_decay: see `update`.
+      has_ema: whether the state has an average of the parameters.
       **options: options of `update`.
     """
-    graphdef, first_state = init_state(make_model, optimizer, make_carry=make_carry, has_ema=ema_decay > 0)
+    graphdef, first_state = init_state(make_model, optimizer, make_carry=make_carry, has_ema=has_ema)
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(shapes, mesh)
     loss_fn, distribution = gather_embeddings(mesh, loss_fn), make_distribution(mesh)
-    options["ema_decay"] = ema_decay
     step_fn = jit_update(graphdef, loss_fn, optimizer, shardings, distribution=distribution, **options)
-    return TrainSetup(step_fn, jax.jit(first_state, out_shardings=shardings), with_shardings(shapes, shardings))
+    return TrainSetup(
+        step_fn,
+        jax.jit(first_state, out_shardings=shardings),
+        with_shardings(shapes, shardings),
+        jax.jit(optimizer.init, out_shardings=shardings.opt_state),
+    )
 
 
 def with_shardings(tree: Any, shardings: Any) -> Any:
@@ -308,7 +301,10 @@ def _shards_of(mesh: Mesh, process_index: int | None) -> tuple[ProcessShard, tup
     process_index = jax.process_index() if process_index is None else process_index
     shards = _shards_by_process(mesh)
     if process_index not in shards:
-        raise UserError(f"config.mesh: process {process_index} has no device in the mesh; data=-1 uses all devices")
+        raise UserError(
+            f"config.mesh: process {process_index} has no device in the mesh, but every process needs one: set "
+            "config.mesh.data=-1 to use all devices"
+        )
     return shards[process_index]
 
 
@@ -340,7 +336,10 @@ def _shards_by_process(mesh: Mesh) -> dict[int, tuple[ProcessShard, tuple[int, .
 
 
 def batch_sharding(mesh: Mesh, num_axes: int) -> NamedSharding:
-    """Returns the sharding of a batch array: examples over the batch axes, positions (if any) over "sequence"."""
+    """Returns the sharding of a batch array: examples over the batch axes, positions over "sequence".
+
+    With `num_axes=1` only the examples are sharded; positions are not.
+    """
     return NamedSharding(mesh, P(*BATCH[:num_axes]))
 
 
@@ -375,12 +374,16 @@ def take_batch_shard(examples: np.ndarray, index: Any, mesh: Mesh, process_index
     return examples[first : first + shard_size, *index[1:]]
 
 
-def shard_whole_batch(mesh: Mesh, batch: Batch) -> Batch:
-    """Distributes a batch that every process has in full over the mesh, if its size divides evenly."""
+def shard_whole_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """Distributes a batch of NumPy arrays that every process has in full: examples over the batch axes of the mesh.
+
+    An array whose number of examples is not a multiple of `num_batch_shards` is returned unchanged, as a NumPy array.
+    """
 
     def spread(examples: np.ndarray) -> jax.Array | np.ndarray:
         if len(examples) % num_batch_shards(mesh):
             return examples
-        return jax.make_array_from_callback(examples.shape, batch_sharding(mesh, 1), examples.__getitem__)
+        by_example = batch_sharding(mesh, num_axes=1)  # positions are not sharded
+        return jax.make_array_from_callback(examples.shape, by_example, examples.__getitem__)
 
     return jax.tree.map(spread, batch)

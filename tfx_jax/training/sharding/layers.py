@@ -1,7 +1,8 @@
-"""Attention on a mesh: the shardings of its inputs and outputs, and the computation on each device."""
+"""How attention and experts run on a mesh: the `tfx_jax.nn.Distribution` that a training step enters."""
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,34 @@ from tfx_jax.functional.attention import SPECS
 from tfx_jax.functional.attention.dense import make_request
 from tfx_jax.functional.attention.dot_product import default_implementations, dot_product_attention
 from tfx_jax.functional.attention.ring import ring_attention
+from tfx_jax.functional.moe import Exchange
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn
-from tfx_jax.training.sharding.mesh_axes import BATCH_AXES, num_batch_shards
+from tfx_jax.nn.distribution import Distribution
+
+BATCH_AXES = ("data", "fsdp", "expert")
+"""Names of the mesh axes that shard the examples of a batch, the slowest-varying first."""
 
 _HEADS = P(BATCH_AXES, "sequence", "tensor", None)  # queries, keys, values and outputs [B, T, N, H]
 _WEIGHTS = P(BATCH_AXES, "tensor", "sequence")  # attention weights [B, N, T, S]
+
+# Shardings of buffers [groups, experts, ...]: groups over all batch axes, or experts over the axis `expert`.
+_BY_GROUP = P(BATCH_AXES)
+_BY_EXPERT = P(tuple(axis for axis in BATCH_AXES if axis != "expert"), "expert")
+
+
+def num_batch_shards(mesh: Mesh) -> int:
+    """Returns the number of shards that the examples of a batch are divided into."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+@functools.cache  # one object per mesh, so that JAX finds the functions it has traced
+def make_distribution(mesh: Mesh) -> Distribution:
+    """Returns how attention and experts run on a mesh; a training step enters `tfx_jax.nn.distributed` with it.
+
+    Evaluation and decoding do not enter it: examples and positions of their batches need not divide evenly. If
+    parameters are sharded there, the compiler chooses how to shard attention.
+    """
+    return Distribution(shard_attention(mesh), num_batch_shards(mesh), functools.partial(expert_exchange, mesh))
 
 
 def shard_attention(mesh: Mesh) -> Callable[..., Any]:
@@ -183,3 +207,36 @@ def _kernel(core: AttentionFn) -> str | None:
 def _device_rng(rng: Array) -> Array:
     """Folds a device's batch and head shard into the key; call it inside `jax.shard_map`."""
     return jax.random.fold_in(rng, jax.lax.axis_index((*BATCH_AXES, "tensor")))
+
+
+def expert_exchange(mesh: Mesh, num_groups: int, num_experts: int) -> Exchange | None:
+    """Returns the all-to-alls that send tokens to the devices of their experts and back.
+
+    Section 3.2 of Lepikhin et al. (2020). Buffers are [groups, experts, ...].
+
+    Args:
+      mesh: mesh from `tfx_jax.training.sharding.strategies.make_mesh`.
+      num_groups: groups of tokens; the tokens of a group are routed together.
+      num_experts: experts, which the axis `expert` of the mesh divides.
+
+    Returns:
+      A pair: the first function takes buffers sharded by group and returns them sharded by expert, the second is its
+      inverse. None if every device has all experts, or the mesh does not divide groups and experts evenly; the compiler
+      then chooses how to move tokens.
+    """
+    if mesh.shape["expert"] == 1 or num_groups % num_batch_shards(mesh) or num_experts % mesh.shape["expert"]:
+        return None
+
+    def make_all_to_all(*, split_axis: int, concat_axis: int, in_spec: P, out_spec: P) -> Callable[[Array], Array]:
+        return jax.shard_map(
+            lambda buffers: jax.lax.all_to_all(
+                buffers, "expert", split_axis=split_axis, concat_axis=concat_axis, tiled=True
+            ),
+            mesh=mesh,
+            in_specs=in_spec,
+            out_specs=out_spec,
+        )
+
+    to_experts = make_all_to_all(split_axis=1, concat_axis=0, in_spec=_BY_GROUP, out_spec=_BY_EXPERT)
+    to_groups = make_all_to_all(split_axis=0, concat_axis=1, in_spec=_BY_EXPERT, out_spec=_BY_GROUP)
+    return to_experts, to_groups

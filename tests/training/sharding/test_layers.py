@@ -15,9 +15,8 @@ from tfx_jax.errors import UserError
 from tfx_jax.functional import dot_product_attention
 from tfx_jax.planning.measure import without_compilation_cache
 from tfx_jax.planning.programs import collectives
-from tfx_jax.training.sharding import attention as sharded_attention
-from tfx_jax.training.sharding.attention import shard_attention
-from tfx_jax.training.sharding.mesh_axes import BATCH_AXES
+from tfx_jax.training.sharding import layers as sharded_layers
+from tfx_jax.training.sharding.layers import BATCH_AXES, shard_attention
 from tfx_jax.training.sharding.strategies import make_mesh
 
 DIMS = chex.Dimensions(B=4, T=6, S=5, N=4, K=2, H=8, U=3)
@@ -69,7 +68,7 @@ def test_devices_together_attend_as_one_does(monkeypatch, options):
 
         return jax.jit(jax.grad(loss, has_aux=True))(arrays)
 
-    monkeypatch.setattr(sharded_attention, "_kernel", lambda core: "the formula")
+    monkeypatch.setattr(sharded_layers, "_kernel", lambda core: "the formula")
     on_mesh = shard_attention(make_mesh(2, fsdp=2, tensor=2))
     got = answers(functools.partial(on_mesh, dot_product_attention))
     assert "tensor" in str(got[1][0].sharding.spec)
@@ -168,7 +167,7 @@ def test_layers_keep_for_the_gradient_what_the_kernel_needs_alone(compiling_for_
 
 
 def test_devices_drop_weights_of_their_own(monkeypatch):
-    monkeypatch.setattr(sharded_attention, "_kernel", lambda core: "the formula")
+    monkeypatch.setattr(sharded_layers, "_kernel", lambda core: "the formula")
     attend = shard_attention(make_mesh(2, tensor=2))
     x = np.broadcast_to(np.random.default_rng(0).normal(size=(1, 8, 1, 4)).astype(np.float32), (2, 8, 2, 4))
     drop = jax.jit(lambda x, rng: attend(dot_product_attention, x, x, x, dropout_rate=0.5, dropout_rng=rng))

@@ -1,0 +1,136 @@
+"""Exported models in a process that cannot import tfx_jax: the same tokens, the same outputs."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.nn.programs import jitted
+from tfx_jax.errors import UserError
+from tfx_jax.generation.decoding import Sampling
+from tfx_jax.generation.text import Generator
+from tfx_jax.models import (
+    GPT,
+    T5,
+    BertClassifier,
+    BertConfig,
+    GPTConfig,
+    Llama,
+    LlamaConfig,
+    T5Config,
+    Transformer,
+    TransformerConfig,
+    ViTClassifier,
+    ViTConfig,
+)
+from tfx_jax.models.export import export
+from tfx_jax.nn import AttentionConfig, AttentionOptions
+
+pytest.importorskip("flatbuffers")
+V, PROMPTS = 29, [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+SIZES = {"vocab_size": V, "d_model": 16, "num_heads": 2, "num_layers": 2}
+
+ALONE = """
+import json, sys
+sys.modules["tfx_jax"] = sys.modules["flax"] = None  # imports fail
+sys.path.insert(0, sys.argv[1])
+from run import ExportedModel
+model = ExportedModel(sys.argv[1] + "/model.npz")
+print(json.dumps({}))
+"""
+
+
+def run_alone(folder, expression):
+    """The value of an expression of `model` in a process with JAX and NumPy."""
+    command = [sys.executable, "-c", ALONE.replace("{}", expression, 1), str(folder)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+WINDOW = AttentionConfig(name="window", options=AttentionOptions(window=4))
+
+
+def make_gpt():
+    return GPT(GPTConfig(**SIZES, max_length=2_000), rngs=nnx.Rngs(0))
+
+
+def make_llama(**options):
+    options |= {"num_kv_heads": 1, "d_ff": 24, "max_length": 2_000}
+    return Llama(LlamaConfig(**SIZES, **options), rngs=nnx.Rngs(0))
+
+
+def make_t5():
+    return T5(T5Config(**SIZES, d_k=8, d_ff=24), rngs=nnx.Rngs(0))
+
+
+def make_transformer():
+    return Transformer(TransformerConfig(**SIZES, d_ff=24, start_id=0), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "int8"),
+    [
+        (make_llama, False),
+        pytest.param(make_gpt, False, marks=pytest.mark.slow),
+        pytest.param(make_gpt, True, marks=pytest.mark.slow),
+        pytest.param(lambda: make_llama(attention=WINDOW), False, marks=pytest.mark.slow),
+        pytest.param(make_t5, False, marks=pytest.mark.slow),
+        pytest.param(make_transformer, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_decoder_generates_the_same_tokens(make, int8, tmp_path, draw_model):
+    """Of several batches and lengths, up to an end."""
+    model = draw_model(make)
+    batches = [PROMPTS, [list(range(1, 12))]]
+    first = Generator(model, max_new_tokens=7, search=Sampling(temperature=0), int8=int8)(PROMPTS)
+    eos_id = first[0][3]
+    generator = Generator(model, eos_ids=[eos_id], max_new_tokens=7, search=Sampling(temperature=0), int8=int8)
+    export(model, tmp_path, eos_ids=[eos_id], int8=int8)
+    expected = [generator(prompts) for prompts in batches]
+    assert run_alone(tmp_path, f"[model.generate(prompts, 7) for prompts in {batches}]") == expected
+    assert expected[0] != first
+    readme = (tmp_path / "README.md").read_text()
+    assert "for cpu, cuda, tpu" in readme
+    assert readme.count("\n") == 11
+
+
+def make_bert():
+    config = BertConfig(**SIZES, d_ff=24, max_length=2_000, labels=("a", "b", "c"))
+    return BertClassifier(config, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.slow
+def test_a_classifier_is_one_call(tmp_path, draw_model):
+    model = draw_model(make_bert)
+    export(model, tmp_path)
+    found = run_alone(tmp_path, f"model({PROMPTS})['outputs'].tolist()")
+    tokens, token_mask = np.zeros((3, 5), np.int32), np.zeros((3, 5), bool)
+    for row, ids in enumerate(PROMPTS):
+        tokens[row, : len(ids)], token_mask[row, : len(ids)] = ids, True
+    expected = jitted(lambda model, tokens, mask: model(tokens, token_mask=mask))(model, tokens, token_mask)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_images_are_one_call(tmp_path, draw_model):
+    config = ViTConfig(
+        image_size=8, patch_size=4, d_model=16, num_heads=2, num_layers=1, d_ff=24, labels=("a", "b", "c")
+    )
+    model = draw_model(lambda: ViTClassifier(config, rngs=nnx.Rngs(0)))
+    export(model, tmp_path)
+    images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
+    found = run_alone(tmp_path, f"model({images.tolist()})['outputs'].tolist()")
+    np.testing.assert_allclose(found, jitted(lambda model, x: model(x))(model, images), rtol=1e-5, atol=1e-5)
+
+
+def test_what_cannot_be_exported(tmp_path, draw_model):
+    with pytest.raises(UserError, match="cannot be exported for any batch and length: ") as caught:
+        export(draw_model(lambda: make_gpt_with("lsh", num_buckets=4, chunk_size=4)), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def make_gpt_with(attention, **options):
+    attention = AttentionConfig(name=attention, options=AttentionOptions(**options))
+    return GPT(GPTConfig(**SIZES, max_length=64, attention=attention), rngs=nnx.Rngs(0))

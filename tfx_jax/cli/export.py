@@ -1,0 +1,54 @@
+"""`tfx-jax export`: writes a model as `jax.export` programs, which JAX runs without tfx_jax."""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from tfx_jax.arguments import Parser
+from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_trained, set_up_program
+from tfx_jax.errors import UserError
+from tfx_jax.hub import local_folder
+from tfx_jax.models import hf
+from tfx_jax.models.export import PLATFORMS, export
+
+
+def run(argv: Sequence[str]) -> int:
+    """Loads a model and exports it."""
+    parser = Parser(
+        "export",
+        "Writes a folder with model.npz, the weights and programs of a model for any batch and length; run.py, which "
+        "runs them with JAX alone on CPUs, GPUs and TPUs; and README.md. A model that generates is exported as prefill "
+        "and cached decoding step, any other as one call.",
+    )
+    add_folder_options(parser, "to export")
+    parser.add_argument("--output", required=True, help="folder to write, which must not exist or be empty")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="dtype of the computation; %(default)s by default",
+    )
+    parser.add_argument("--int8", action="store_true", help="decode with int8 weights: faster, but not exact")
+    arguments = parser.parse_args(argv)
+    check_one_source(arguments)
+    output = pathlib.Path(arguments.output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"--output={output} exists and is not an empty folder: name another one")
+    set_up_program()
+    if arguments.model is not None:
+        folder = local_folder(arguments.model)
+        model = hf.load(
+            folder,
+            dtype=arguments.dtype,
+            allow_nonfinite=arguments.allow_nonfinite,
+            # Decoding then casts nothing; int8 weights are rounded from float32.
+            keep_bfloat16=arguments.dtype == "bfloat16" and not arguments.int8,
+        )
+        eos_ids = hf.end_ids(folder)
+    else:
+        model, tokenizer = load_trained(arguments, arguments.dtype)
+        eos_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
+    export(model, output, eos_ids=eos_ids, int8=arguments.int8)
+    size = (output / "model.npz").stat().st_size
+    print(f"{output}: model.npz ({size:,} bytes, for {', '.join(PLATFORMS)}), run.py, README.md", file=sys.stderr)
+    return 0

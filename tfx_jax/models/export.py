@@ -1,0 +1,205 @@
+"""Exports models as `jax.export` programs that run with JAX alone, on CPUs, GPUs and TPUs, for any batch and length."""
+
+import inspect
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from flax import nnx
+
+from tfx_jax.errors import UserError, install_command, one_line
+from tfx_jax.models import exported_run
+from tfx_jax.nn.decoding import DecodingModel
+from tfx_jax.nn.lora import merged
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+"""Platforms that one exported program runs on."""
+
+_README = """# {name}, exported by tfx_jax
+
+`model.npz` holds {kind} as programs of `jax.export` for {platforms}, and the weights.
+Batch and length may be any{limit}. It needs `pip install jax flatbuffers` and no tfx_jax:
+
+```python
+from run import ExportedModel
+
+{usage}
+```
+"""
+
+
+def export(model: Any, path: epath.PathLike, *, eos_ids: Sequence[int] = (), int8: bool = False) -> None:
+    """Writes a folder with a model that JAX runs without this library.
+
+    model.npz has the weights and, of a model that generates, three programs: "prepare" arranges the weights for
+    decoding, "prefill" reads prompts into a KV cache, and "step" reads one token of each row. Of any other model it has
+    one program, "call". run.py calls them, and README.md says how.
+
+    Args:
+      model: a model of tokens or images.
+      path: the folder to write.
+      eos_ids: tokens that end a text, which run.py stops at.
+      int8: whether the decoder's weights become int8, see `tfx_jax.functional.int8_product`.
+
+    Raises:
+      UserError: if the folder cannot be written, flatbuffers is missing, or a part of the model depends on sizes that
+        an exported program does not know, such as the attention "lsh".
+    """
+    model = merged(model)
+    name = type(model).__name__
+    weights, programs, settings = _traced(model, int8=int8)
+    settings |= {"eos_ids": list(eos_ids), "programs": list(programs), "model": name}
+    arrays: dict[str, np.ndarray] = {}
+    settings["dtypes"] = [weight.dtype.name for weight in weights]
+    for index, weight in enumerate(weights):
+        array = np.asarray(weight)
+        arrays[f"weight_{index}"] = array if array.dtype.isbuiltin else array.view(f"u{array.itemsize}")  # bfloat16
+    try:
+        serialized = {name: bytes(program.serialize()) for name, program in programs.items()}
+    except ImportError as error:
+        raise UserError(f"export needs flatbuffers ({one_line(error)}): {install_command('export')}") from None
+    serialized["settings"] = json.dumps(settings).encode()
+    arrays |= {name: np.frombuffer(data, np.uint8) for name, data in serialized.items()}
+    folder = pathlib.Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez(folder / "model.npz", **arrays)  # type: ignore[arg-type]
+        (folder / "run.py").write_text(inspect.getsource(exported_run), encoding="utf-8")
+        (folder / "README.md").write_text(_readme(name, settings), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error}") from None
+
+
+def _traced(model: Any, *, int8: bool) -> tuple[list[jax.Array], dict[str, jax.export.Exported], dict[str, Any]]:
+    """Returns the weights, the exported programs by name, and what run.py must know of them."""
+    graphdef, state = nnx.split(model)
+    weights, structure = jax.tree.flatten(state)
+
+    def rebuilt(weights: list[jax.Array]) -> Any:
+        return nnx.merge(graphdef, jax.tree.unflatten(structure, weights))
+
+    try:
+        if isinstance(model, DecodingModel):
+            programs, settings = _decoding_programs(rebuilt, weights, int8=int8)
+        else:
+            programs, settings = _call_program(rebuilt, weights, model)
+    except UserError:
+        raise
+    except Exception as error:  # of JAX, of many classes: some operation needs the size of an axis
+        raise UserError(
+            f"{type(model).__name__} cannot be exported for any batch and length: {one_line(error)}"
+        ) from None
+    return weights, programs, settings
+
+
+def _decoding_programs(
+    rebuilt: Callable[[list[jax.Array]], Any], weights: list[jax.Array], *, int8: bool
+) -> tuple[dict[str, jax.export.Exported], dict[str, Any]]:
+    """Exports "prepare", "prefill" and "step" of a model that generates."""
+    abstract = nnx.eval_shape(lambda weights: rebuilt(weights).decoder(int8=int8), weights)
+    graphdef, state = nnx.split(abstract)
+    leaves, structure = jax.tree.flatten(state)
+    cache_structure: Any = None
+
+    def decoder(leaves: list[jax.Array]) -> Any:
+        return nnx.merge(graphdef, jax.tree.unflatten(structure, leaves))
+
+    def prepare(weights: list[jax.Array]) -> list[jax.Array]:
+        return jax.tree.leaves(nnx.split(rebuilt(weights).decoder(int8=int8))[1])
+
+    def prefill(leaves: list[jax.Array], tokens: Any, token_mask: Any, room: Any) -> tuple[list[jax.Array], Any]:
+        nonlocal cache_structure
+        model = decoder(leaves)
+        cache, start = model.init_cache(model.encode(tokens, token_mask), max_length=room.shape[0])
+        cache_leaves, cache_structure = jax.tree.flatten(cache)
+        return cache_leaves, start
+
+    def step(leaves: list[jax.Array], tokens: Any, cache: list[jax.Array]) -> tuple[Any, list[jax.Array]]:
+        logits, cache = decoder(leaves).step(tokens, jax.tree.unflatten(cache_structure, cache))
+        return logits.astype(jnp.float32), jax.tree.leaves(cache)
+
+    limit = abstract.max_input_length(0)
+    constraints: tuple[str, ...] = ()
+    if limit is not None:
+        constraints = (f"p + n <= {limit}",) if abstract.continues_inputs else (f"p <= {limit}", f"n <= {limit}")
+    if not abstract.continues_inputs:
+        constraints += "p >= 2", "p * p >= p"  # which decide the shapes of relative positions
+    batch, length, room = jax.export.symbolic_shape("b, p, n", constraints=constraints)
+    specs = _specs(leaves)
+    inputs = _spec((batch, length), jnp.int32), _spec((batch, length), bool), _spec((room,), bool)
+    exported_prefill = _exported(prefill, specs, *inputs)
+    # A size of the cache such as p + n is a symbol of its own: a program must read each symbol from some axis.
+    *cache, _ = exported_prefill.out_avals
+    sizes = dict.fromkeys(str(size) for array in cache for size in array.shape if not isinstance(size, int))
+    sizes["b"] = None
+    symbols = dict(zip(sizes, jax.export.symbolic_shape(", ".join(f"s{i}" for i in range(len(sizes)))), strict=True))
+    cache_specs = [
+        _spec(tuple(size if isinstance(size, int) else symbols[str(size)] for size in array.shape), array.dtype)
+        for array in cache
+    ]
+    programs = {
+        "prepare": _exported(prepare, _specs(weights)),
+        "prefill": exported_prefill,
+        "step": _exported(step, specs, _spec((symbols["b"],), jnp.int32), cache_specs),
+    }
+    settings = {"inputs": "tokens", "max_length": limit, "pad_id": abstract.pad_id}
+    return programs, settings | {"continues_inputs": abstract.continues_inputs}
+
+
+def _call_program(
+    rebuilt: Callable[[list[jax.Array]], Any], weights: list[jax.Array], model: Any
+) -> tuple[dict[str, jax.export.Exported], dict[str, Any]]:
+    """Exports "call" of an encoder or classifier, with outputs by name."""
+    parameters = inspect.signature(type(model).__call__).parameters
+    kind = next((name for name in ("tokens", "images") if name in parameters), None)
+    if kind is None:
+        raise UserError(f"{type(model).__name__} reads neither tokens nor images, so it cannot be exported")
+    limit = getattr(model.config, "max_length", None) if kind == "tokens" else None
+
+    def call(weights: list[jax.Array], *inputs: Any) -> dict[str, Any]:
+        options = {"token_mask": inputs[1]} if kind == "tokens" else {}
+        outputs = rebuilt(weights)(inputs[0], **options)
+        named = outputs._asdict() if hasattr(outputs, "_asdict") else {"outputs": outputs}
+        return {name: array for name, array in named.items() if array is not None}
+
+    if kind == "tokens":
+        batch, length = jax.export.symbolic_shape("b, t", constraints=() if limit is None else (f"t <= {limit}",))
+        inputs = [_spec((batch, length), jnp.int32), _spec((batch, length), bool)]
+    else:
+        (batch,) = jax.export.symbolic_shape("b")
+        size, channels = model.config.image_size, model.config.num_channels
+        inputs = [_spec((batch, size, size, channels), jnp.float32)]
+    return {"call": _exported(call, _specs(weights), *inputs)}, {"inputs": kind, "max_length": limit, "pad_id": -1}
+
+
+def _exported(function: Callable[..., Any], *specs: Any) -> jax.export.Exported:
+    return jax.export.export(jax.jit(function), platforms=PLATFORMS)(*specs)
+
+
+def _spec(shape: tuple[Any, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _specs(arrays: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    return [_spec(array.shape, array.dtype) for array in arrays]
+
+
+def _readme(name: str, settings: dict[str, Any]) -> str:
+    """Returns the text of README.md."""
+    if "prepare" in settings["programs"]:
+        kind, usage = "prefill and cached decoding", "print(model.generate([[5, 7, 11], [3]], max_new_tokens=20))"
+    else:
+        kind, usage = "one call", f"print(model({'images' if settings['inputs'] == 'images' else '[[5, 7, 11], [3]]'}))"
+    return _README.format(
+        name=name,
+        kind=kind,
+        platforms=", ".join(PLATFORMS),
+        limit="" if settings["max_length"] is None else f", up to {settings['max_length']:,} tokens",
+        usage=f'model = ExportedModel("model.npz")\n{usage}  # token ids, or see run.py',
+    )

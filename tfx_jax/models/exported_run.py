@@ -1,0 +1,94 @@
+"""Runs an exported model with JAX and NumPy alone; `tfx-jax export` writes this file beside model.npz as run.py.
+
+python run.py 464 3797 3332    # continues the tokens, or prints the outputs of an encoder
+"""
+
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+
+
+class ExportedModel:
+    """The programs and weights of a file that `tfx-jax export` wrote."""
+
+    def __init__(self, path: Any):
+        """Reads the file and prepares the weights on the default device."""
+        with np.load(path) as stored:
+            self.settings: dict[str, Any] = json.loads(stored["settings"].tobytes())
+            self._programs = {
+                name: jax.export.deserialize(bytearray(stored[name].tobytes())) for name in self.settings["programs"]
+            }
+            weights = [
+                jax.device_put(stored[f"weight_{index}"].view(jax.numpy.dtype(dtype)))
+                for index, dtype in enumerate(self.settings["dtypes"])
+            ]
+        if "prepare" in self._programs:
+            weights = jax.jit(self._programs["prepare"].call)(weights)
+            self._prefill = jax.jit(self._programs["prefill"].call)
+            self._step = jax.jit(self._programs["step"].call, donate_argnums=2)
+        else:
+            self._call = jax.jit(self._programs["call"].call)
+        self._weights = weights
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int = 64) -> list[list[int]]:
+        """Returns the most probable next tokens of each prompt, up to a token of `eos_ids`, which is left out."""
+        limit, eos_ids, pad_id = (self.settings[name] for name in ("max_length", "eos_ids", "pad_id"))
+        tokens, token_mask = _padded(prompts)
+        length = tokens.shape[1]
+        total = length + max_new_tokens if self.settings["continues_inputs"] else max(length, max_new_tokens)
+        if limit is not None and total > limit:
+            raise ValueError(f"{length} tokens and {max_new_tokens} new ones, but the model reads {limit}")
+        room = np.zeros(max_new_tokens, bool)  # only its size is read
+        cache, newest = self._prefill(self._weights, tokens, token_mask, room)
+        outputs: list[list[int]] = [[] for _ in prompts]
+        is_over = np.zeros(len(prompts), bool)
+        for _ in range(max_new_tokens):
+            logits, cache = self._step(self._weights, newest, cache)
+            if pad_id >= 0:  # never generated
+                logits = logits.at[:, pad_id].set(-np.inf)
+            newest = logits.argmax(axis=-1).astype(np.int32)
+            for row, token in enumerate(np.asarray(newest).tolist()):
+                is_over[row] |= token in eos_ids
+                if not is_over[row]:
+                    outputs[row].append(token)
+            if is_over.all():
+                break
+        return outputs
+
+    def logits(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
+        """Returns the logits of the first token after each prompt, [prompts, vocabulary], to sample from."""
+        cache, newest = self._prefill(self._weights, *_padded(prompts), np.zeros(1, bool))
+        return np.asarray(self._step(self._weights, newest, cache)[0])
+
+    def __call__(self, inputs: Any) -> dict[str, np.ndarray]:
+        """Returns the outputs of an encoder or classifier by name.
+
+        Args:
+          inputs: lists of tokens; or images, [B, Y, X, C].
+        """
+        arrays = [np.asarray(inputs, np.float32)] if self.settings["inputs"] == "images" else _padded(inputs)
+        return {name: np.asarray(array) for name, array in self._call(self._weights, *arrays).items()}
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (tokens, token mask), [rows, longest row, at least 2]: True where there is a token."""
+    tokens = np.zeros((len(rows), max(2, *map(len, rows))), np.int32)
+    token_mask = np.zeros(tokens.shape, bool)
+    for row, ids in enumerate(rows):
+        tokens[row, : len(ids)], token_mask[row, : len(ids)] = ids, True
+    return tokens, token_mask
+
+
+if __name__ == "__main__":
+    model = ExportedModel(pathlib.Path(__file__).with_name("model.npz"))
+    ids = [int(token) for token in sys.argv[1:]]
+    if "prepare" in model.settings["programs"]:
+        print(*model.generate([ids])[0])
+    else:
+        print(model([ids]))
