@@ -154,9 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         device = next((row["device"] for row in results.rows if "device" in row), "unknown")
         options = {"size": size, "output": str(folder), "data_dir": data_dir, "device": device}
         # Starting JAX takes a while on any machine.
-        run_section(name, options, max(seconds, 60.0) if name == "machine" else seconds, folder, results)
-        if name == "machine" and size == "auto":
-            size = "full" if any(row.get("has_accelerator") for row in results.rows) else "tiny"
+        run_section(name, options, max(seconds, 120.0) if name == "machine" else seconds, folder, results)
+        if name == "machine" and size == "auto":  # where nothing is known, an accelerator is likelier
+            size = "tiny" if any(row.get("has_accelerator") is False for row in results.rows) else "full"
     print((folder / "card.md").read_text(), end="")
     return 0
 

@@ -48,21 +48,21 @@ def _decoder_layer(pre_norm=False, **options):
 
 def test_residual_of_the_paper_normalizes_the_sum():
     x = normal(0, B, T, D)
-    out, want = jitted(lambda x: (Residual(D)(lambda x: (3 * x + 1, None), x)[0], LayerNorm(D)(4 * x + 1)))(x)
+    out, want = jitted(lambda x: (Residual(D)(lambda x: 3 * x + 1, x), LayerNorm(D)(4 * x + 1)))(x)
     np.testing.assert_allclose(out, want, atol=1e-6)
 
 
 def test_pre_norm_residual_normalizes_the_branch():
     x = normal(0, B, T, D)
     residual = functools.partial(Residual, D, pre_norm=True)
-    out, normalized = jitted(lambda x: (residual()(lambda x: (3 * x + 1, None), x)[0], LayerNorm(D)(x)))(x)
+    out, normalized = jitted(lambda x: (residual()(lambda x: 3 * x + 1, x), LayerNorm(D)(x)))(x)
     np.testing.assert_allclose(out, x + 3 * normalized + 1, atol=1e-5)
 
 
 def test_scaled_residual_multiplies_the_branch_and_never_x():
     x = normal(0, B, T, D)
     residual = functools.partial(Residual, D, pre_norm=True, output_norm=True, scale=0.22)
-    out, branch = jitted(lambda x: (residual()(lambda x: (x**2, None), x)[0], LayerNorm(D)(LayerNorm(D)(x) ** 2)))(x)
+    out, branch = jitted(lambda x: (residual()(lambda x: x**2, x), LayerNorm(D)(LayerNorm(D)(x) ** 2)))(x)
     np.testing.assert_allclose(out, x + np.float32(0.22) * branch, atol=1e-5)
 
 
@@ -71,7 +71,7 @@ def test_residual_hands_the_extra_of_its_sublayer_through(pre_norm):
     extras = []
 
     def run(x):
-        out, extra = Residual(D, pre_norm=pre_norm)(lambda x: (x, "extra"), x)
+        out, extra = Residual(D, pre_norm=pre_norm).with_extra(lambda x: (x, "extra"), x)
         extras.append(extra)
         return out
 
@@ -84,7 +84,7 @@ def test_residual_drops_the_branch_and_never_x():
 
     def run(x, branch):
         residual = Residual(D, dropout_rate=0.25, pre_norm=True)
-        return [residual(lambda _: (branch, None), x, rngs)[0] for rngs in (None, nnx.Rngs(dropout=0))]
+        return [residual(lambda _: branch, x, rngs) for rngs in (None, nnx.Rngs(dropout=0))]
 
     plain, dropped = jitted(run)(x, branch)
     kept = np.isclose(dropped, x + 4 / 3, atol=1e-5)

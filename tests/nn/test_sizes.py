@@ -34,7 +34,7 @@ def test_every_core_takes_grouped_queries_or_its_configuration_refuses_them(name
     config.check(is_causal=is_causal, num_heads=4, num_kv_heads=2)
 
     def attend(x):
-        core = config.make(4, 8, rngs=nnx.Rngs(0))
+        core = config.make(4, 8, num_kv_heads=2, rngs=nnx.Rngs(0))
         return MultiHeadAttention(32, 4, num_kv_heads=2, attention_fn=core, rngs=nnx.Rngs(1))(x, is_causal=is_causal)
 
     assert jax.eval_shape(attend, jnp.ones((2, 6, 32))).shape == (2, 6, 32)

@@ -94,7 +94,7 @@ def test_slices_of_gpus_are_said_once():
 
 def test_missing_cuda_is_one_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'^h100:1x8x8 needs JAX for CUDA: pip install "tfx-jax\[plan-cuda\]"'):
+    with pytest.raises(UserError, match=r'^h100:1x8x8 needs JAX for CUDA: pip install "tfx-jax\[plan-cuda\] @ git'):
         topologies.absent_devices("h100:1x8x8")
 
 

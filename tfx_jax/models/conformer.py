@@ -209,10 +209,10 @@ class ConformerLayer(nnx.Module):
                 return self.self_attention(x, mask=mask, rngs=rngs, return_weights=True)
             return self.self_attention(x, mask=mask, rngs=rngs), None
 
-        x, _ = self.first_residual(lambda x: (0.5 * self.first(x, rngs=rngs), None), x, rngs)
-        x, weights = self.self_attention_residual(attend, x, rngs)
-        x, _ = self.convolution_residual(lambda x: (self.convolution(x, exists, rngs=rngs), None), x, rngs)
-        x, _ = self.second_residual(lambda x: (0.5 * self.second(x, rngs=rngs), None), x, rngs)
+        x = self.first_residual(lambda x: 0.5 * self.first(x, rngs=rngs), x, rngs)
+        x, weights = self.self_attention_residual.with_extra(attend, x, rngs)
+        x = self.convolution_residual(lambda x: self.convolution(x, exists, rngs=rngs), x, rngs)
+        x = self.second_residual(lambda x: 0.5 * self.second(x, rngs=rngs), x, rngs)
         return self.norm(x), weights
 
 

@@ -122,12 +122,12 @@ class TransformerXLLayer(nnx.Module):
           rngs: stream `dropout`; None means evaluation.
         """
 
-        def attend(x: Array) -> tuple[Array, None]:
+        def attend(x: Array) -> Array:
             context = jnp.concatenate([memory, x], axis=1)
-            return self.self_attention(x, context, mask=mask, is_causal=True, rngs=rngs), None
+            return self.self_attention(x, context, mask=mask, is_causal=True, rngs=rngs)
 
-        x, _ = self.self_attention_residual(attend, x, rngs)
-        x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x, rngs=rngs), None), x, rngs)
+        x = self.self_attention_residual(attend, x, rngs)
+        x = self.feed_forward_residual(lambda x: self.feed_forward(x, rngs=rngs), x, rngs)
         return x
 
 

@@ -78,11 +78,20 @@ class Residual(nnx.Module):
 
     def __call__(
         self,
+        sublayer: Callable[[Float[Array, "B T D"]], Float[Array, "B T D"]],
+        x: Float[Array, "B T D"],
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Applies `y = sublayer(x)` with residual connection, dropout and norms."""
+        return self.with_extra(lambda x: (sublayer(x), None), x, rngs)[0]
+
+    def with_extra(
+        self,
         sublayer: Callable[[Float[Array, "B T D"]], tuple[Float[Array, "B T D"], Any]],
         x: Float[Array, "B T D"],
         rngs: nnx.Rngs | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Applies `y, extra = sublayer(x)` with residual connection, dropout and norms; returns the sum and `extra`."""
+        """As `__call__`, for `y, extra = sublayer(x)`; returns also `extra`."""
         y, extra = sublayer(self.norm(x) if self.pre_norm and self.norm is not None else x)
         y = y if self.output_norm is None else self.output_norm(y)
         y = drop(y, self.dropout_rate, rngs)
@@ -134,8 +143,8 @@ class EncoderLayer(nnx.Module):
             requested = {"return_weights": return_weights, "return_cache": return_cache}
             return _attend(self.self_attention, x, cache, rngs=rngs, **requested, **options)
 
-        x, extras = self.self_attention_residual(attend, x, rngs)
-        x, _ = self.feed_forward_residual(lambda x: (_transform(self.feed_forward, x, token_mask, rngs), None), x, rngs)
+        x, extras = self.self_attention_residual.with_extra(attend, x, rngs)
+        x = self.feed_forward_residual(lambda x: _transform(self.feed_forward, x, token_mask, rngs), x, rngs)
         return x, extras or None
 
     def step(self, x: Float[Array, "R 1 D"], past: Any, **options: Any) -> tuple[Float[Array, "R 1 D"], Any]:
@@ -149,8 +158,9 @@ class EncoderLayer(nnx.Module):
         Returns:
           The output and the extended past.
         """
-        x, past = self.self_attention_residual(lambda x: _fused_part(self.self_attention)(x, past, **options), x)
-        x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x), None), x)
+        attend = functools.partial(_fused_part(self.self_attention), past=past, **options)
+        x, past = self.self_attention_residual.with_extra(attend, x)
+        x = self.feed_forward_residual(self.feed_forward, x)
         return x, past
 
 
@@ -206,9 +216,9 @@ class DecoderLayer(nnx.Module):
         def attend_memory(x: Array) -> tuple[Array, Any]:
             return _with_extra(self.cross_attention(x, memory, mask=memory_mask, **options))
 
-        x, extras = self.self_attention_residual(attend_self, x, rngs)
-        x, cross_weights = self.cross_attention_residual(attend_memory, x, rngs)
-        x, _ = self.feed_forward_residual(lambda x: (_transform(self.feed_forward, x, token_mask, rngs), None), x, rngs)
+        x, extras = self.self_attention_residual.with_extra(attend_self, x, rngs)
+        x, cross_weights = self.cross_attention_residual.with_extra(attend_memory, x, rngs)
+        x = self.feed_forward_residual(lambda x: _transform(self.feed_forward, x, token_mask, rngs), x, rngs)
         return x, extras | ({"cross": cross_weights} if return_weights else {}) or None
 
     def step(
@@ -228,9 +238,10 @@ class DecoderLayer(nnx.Module):
           memory_mask: True for visible keys of the memory, [B, 1, 1, S].
           **options: `position`, `mask`, `positions` and `bias` of `FusedSelfAttention`.
         """
-        x, past = self.self_attention_residual(lambda x: _fused_part(self.self_attention)(x, past, **options), x)
-        x, _ = self.cross_attention_residual(lambda x: (self.cross_attention(x, memory, memory_mask), None), x)
-        x, _ = self.feed_forward_residual(lambda x: (self.feed_forward(x), None), x)
+        attend = functools.partial(_fused_part(self.self_attention), past=past, **options)
+        x, past = self.self_attention_residual.with_extra(attend, x)
+        x = self.cross_attention_residual(lambda x: self.cross_attention(x, memory, memory_mask), x)
+        x = self.feed_forward_residual(self.feed_forward, x)
         return x, past
 
 

@@ -12,7 +12,8 @@ the chunkwise form of Yang et al. (2023, https://arxiv.org/abs/2312.06635; 2024,
 
 The product of the decays between two tokens is the exponential of a sum of logarithms. As a difference of cumulative
 sums from the start of the chunk it would lose a slow decay after a fast one, and the separate factors would overflow.
-So a chunk is halved: the sums of both halves are taken from the middle, and each half is treated in the same way.
+So sums are never subtracted. A decay per head has a sum for each pair of tokens, [C, C]. With a decay per channel a
+chunk is halved: the sums of both halves are taken from the middle, and each half is treated in the same way.
 """
 
 import functools
@@ -239,7 +240,8 @@ def _chunks(
         runs = jnp.broadcast_to(split(query_runs[..., None])[..., None], queries.shape[:2] + (1, *queries.shape[3:5]))
         runs = (runs if beta is None else jnp.concatenate([runs, key_runs[..., None]], -1)), key_runs
     # The decays to each token from the start of its chunk, and from it to the end, as logarithms.
-    pairs, solve, before, after = _pairs(rows, key, split(updates.log_decay), beta, runs)
+    pairs_fn = _pairs_of_head_decays if updates.log_decay.shape[-1] == 1 < key.shape[-1] else _pairs
+    pairs, solve, before, after = pairs_fn(rows, key, split(updates.log_decay), beta, runs)
     decay = jnp.exp(before[..., -1, :])
     reads, writes = _decayed(rows, jnp.exp(before)), key * jnp.exp(after)
     if runs is not None:
@@ -282,6 +284,40 @@ def _decayed(rows: Float[Array, "*batch R H"], decay: Float[Array, "*batch Z"]) 
     if not rows.shape[-2]:
         return rows
     return jnp.stack([rows[..., row, :] * decay for row in range(rows.shape[-2])], axis=-2)
+
+
+def _pairs_of_head_decays(
+    rows: Float[Array, "P B K C R H"],
+    key: Float[Array, "P B K C H"],
+    log_decay: Float[Array, "P B K C 1"],
+    beta: Float[Array, "P B K C"] | None,
+    runs: tuple[Int[Array, "P B #K C R"], Int[Array, "P B #K C"]] | None,
+) -> tuple[Array, Array | None, Array, Array]:
+    """Computes the results of `_pairs` for one decay per head by products of whole chunks."""
+    is_later = jnp.tri(key.shape[3], k=-1, dtype=jnp.bool_)[None, None, None]  # rows are later than columns
+    sums = jnp.cumsum(jnp.where(is_later, log_decay, 0), axis=-2)  # over the tokens after s up to t, [P, B, K, C, C]
+    decay = jnp.where(is_later.mT, 0, jnp.exp(sums))
+    # Row by row for the reason that `_decayed` gives.
+    products = [(rows[..., row, :] @ key.mT) * decay for row in range(rows.shape[-2])]
+    if runs is not None:
+        is_same = [runs[0][..., row, None] == runs[1][..., None, :] for row in range(rows.shape[-2])]
+        products = [jnp.where(same, product, 0) for same, product in zip(is_same, products, strict=True)]
+    inverse = None
+    if beta is not None:
+        inverse = _inverse(jnp.where(is_later, products[-1], 0) * beta[..., None])
+    joined = jnp.stack(products, axis=-2) if products else jnp.zeros((*rows.shape[:-1], key.shape[3]), key.dtype)
+    return joined, inverse, jnp.cumsum(log_decay, axis=-2), sums[..., -1, :, None]
+
+
+def _inverse(lower: Float[Array, "*batch C C"]) -> Float[Array, "*batch C C"]:
+    """Returns the inverse of I + L for a strictly lower triangular L; C is a power of two."""
+    half = lower.shape[-1] // 2
+    if not half:
+        return jnp.ones_like(lower)
+    first, second = _inverse(jnp.stack([lower[..., :half, :half], lower[..., half:, half:]]))
+    corner = -second @ (lower[..., half:, :half] @ first)
+    upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+    return jnp.concatenate([upper, jnp.concatenate([corner, second], axis=-1)], axis=-2)
 
 
 def _pairs(
