@@ -45,7 +45,7 @@ from tfx_jax.tasks.vision.captioning import CaptionData, CaptioningConfig
 from tfx_jax.tasks.vision.image_classification import ImageClassificationConfig, ImageData
 from tfx_jax.training.config import tiny_variant, validate
 from tfx_jax.training.loop import train
-from tfx_jax.training.predictor import Predictor, load
+from tfx_jax.training.predictor import LoadedModel, Predictor, load
 from tfx_jax.training.run import make_run
 
 COUNT = 3
@@ -150,9 +150,8 @@ def test_what_takes_neither_text_nor_files_says_so(tmp_path):
 def test_a_language_model_continues_texts(tmp_path):
     run, params = opened((GPTConfig, LanguageModelConfig, TextData), tmp_path)
     found = Predictor(run, params).predict(["the dog", "a", " "])
-    model = types.SimpleNamespace(
-        model=nnx.merge(run.graphdef, params), tokenizer=run.task.tokenizer, eos_ids=(run.task.tokenizer.eos_id,)
-    )
+    tokenizer = run.task.tokenizer
+    model = LoadedModel(nnx.merge(run.graphdef, params), tokenizer, eos_ids=(tokenizer.eos_id,))
     expected = generate(model, ["the dog", "a"], max_new_tokens=32, temperature=0)  # half of the positions
     assert found == [{"continuation": text} for text in [*expected, ""]]
 
