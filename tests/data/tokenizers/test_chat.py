@@ -74,7 +74,7 @@ def test_folders_without_a_template(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"tokenizer_config.json: chat_template is 3, not a string"):
         load_chat_template(tmp_path)
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(UserError, match=r'needs jinja2 .*: pip install "tfx-jax\[chat\]"'):
+    with pytest.raises(UserError, match=r'needs jinja2 .*: pip install "tfx-jax\[chat\] @ '):
         ChatTemplate("", {})
 
 
