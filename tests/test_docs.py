@@ -271,7 +271,7 @@ def test_lines_fit_a_terminal(page):
     """But tables, and lines that are nothing but a link."""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if len(line) > 90 and not re.match(r"\||!?\[.*\)[,.]?$", line)] == []
-    assert page == "docs/formats.md" or len(lines) < 260  # a reference is as long as its formats
+    assert page == "docs/formats.md" or len(lines) < 280  # a reference is as long as its formats
 
 
 @pytest.mark.parametrize("page", [*(page for page in PAGES if page != "docs/index.md"), "CONTRIBUTING.md"])

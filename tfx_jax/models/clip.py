@@ -155,8 +155,7 @@ class AttentionPooling(nnx.Module):
     def __call__(self, x: Float[Array, "B P D"]) -> Float[Array, "B D"]:
         """Returns one vector per image."""
         probe = jnp.broadcast_to(self.probe[...].astype(x.dtype), (x.shape[0], 1, x.shape[2]))
-        pooled, _ = self.feed_forward_residual(lambda y: (self.feed_forward(y), None), self.attention(probe, x))
-        return pooled[:, 0]
+        return self.feed_forward_residual(self.feed_forward, self.attention(probe, x))[:, 0]
 
 
 class ImageTower(nnx.Module):
