@@ -304,8 +304,14 @@ def test_what_does_not_read_back_is_an_error(source, tmp_path, capfd, monkeypatc
             "there is no folder nowhere here, and the hub's model of that name cannot",
         ),
         (["--model=nowhere", "--output=out", "--dtype=int8"], "argument --dtype: invalid choice: 'int8'"),
-        (["--model=gs://bucket/gpt2", "--output=out"], "gs://bucket/gpt2 is not a local folder"),
-        (["--model=nowhere", "--output=gs://bucket/gpt2"], "gs://bucket/gpt2 is not a local folder"),
+        (
+            ["--model=gs://bucket/gpt2", "--output=out"],
+            "gs://bucket/gpt2 is in a store, but convert needs local folders",
+        ),
+        (
+            ["--model=nowhere", "--output=gs://bucket/gpt2"],
+            "gs://bucket/gpt2 is in a store, but convert needs local folders",
+        ),
         (["--model=nowhere", "--output=out", "--over"], "unrecognized arguments: --over"),
     ],
 )

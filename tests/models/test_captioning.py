@@ -247,7 +247,7 @@ def test_the_forget_gate_starts_open():
         ({"channels": (4, 0)}, "^channels must be"),
         ({"image_size": 10}, r"^image_size=10 must be divisible by 4, because each of channels=\(5, 4\) halves"),
         ({"variant": "local"}, "^variant must be one of soft, hard, got 'local'"),
-        ({"start_id": V}, f"^start_id={V} is no token"),
+        ({"start_id": V}, f"^start_id={V} must be in 0 .. {V - 1}"),
     ],
 )
 def test_what_does_not_fit_is_refused(fields, message):

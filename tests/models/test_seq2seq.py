@@ -432,7 +432,7 @@ def test_the_forget_gate_starts_open():
         ({"variant": "bahdanau", "alignment": "local-m"}, 'alignment="local-m" needs variant="luong", got'),
         ({"coverage": 1.0}, 'coverage=1.0 needs an additive score, .* got variant="luong" and score="general"'),
         ({"coverage": 0.0, "variant": "fixed", "score": "concat"}, 'coverage=0.0 needs .* got variant="fixed"'),
-        ({"start_id": V}, f"start_id={V} is no token"),
+        ({"start_id": V}, f"start_id={V} must be in 0 .. {V - 1}"),
     ],
 )
 def test_what_does_not_fit_is_refused(fields, message):

@@ -75,7 +75,7 @@ def training(num_devices=1, optimizer=OPTIMIZER, **options):
 
 
 def run(trained_on, state, batches):
-    mesh, (step_fn, _, _) = trained_on
+    mesh, (step_fn, *_) = trained_on
     losses = []
     for x in batches:
         state, metrics = step_fn(state, shard_batch({"x": x}, mesh), RNG)

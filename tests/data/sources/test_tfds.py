@@ -266,5 +266,5 @@ def test_names_the_extra_where_tfds_is_not_installed(data_dir, monkeypatch):
         return real_import(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without_tfds)
-    with pytest.raises(UserError, match=r"No module named 'tensorflow_datasets'\): install tfx-jax\[tfds\]"):
+    with pytest.raises(UserError, match=r"No module named 'tensorflow_datasets'\): pip install \"tfx-jax\[tfds\] "):
         tfds.tfds_pairs("toy/en-ja", "train", data_dir=data_dir, **LANGUAGES)

@@ -512,7 +512,7 @@ def test_the_smallest_vocabulary(tmp_path, family, kind, smallest):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_vocabulary_of_all_there_is(tmp_path, kind):
     if kind not in ("characters", "words"):
-        with pytest.raises(UserError, match=r"^vocab_size is 0, but "):
+        with pytest.raises(UserError, match=r"^vocab_size=0 must be at least "):
             train(tmp_path, kind=kind, vocab_size=0)
         return
     everything = train(tmp_path / "0", kind=kind, vocab_size=0)

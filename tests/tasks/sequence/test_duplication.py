@@ -62,7 +62,7 @@ def test_seed_epoch_split_and_place_decide_a_sequence_and_nothing_else():
     more = dataclasses.replace(DATA, train_sequences=50).draw("train")(1, 1)
     assert inputs(more)[:40] == found["train", 1, 1]
     for index in (-1, 50):
-        with pytest.raises(IndexError, match=f"example {index} of 50"):
+        with pytest.raises(IndexError, match=f"no example {index}: examples are numbered from 0 to 49"):
             more[index]
 
 

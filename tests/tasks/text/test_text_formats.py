@@ -133,7 +133,7 @@ def test_what_is_no_entity_is_passed_over(text, expected):
 
 
 def test_labels_that_read_alike_are_refused():
-    with pytest.raises(ValueError, match="the labels 'a_b' and 'A b' have the same text"):
+    with pytest.raises(ValueError, match="the labels 'a_b' and 'A b' are both written as 'a b'"):
         labels_by_text(["a_b", "c", "A b"])
     assert labels_by_text(["a", "a"]) == {"a": "a"}
 

@@ -217,7 +217,7 @@ class Trainer:
             LOSS,
             optimizer,
         )
-        self.step_fn, self.first_state, self.abstract_state = training
+        self.step_fn, self.first_state, self.abstract_state, _ = training
         self.shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
 
     def run(self, batches):
