@@ -366,7 +366,8 @@ def last_tokens(
       token_mask: True for tokens, False for padding, [B, T]; None means no padding.
 
     >>> x = jnp.array([1.0, 2.0, 3.0]).reshape(1, 3, 1)
-    >>> last_tokens(x, 2, token_mask=jnp.array([[True, True, False]])).ravel().tolist()
+    >>> last = jax.jit(last_tokens, static_argnums=1)(x, 2, token_mask=jnp.array([[True, True, False]]))
+    >>> last.ravel().tolist()
     [1.0, 2.0]
     """
     x, exists = _with_past(x, count + 1, past, token_mask)
