@@ -16,7 +16,7 @@ byte pairs, as in the paper, learned by SentencePiece.
         --config.task.data.data_dir=DIR
     tfx-jax average --workdir=gs://BUCKET/RUN
     tfx-jax evaluate --workdir=gs://BUCKET/RUN --step=average
-    tfx-jax plan --config=transformer_wmt14_ende:big-pod --topology=v5e:4x4
+    tfx-jax plan --config=transformer_wmt14_ende:big --topology=v5e:4x4
 
 The first command downloads 1.7 GB from statmt.org, checks them against TFDS's checksums and builds array records in
 DIR, without TensorFlow (with the extra `tfds` of tfx-jax). Interrupted, it goes on when it is run again; it takes about

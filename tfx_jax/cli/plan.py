@@ -38,9 +38,9 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "plan",
         "Compiles the training step of an experiment for a TPU slice or GPU nodes, without accelerators and without "
-        "the data. Prints whether it compiles and fits in memory, its collectives and the predicted time per step; for "
-        "TPUs, then also the settings that would be faster, which are compiled to know by how much. For "
-        "GPUs the time is a lower bound: no step is faster.",
+        "the data. Prints whether it compiles and fits in memory, its collectives and the predicted time per step. For "
+        "TPUs it then compiles faster settings, if it knows any, and prints by how much they are faster (not with "
+        "--json). For GPUs the time is a lower bound: no step is faster.",
     )
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
     parser.add_argument(
@@ -72,13 +72,11 @@ def run(argv: Sequence[str]) -> int:
     remedy = None if plan.fits or not plan.compiles else _remedy(config, devices, arguments, progress)
     progress.clear()
     cost = _cost(plan, config, arguments.price)
-    if not arguments.json:  # before the next compilation, which takes minutes
-        print("\n".join(described(plan, remedy=remedy, cost=cost)), flush=True)
-    faster = find_faster(plan, config, devices, arguments.slices, progress)
     if arguments.json:
-        found = None if faster is None else faster._asdict()
-        print(json.dumps(as_json(plan) | {"remedy": remedy, "cost": cost, "faster": found}))
-    elif faster is not None:
+        print(json.dumps(as_json(plan) | {"remedy": remedy, "cost": cost}))
+        return 0 if plan.fits else 1
+    print("\n".join(described(plan, remedy=remedy, cost=cost)), flush=True)  # the next compilation takes minutes
+    if faster := find_faster(plan, config, devices, arguments.slices, progress):
         milliseconds = 1e3 * faster.predicted_step_seconds
         print(f"faster       {faster.speedup:.2f} times, {milliseconds:.2f} ms a step, with {faster.flags}")
     return 0 if plan.fits else 1
