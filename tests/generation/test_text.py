@@ -1,6 +1,7 @@
 """Generation against loops that read everything again for each token; ends, stops, shapes, refusals."""
 
 import functools
+import types
 
 import jax
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 from flax import nnx
 from scipy.special import log_softmax, softmax
 
+from tfx_jax.data.tokenizers.streaming import TextStream
 from tfx_jax.errors import UserError
 from tfx_jax.generation.decoding import BeamSearch, Sampling
-from tfx_jax.generation.text import Generator
-from tfx_jax.models import GPT, T5, GPTConfig, T5Config, Transformer, TransformerConfig
+from tfx_jax.generation.text import Generator, TextGenerator, generate
+from tfx_jax.models import GPT, T5, GPTConfig, T5Config, Transformer, TransformerConfig, Whisper
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 
 V, MAX_LENGTH = 23, 40
@@ -237,6 +239,9 @@ def test_refusals():
     for options in ({}, {"eos_ids": (1, 2)}, {"eos_ids": (1,), "observer": lambda tokens: tokens < 0}):
         with pytest.raises(UserError, match="a beam search needs exactly one token that ends a text"):
             Generator(make_model(), max_new_tokens=4, search=BeamSearch(2), **options)
+    for first_ids in ([V], [2, -1]):
+        with pytest.raises(UserError, match=rf"first_ids has the token id {first_ids[-1]}; use ids in 0 \.\. {V - 1}"):
+            Generator(make_model(), first_ids=first_ids, max_new_tokens=4)
     for options, match in (
         ({"temperature": -1}, "temperature must be 0 or at least 1e-30, got -1"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
@@ -314,3 +319,43 @@ def test_sliding_samples_anew_in_each_part_and_ends_where_told():
 def test_what_cannot_slide():
     with pytest.raises(UserError, match="slide needs a language model and sampling or greedy search"):
         Generator(make_model(), eos_ids=[0], search=BeamSearch(2), slide=True)
+
+
+class Letters:
+    """One letter for each token."""
+
+    def encode_prompt(self, text):
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, ids):
+        return "".join(chr(token + ord("a")) for token in ids)
+
+    def stream(self):
+        return TextStream(self.decode)
+
+
+@pytest.mark.parametrize("slide", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_first_of_several_texts_is_streamed_to_its_end(slide):
+    parts = []
+    options = {"max_new_tokens": 30 if slide else 12, "search": GREEDY, "slide": slide}
+    generator = TextGenerator(make_model(), Letters(), on_text=parts.append, stop=["zzz"], **options)
+    texts = generator(["abcde" * (3 if slide else 1), "g"])
+    assert "".join(parts) == texts[0].text != texts[1].text
+    assert len(texts[0].text) == options["max_new_tokens"]
+
+
+def loaded(model):
+    return types.SimpleNamespace(model=model, tokenizer=Letters(), eos_ids=(1,), first_ids=())
+
+
+def test_beam_search_has_no_options_of_sampling():
+    for name, value in {"temperature": 0, "top_k": 1, "min_p": 0.1, "repetition_penalty": 2.0}.items():
+        with pytest.raises(UserError, match=rf"^{name} needs sampling, but beam_size is above 1 \(beam search\)"):
+            generate(loaded(make_model()), "a", beam_size=2, **{name: value})
+    with pytest.raises(TypeError):
+        Sampling(0.5)
+
+
+def test_speech_is_no_prompt():
+    with pytest.raises(UserError, match=r"a Whisper reads speech, not text: use tfx_jax\.generation\.Transcriber or"):
+        generate(loaded(Whisper.__new__(Whisper)), "a")

@@ -69,7 +69,7 @@ class BeamSearch:
     length_penalty: float = LENGTH_PENALTY
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
     """Samples tokens, by default from the model's own distribution. A text is cut at the length limit.
 
@@ -237,14 +237,21 @@ class DecodeDriver:
             raise UserError(
                 f"a {kind} search needs exactly one token that ends a text, got {len(eos_ids)}, and no observer"
             )
-        self._graphdef, self._int8 = graphdef, int8
+        self._graphdef, self._int8, self._first_ids = graphdef, int8, tuple(first_ids)
         numpy_observer = None if observer is None else functools.partial(_observe_as_numpy, observer)
-        options: dict[str, Any] = {"search": search, "eos_ids": tuple(eos_ids), "first_ids": tuple(first_ids)}
+        options: dict[str, Any] = {"search": search, "eos_ids": tuple(eos_ids), "first_ids": self._first_ids}
         self._run = jax.jit(functools.partial(decode, **options, observer=numpy_observer), static_argnames="max_length")
 
     def decoder(self, params: Any) -> Decoder:
-        """Returns the model's decoder with these parameters, to be reused for all calls."""
-        return nnx.merge(self._graphdef, to_device(params)).decoder(int8=self._int8)
+        """Returns the model's decoder with these parameters, to be reused for all calls.
+
+        Raises:
+          UserError: if one of `first_ids` is outside the vocabulary.
+        """
+        decoder = nnx.merge(self._graphdef, to_device(params)).decoder(int8=self._int8)
+        if invalid := [token for token in self._first_ids if not 0 <= token < decoder.vocab_size]:
+            raise UserError(f"first_ids has the token id {invalid[0]}; use ids in 0 .. {decoder.vocab_size - 1}")
+        return decoder
 
     def __call__(
         self,

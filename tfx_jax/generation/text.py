@@ -4,6 +4,7 @@
 works on token ids.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
@@ -18,6 +19,7 @@ from tfx_jax.data.tokenizers.streaming import TextStream
 from tfx_jax.errors import UserError
 from tfx_jax.functional.search import LENGTH_PENALTY
 from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, Observer, Sampling, Search
+from tfx_jax.models.whisper import Whisper
 from tfx_jax.nn.decoding import DecodingModel
 
 
@@ -170,10 +172,14 @@ class TextGenerator:
           target_language: of the outputs, whose token then replaces `first_ids`.
 
         Raises:
-          UserError: if the model has no room for that many tokens, or `stop` or `on_text` is combined with beam search,
-            which has no single growing text; if the tokenizer lacks a language, or the model continues prompts; as
-            `Generator`.
+          UserError: if the model reads speech or has no room for that many tokens, or `stop` or `on_text` is combined
+            with beam search, which has no single growing text; if the tokenizer lacks a language, or the model
+            continues prompts; as `Generator`.
         """
+        if isinstance(model, Whisper):
+            raise UserError(
+                "a Whisper reads speech, not text: use tfx_jax.generation.Transcriber or tfx-jax transcribe"
+            )
         if not all(stop):
             raise UserError("a stop string must not be empty")
         if isinstance(search, BeamSearch) and (stop or on_text is not None):
@@ -231,11 +237,11 @@ class TextGenerator:
             # Only the first text is streamed.
             self._observer.restart(is_silent=texts_before > first or any(unanswerable[:1]))
             outputs += self._generator(batch, seed=seed, first=texts_before)
+            if outputs and texts_before == first:
+                self._observer.finish(self._tokenizer.decode(outputs[0]))
             texts_before += len(batch)
         outputs = [[] if is_empty else ids for ids, is_empty in zip(outputs, unanswerable, strict=True)]
         texts = [_until(self._tokenizer.decode(ids), self._stop) for ids in outputs]
-        if texts:
-            self._observer.finish(texts[0])
         return [GeneratedText(text, len(ids)) for text, ids in zip(texts, outputs, strict=True)]
 
     def _encode(self, prompt: str | Sequence[int], number: int) -> Sequence[int]:
@@ -321,7 +327,7 @@ def generate(
       min_p: sample from tokens with at least this share of the largest probability.
       repetition_penalty: above 1, tokens that occurred before are less probable.
       no_repeat_ngram_size: no sequence of this many tokens occurs twice; 0 allows it.
-      beam_size: above 1, beam search instead of sampling.
+      beam_size: above 1, beam search instead of sampling, whose options must then be left out.
       length_penalty: exponent of the length penalty of beam search.
       stop: strings that end a text; they are not part of it.
       on_text: for streaming, called with each new part of the first text as soon as it is final.
@@ -335,12 +341,23 @@ def generate(
       The generated text without the prompt, or the reply; a list of them for several prompts.
 
     Raises:
-      UserError: if the model does not generate text, or an argument is out of range.
+      UserError: if the model does not generate text, an argument is out of range, or an option of sampling is combined
+        with beam search.
     """
     if not isinstance(model.model, DecodingModel) or model.tokenizer is None:
         raise UserError(f"{type(model.model).__name__} does not generate text")
-    search: Search = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, no_repeat_ngram_size)
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+    )
+    search: Search = sampling
     if beam_size > 1:
+        if names := [option.name for option in dataclasses.fields(Sampling) if _is_set(sampling, option)]:
+            raise UserError(f"{names[0]} needs sampling, but beam_size is above 1 (beam search): leave one of them out")
         search = BeamSearch(beam_size, length_penalty)
     generator = TextGenerator(
         model.model,
@@ -362,6 +379,11 @@ def generate(
         inputs = [model.chat_template.encode(model.tokenizer, inputs)]
     texts = [output.text for output in generator(inputs, seed=seed)]
     return texts[0] if is_chat or isinstance(prompts, str) else texts
+
+
+def _is_set(sampling: Sampling, option: dataclasses.Field[Any]) -> bool:
+    """Returns whether an option does not have its default."""
+    return getattr(sampling, option.name) != option.default
 
 
 def _until(text: str, stops: Sequence[str]) -> str:
