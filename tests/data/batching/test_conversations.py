@@ -76,11 +76,16 @@ THINKING = (  # of replies, only the last keeps its thoughts
         (["[]"], TEMPLATE, "^conversation 1: a conversation is a list of messages"),
         (['[{"role": "user"}]'], TEMPLATE, '^conversation 1: message 1 must have a string "content"'),
         ([json.dumps(TALK[2:])], TEMPLATE, "^conversation 1: the first message is a reply: begin with the message"),
-        ([json.dumps(TALK[:2])], TEMPLATE, '^no conversation has a message of the role "assistant"'),
+        ([json.dumps(TALK[:2])], TEMPLATE, "^no conversation has a reply with tokens, a message of the"),
         (
             [json.dumps(TALK)],
             THINKING,
             "^conversation 1: the chat template writes message 3 in another way when messages",
+        ),
+        (
+            [json.dumps(TALK[:3])],
+            TEMPLATE.replace("<a>", "<a><"),
+            "^conversation 1: the chat template's generation prompt differs from how it begins message 3, a stored",
         ),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 
 from tfx_jax.data.batching.batches import BatchSpec, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.batching.mixture import mixed_epochs
+from tfx_jax.errors import UserError
 
 
 def source(first, size):
@@ -35,8 +36,15 @@ def test_epochs_have_shares_and_every_pass_has_each_example_once(sizes, shares, 
         assert len(repeats) == (size if whole_passes else 0)
         assert len(set(seen)) == len(seen)
     assert len(make(0).lengths) == len(make(0)) == sum(counts)
-    with pytest.raises(IndexError, match=f"example {sum(counts)} of"):
+    with pytest.raises(
+        IndexError, match=f"no example {sum(counts)}: examples are numbered from 0 to {sum(counts) - 1}"
+    ):
         make(0)[sum(counts)]
+
+
+def test_a_source_without_examples_is_refused():
+    with pytest.raises(UserError, match="source 2 of the mixture has no examples: its documents are too short"):
+        mixed_epochs([source(0, 5), source(10, 0)], (1, 1), seed=0)
 
 
 def test_orders_differ_between_passes_and_seeds_and_are_functions_of_the_epoch():

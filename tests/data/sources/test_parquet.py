@@ -1,5 +1,6 @@
 """Columns of Parquet and Arrow files, and one line for each mistake in them."""
 
+import datetime
 import io
 import json
 import pathlib
@@ -198,3 +199,20 @@ def test_lists_become_json(write):
     path = write({"messages": messages})
     found = [json.loads(text) for _, (text,) in read_columnar(path, ["messages"], kinds=("text", "lists"))]
     assert found == messages
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            [[], [{"time": datetime.datetime(2026, 1, 1)}]],
+            r"row 2: the column 'x' is no JSON \(.*datetime.*: write it as",
+        ),
+        ([["b" * 96], ["b" * 97]], r"row 2: the column 'x' is longer than 100 bytes: split"),  # with JSON's signs
+    ],
+)
+def test_lists_that_are_refused(write, monkeypatch, values, message):
+    monkeypatch.setattr(parquet, "MAX_LINE_BYTES", 100)
+    with pytest.raises(UserError, match=message) as caught:
+        list(read_columnar(write({"x": values}), ["x"], kinds=("lists",)))
+    assert "\n" not in str(caught.value)

@@ -594,6 +594,12 @@ def test_the_space_of_the_first_word(folder_of, tmp_path):
         ("marian", "vocab.json", '{"</s>": 0, "<unk>": 0}', "the id 0 of '</s>' belongs to another token too$"),
         ("marian", "tokenizer_config.json", '{"separate_vocabs": true}', "separate_vocabs is true, but only"),
         ("m2m100", "tokenizer_config.json", '{"src_lang": "xx"}', "src_lang has no token __xx__$"),
+        (
+            "m2m100",
+            "tokenizer_config.json",
+            '{"language_codes": "wmt21"}',
+            "language_codes is 'wmt21', but only 'm2m100'",
+        ),
         ("gpt2", "tokenizer.json", "{}", r"tokenizer\.json is damaged \("),
         ("gpt2", "tokenizer.json", '{"version": "1.0", "model": null}', r"tokenizer\.json is damaged \("),
         (

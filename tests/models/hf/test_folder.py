@@ -25,7 +25,7 @@ from tests.models.hf.folders import (
 )
 from tests.nn.programs import draw, jitted
 from tfx_jax.errors import UserError
-from tfx_jax.models import GPT, BertClassifier, BertConfig, GPTConfig, hf
+from tfx_jax.models import GPT, BertClassifier, BertConfig, GPTConfig, Llama, LlamaConfig, hf
 
 CONFIG = GPTConfig(vocab_size=11, max_length=8, num_layers=2, d_model=4, num_heads=2)
 TOKENS = np.arange(8)[None]
@@ -34,6 +34,12 @@ TOKENS = np.arange(8)[None]
 @functools.cache
 def make_model(config=CONFIG):
     return draw(lambda: GPT(config, rngs=nnx.Rngs(0)), stddev=1.0, mean=lambda name: 0.0)
+
+
+@functools.cache
+def make_llama():
+    config = LlamaConfig(vocab_size=11, max_length=8, num_layers=1, d_model=8, num_heads=2, d_ff=8)
+    return draw(lambda: Llama(config, rngs=nnx.Rngs(0)))
 
 
 _forward = jitted(lambda model: model(TOKENS))
@@ -83,6 +89,34 @@ def test_gpt_is_told_from_gpt_2(tmp_path):
 def test_what_cannot_be_is_refused_before_it_is_made(folder, fields, message):
     change_config(folder, **fields)
     assert_refused(folder, message)
+
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.0, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (
+            {"rope_type": "longrope", "factor": 2.0},
+            '"longrope" needs short_factor, long_factor and original_max_position',
+        ),
+        (LONGROPE | {"original_max_position_embeddings": 0}, "embeddings above 0: fetch config.json again$"),
+        (LONGROPE | {"long_factor": ["a", "b"]}, '"longrope" needs short_factor, long_factor and original'),
+        (
+            {"rope_type": "dynamic", "factor": "2"},
+            "rope_parameters: factor is '2', not a number: fetch config.json again",
+        ),
+        ({"rope_type": "linear", "rope_theta": [1]}, r"rope_parameters: rope_theta is \[1\], not a number"),
+        ({"rope_type": ["linear"]}, r"rope_type is \['linear'\], but only"),
+        ({"full_attention": None}, "rope_parameters: None is not an object"),
+        ({"full_attention": {}, "sliding_attention": [1]}, r"rope_parameters: \[1\] is not an object"),
+    ],
+)
+def test_damaged_rotary_positions_are_refused(tmp_path, parameters, message):
+    hf.save(make_llama(), tmp_path)
+    change_config(tmp_path, rope_parameters=parameters)
+    assert_refused(tmp_path, message)
 
 
 @pytest.mark.parametrize("count", [-1, 10**9])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -109,3 +110,25 @@ def test_a_dtype_that_is_not_read_is_named(tmp_path, draw_model):
     rewrite(tmp_path, change)
     with pytest.raises(UserError, match=r"has the dtype F8_E4M3"):
         hf.load(tmp_path)
+
+
+@pytest.mark.parametrize("others", [(), ("transformer.wpe.weight",)])
+def test_a_nonfinite_shard_of_another_process_is_refused_by_all(tmp_path, draw_model, monkeypatch, others):
+    """Otherwise the others wait forever for the process that stopped; here another process is made up."""
+    hf.save(draw_model(make_gpt), tmp_path)
+    stored = sorted(safetensors.numpy.load_file(tmp_path / "model.safetensors"))
+
+    def gathered(flags):
+        monkeypatch.undo()
+        assert len(flags) == len(stored)
+        return np.stack([flags, np.array([name in others for name in stored])])
+
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    shard = lambda params: jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), params)  # noqa: E731
+    monkeypatch.setattr(hf.multihost_utils, "process_allgather", gathered)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    if not others:
+        assert hf.load(tmp_path, shardings=shard)
+        return
+    with pytest.raises(UserError, match="wpe"):
+        hf.load(tmp_path, shardings=shard)

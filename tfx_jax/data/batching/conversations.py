@@ -36,8 +36,8 @@ def encode_conversations(
         "messages".
 
     Raises:
-      UserError: if a conversation is not of this form or cannot be written by the template, or none has a reply; the
-        message has its number, from 1.
+      UserError: if a conversation is not of this form or cannot be written by the template, or no reply has
+        tokens; the message has its number, from 1.
     """
     tokens, ends, is_reply = DiskArray(np.int32), DiskArray(np.int64), DiskArray(np.bool_)
     num_tokens, has_reply = 0, False
@@ -56,7 +56,9 @@ def encode_conversations(
         ends.append(np.array([num_tokens], np.int64))
         is_reply.append(inside)
     if not has_reply:
-        raise UserError('no conversation has a message of the role "assistant": there is nothing to learn')
+        raise UserError(
+            'no conversation has a reply with tokens, a message of the role "assistant": there is nothing to learn'
+        )
     return TokenConversations(TokenDocuments(tokens.mapped(), ends.mapped()), is_reply.mapped())
 
 
@@ -85,7 +87,12 @@ def _rendered(template: ChatTemplate, messages: list[Message]) -> tuple[str, lis
             raise UserError("the first message is a reply: begin with the message that it answers")
         before = template.render(messages[:index], add_generation_prompt=True)
         through = template.render(messages[: index + 1], add_generation_prompt=False)
-        if not (text.startswith(through) and through.startswith(before)):
+        if not through.startswith(before):
+            raise UserError(
+                f"the chat template's generation prompt differs from how it begins message {index + 1}, a stored "
+                "reply: use a template that writes both alike"
+            )
+        if not text.startswith(through):
             raise UserError(
                 f"the chat template writes message {index + 1} in another way when messages follow it: end the "
                 "conversation with that message"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tfx_jax.data.batching.batches import Example, ExampleSource
+from tfx_jax.errors import UserError
 
 
 class JoinedExamples:
@@ -31,7 +32,7 @@ class JoinedExamples:
 
     def __getitem__(self, index: int) -> Example:
         if not 0 <= index < len(self):
-            raise IndexError(f"example {index} of {len(self)}")
+            raise IndexError(f"there is no example {index}: examples are numbered from 0 to {len(self) - 1}")
         number = bisect.bisect_right(self._ends, index)
         examples, indices = self._parts[number]
         return examples[int(indices[index - self._ends[number]])]  # counted from the end of this part
@@ -42,10 +43,10 @@ def mixed_epochs(
 ) -> Callable[[int], ExampleSource]:
     """Mixes sources so that every epoch has examples of each in proportion to its share.
 
-    An epoch is as large as it can be without an example that occurs twice: the source that is smallest for its share is
-    read once, up to rounding, and of the others a part. The next epoch continues where this one stopped in them. Each
-    source is read in a new order when all its examples were used. The result depends on the number of the epoch only,
-    so a run can resume at any epoch.
+    An epoch reads at most one pass of each source: the source that is smallest for its share once, up to rounding, and
+    of the others a part. The next epoch continues where this one stopped in them. Each source is read in a new order
+    when all its examples were used. Where an epoch crosses into a new pass, whose order differs, an example may occur
+    twice. The result depends on the number of the epoch only, so a run can resume at any epoch.
 
     Args:
       sources: for each source, a function that returns its examples in its n-th pass, counted from 0.
@@ -55,6 +56,9 @@ def mixed_epochs(
     Returns:
       A function from the number of an epoch, counted from 0, to its examples.
 
+    Raises:
+      UserError: if a source has no examples.
+
     >>> from tfx_jax.data.batching.batches import ExampleList
     >>> one, two = (ExampleList([{"tokens": np.array([n])} for n in range(first, first + 4)]) for first in (0, 10))
     >>> epoch = mixed_epochs([lambda _: one, lambda _: two], [2, 1], seed=0)(0)
@@ -62,6 +66,8 @@ def mixed_epochs(
     [False, False, False, False, True, True]
     """
     sizes = [len(source(0)) for source in sources]
+    if 0 in sizes:
+        raise UserError(f"source {sizes.index(0) + 1} of the mixture has no examples: its documents are too short")
     # Examples of an epoch, divided by the sum of the shares.
     epoch_size = min(size / share for size, share in zip(sizes, shares, strict=True))
     counts = [max(1, int(epoch_size * share + 1e-6)) for share in shares]

@@ -44,8 +44,8 @@ def read_columnar(
 
     Raises:
       UserError: while iterating, if pyarrow is missing, the file is missing, not a regular file, damaged or without
-        rows, if a column is missing, named twice or of another type, or if a value is missing, not UTF-8 or longer
-        than MAX_LINE_BYTES.
+        rows, if a column is missing, named twice or of another type, or if a value is missing, not UTF-8, not
+        expressible in JSON or longer than MAX_LINE_BYTES.
     """
     number = 0
     for number, values in enumerate(_rows(path, list(names), kinds), start=1):
@@ -53,11 +53,21 @@ def read_columnar(
         for name, value in zip(names, values, strict=True):
             if value is None or value != value:  # pandas writes NaN for a number that is missing
                 raise UserError(f"{where}: the column {name!r} has no value: fill it or leave out the row")
-            if isinstance(value, str) and len(value.encode()) > MAX_LINE_BYTES:
+        texts = [_text(value, f"{where}: the column {name!r}") for name, value in zip(names, values, strict=True)]
+        for name, text in zip(names, texts, strict=True):
+            if len(text.encode()) > MAX_LINE_BYTES:
                 raise UserError(f"{where}: the column {name!r} is longer than {MAX_LINE_BYTES:,} bytes: split the text")
-        yield number, [value if isinstance(value, str) else json.dumps(value) for value in values]
+        yield number, texts
     if not number:
         raise UserError(f"{path} has no rows")
+
+
+def _text(value: Any, where: str) -> str:
+    """Returns a value as text or JSON; `where` names its column in the UserError for what JSON does not have."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value)
+    except TypeError as error:  # of times, decimals and bytes in lists
+        raise UserError(f"{where} is no JSON ({one_line(error)}): write it as text") from None
 
 
 def _rows(path: epath.PathLike, names: list[str], kinds: Sequence[str]) -> Iterator[tuple[Any, ...]]:

@@ -634,8 +634,8 @@ def _clean_up(text: str) -> str:
     return text
 
 
-# Files of the tokenizers of all families, which have to be copied with a model.
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
+# Files of the tokenizers of all families, which have to be copied with a model.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -810,6 +810,10 @@ def _from_m2m100(config: TokenizerConfig) -> HFTokenizer:
     No file of the folder names the languages; their ids follow those of the vocabulary.
     """
     config.require_family("sentencepiece.bpe.model", "m2m100", "m2m_100")
+    if (codes := config.option("language_codes", "m2m100")) != "m2m100":
+        raise UserError(
+            f"{config.folder / 'tokenizer_config.json'}: language_codes is {codes!r}, but only 'm2m100' is supported"
+        )
     processor = _read_sentencepiece(config, "sentencepiece.bpe.model")
     config.name_by_default(bos="<s>", pad="<pad>", eos="</s>", unk="<unk>")
     vocabulary = _read_vocabulary(config)

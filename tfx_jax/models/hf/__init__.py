@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax import nnx
+from jax.experimental import multihost_utils
 from jax.typing import DTypeLike
 
 from tfx_jax.errors import UserError
@@ -307,12 +308,22 @@ def load(
                 on_read(done, total)
     except UserError as error:
         raise UserError(f"{folder}: {error}") from None
+    if shardings is not None and not allow_nonfinite:
+        nonfinite_names = _of_all_processes(nonfinite_names, sorted(tensors.shapes))
     if nonfinite_names and not allow_nonfinite:
         raise nonfinite(dict.fromkeys(nonfinite_names), folder)
     # Variables that are not parameters, such as auxiliary losses, are not in the folder and start at zero.
     for path_of_leaf, leaf in nnx.to_flat_state(others):
         _set(params, "/".join(map(str, path_of_leaf)), jax.device_put(np.zeros(leaf.shape, leaf.dtype)))
     return nnx.merge(graphdef, params)
+
+
+def _of_all_processes(found: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Returns those of `names` that some process found, so that all fail if one does: each reads only its shards."""
+    if jax.process_count() == 1:
+        return list(found)
+    flags = multihost_utils.process_allgather(np.array([name in found for name in names]))  # [processes, names]
+    return [name for name, is_found in zip(names, np.asarray(flags).any(axis=0), strict=True) if is_found]
 
 
 def supported() -> str:

@@ -68,6 +68,16 @@ _MULTIPLIERS = {
 # Our names of rotary scalings by their names in config.json.
 _SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _SCALINGS |= {"dynamic": "dynamic", "longrope": "longrope"}
+# Our names of the numbers of rotary scalings by their names in config.json.
+_ROTARY_NUMBERS = {
+    "factor": "factor",
+    "low_freq_factor": "low_frequency_factor",
+    "high_freq_factor": "high_frequency_factor",
+    "original_max_position_embeddings": "original_max_length",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "attention_factor": "attention_factor",
+}
 
 
 def read_config(architecture: str, fields: Fields) -> LlamaConfig:
@@ -187,28 +197,20 @@ def _rotary(fields: Fields) -> tuple[RotaryConfig, float | None]:
     parameters = fields.get("rope_parameters", {}) or fields.get("rope_scaling", {})
     window_base = fields.optional("rope_local_base_freq", float)
     if "full_attention" in parameters:  # Gemma 3: a set for each kind of layer
-        window = parameters.get("sliding_attention") or {}
+        window = _rotary_values(parameters.get("sliding_attention") or {})
         parameters, window_base = parameters["full_attention"], window.get("rope_theta", window_base)
+    parameters = _rotary_values(parameters)
     scaling = parameters.get("rope_type", parameters.get("type", "default"))
     scaling = "longrope" if scaling == "su" else scaling  # the name in the first folders of Phi-3
-    if scaling not in _SCALINGS:
+    if not isinstance(scaling, str) or scaling not in _SCALINGS:
         raise UserError(f"rope_parameters: rope_type is {scaling!r}, but only {', '.join(_SCALINGS)} are supported")
     base = parameters.get("rope_theta", fields.get("rope_theta", 10_000.0))
     fraction = parameters.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
     values: dict[str, Any] = {"base": float(base), "fraction": float(fraction), "scaling": _SCALINGS[scaling]}
-    names = {
-        "factor": "factor",
-        "low_freq_factor": "low_frequency_factor",
-        "high_freq_factor": "high_frequency_factor",
-        "original_max_position_embeddings": "original_max_length",
-        "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow",
-        "attention_factor": "attention_factor",
-    }
     if scaling == "yarn":
         values["is_truncated"] = bool(parameters.get("truncate", True))
     if scaling != "default":
-        values |= {ours: parameters[theirs] for theirs, ours in names.items() if parameters.get(theirs) is not None}
+        values |= {ours: parameters[theirs] for theirs, ours in _ROTARY_NUMBERS.items() if theirs in parameters}
         length = fields.get("max_position_embeddings", 2048)
         if scaling == "dynamic":
             values["original_max_length"] = length
@@ -216,11 +218,33 @@ def _rotary(fields: Fields) -> tuple[RotaryConfig, float | None]:
             # Phi-3 has the original length beside "rope_parameters", and it has precedence there.
             original = fields.optional("original_max_position_embeddings", int)
             values["original_max_length"] = original or values.get("original_max_length", length)
+            factors: list[Any] = [parameters.get(f"{name}_factor") for name in ("short", "long")]
+            if not all(map(_is_numbers, factors)) or values["original_max_length"] <= 0:
+                raise UserError(
+                    'rope_parameters: "longrope" needs short_factor, long_factor and original_max_position_embeddings '
+                    "above 0: fetch config.json again"
+                )
             values["factor"] = values.get("factor", length / values["original_max_length"])
-            values |= {f"{name}_factors": tuple(map(float, parameters[f"{name}_factor"])) for name in ("short", "long")}
+            values["short_factors"], values["long_factors"] = (tuple(map(float, numbers)) for numbers in factors)
         elif scaling == "yarn" and "original_max_length" not in values:
             values["original_max_length"] = length
     return RotaryConfig(**values), window_base
+
+
+def _rotary_values(parameters: Any) -> dict[str, Any]:
+    """Returns the fields of "rope_parameters" that are not null; raises UserError if a number is something else."""
+    if not isinstance(parameters, dict):
+        raise UserError(f"rope_parameters: {parameters!r:.80} is not an object: fetch config.json again")
+    values = {name: value for name, value in parameters.items() if value is not None}
+    for name in ("rope_theta", "partial_rotary_factor", *_ROTARY_NUMBERS):
+        if name in values and not _is_numbers([values[name]]):
+            raise UserError(f"rope_parameters: {name} is {values[name]!r:.80}, not a number: fetch config.json again")
+    return values
+
+
+def _is_numbers(values: Any) -> bool:
+    """Returns whether `values` is a list of finite numbers."""
+    return isinstance(values, list) and all(type(value) in (int, float) and math.isfinite(value) for value in values)
 
 
 def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionConfig:
@@ -427,8 +451,8 @@ def _expert_rows(architecture: str, ours: str, theirs: str) -> list[Row]:
     ]
 
 
-def _layer_rows(architecture: str, config: LlamaConfig, ours: str, is_sparse: bool) -> list[Row]:
-    """Returns the rows of the layers below the path `ours`; `is_sparse` tells whether they have experts."""
+def _layer_rows(architecture: str, config: LlamaConfig, ours: str, has_experts: bool) -> list[Row]:
+    """Returns the rows of the layers below the path `ours`; `has_experts` tells whether they have experts."""
     theirs, attention, feed_forward = "model.layers.{}", f"{ours}/self_attention", f"{ours}/feed_forward"
     rows = [linear(f"{attention}/out/kernel", f"{theirs}.self_attn.o_proj.weight", 2)]
     sizes = {"query": config.num_heads, "key": config.num_kv_heads or config.num_heads}
@@ -449,7 +473,7 @@ def _layer_rows(architecture: str, config: LlamaConfig, ours: str, is_sparse: bo
         rows += [linear(f"{attention}/{name}/kernel", f"{theirs}.self_attn.{name[0]}_proj.weight") for name in sizes]
         if config.use_qkv_bias:
             rows += [vector(f"{attention}/{name}/bias", f"{theirs}.self_attn.{name[0]}_proj.bias") for name in sizes]
-    if is_sparse:
+    if has_experts:
         rows += _expert_rows(architecture, feed_forward, theirs)
     else:
         rows.append(linear(f"{feed_forward}/down", f"{theirs}.mlp.down_proj.weight"))
