@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from tfx_jax.models import (
     T5,
     BertClassifier,
     BertConfig,
+    Clip,
+    ClipConfig,
     GPTConfig,
     Llama,
     LlamaConfig,
@@ -25,7 +28,9 @@ from tfx_jax.models import (
     TransformerConfig,
     ViTClassifier,
     ViTConfig,
+    exported_run,
 )
+from tfx_jax.models.clip import TowerConfig
 from tfx_jax.models.export import export
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 
@@ -84,10 +89,11 @@ def test_a_decoder_generates_the_same_tokens(make, int8, tmp_path, draw_model):
     """Of several batches and lengths, up to an end."""
     model = draw_model(make)
     batches = [PROMPTS, [list(range(1, 12))]]
-    first = Generator(model, max_new_tokens=7, search=Sampling(temperature=0), int8=int8)(PROMPTS)
+    options = {"max_new_tokens": 7, "search": Sampling(temperature=0), "first_ids": [8, 21]}
+    first = Generator(model, int8=int8, **options)(PROMPTS)
     eos_id = first[0][3]
-    generator = Generator(model, eos_ids=[eos_id], max_new_tokens=7, search=Sampling(temperature=0), int8=int8)
-    export(model, tmp_path, eos_ids=[eos_id], int8=int8)
+    generator = Generator(model, eos_ids=[eos_id], int8=int8, **options)
+    export(model, tmp_path, eos_ids=[eos_id], first_ids=[8, 21], int8=int8)
     expected = [generator(prompts) for prompts in batches]
     assert run_alone(tmp_path, f"[model.generate(prompts, 7) for prompts in {batches}]") == expected
     assert expected[0] != first
@@ -129,6 +135,26 @@ def test_what_cannot_be_exported(tmp_path, draw_model):
     with pytest.raises(UserError, match="cannot be exported for any batch and length: ") as caught:
         export(draw_model(lambda: make_gpt_with("lsh", num_buckets=4, chunk_size=4)), tmp_path)
     assert "\n" not in str(caught.value)
+    config = ClipConfig(vocab_size=V, image_size=8, patch_size=4, text=TowerConfig(1, 8, 2), image=TowerConfig(1, 8, 2))
+    with pytest.raises(UserError, match="Clip reads images and tokens, but only models that read one of them"):
+        export(nnx.eval_shape(lambda: Clip(config, rngs=nnx.Rngs(0))), tmp_path)
+    with pytest.raises(UserError, match="gs://bucket/out is not a local folder: export to one, and copy it"):
+        export(None, "gs://bucket/out")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "arguments"), [("tokens", []), ("tokens", ["3", "x"]), ("tokens", ["-1"]), ("images", ["3"])]
+)
+def test_the_usage_is_printed_for_what_run_does_not_read(inputs, arguments):
+    model = types.SimpleNamespace(settings={"inputs": inputs, "programs": ["call"]})
+    with pytest.raises(SystemExit, match="python run.py 464"):
+        exported_run.main(model, arguments)
+
+
+@pytest.mark.parametrize("rows", [[], [[]], [[1], []]])
+def test_rows_have_tokens(rows):
+    with pytest.raises(ValueError, match="a row has no tokens: pass rows with at least one token each"):
+        exported_run._padded(rows)
 
 
 def make_gpt_with(attention, **options):

@@ -44,11 +44,11 @@ def run(argv: Sequence[str]) -> int:
             # Decoding then casts nothing; int8 weights are rounded from float32.
             keep_bfloat16=arguments.dtype == "bfloat16" and not arguments.int8,
         )
-        eos_ids = hf.end_ids(folder)
+        eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
     else:
         model, tokenizer = load_trained(arguments, arguments.dtype)
-        eos_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
-    export(model, output, eos_ids=eos_ids, int8=arguments.int8)
+        eos_ids, first_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,), ()
+    export(model, output, eos_ids=eos_ids, first_ids=first_ids, int8=arguments.int8)
     size = (output / "model.npz").stat().st_size
     print(f"{output}: model.npz ({size:,} bytes, for {', '.join(PLATFORMS)}), run.py, README.md", file=sys.stderr)
     return 0

@@ -14,6 +14,7 @@ from etils import epath
 from flax import nnx
 
 from tfx_jax.errors import UserError, install_command, one_line
+from tfx_jax.files import is_local
 from tfx_jax.models import exported_run
 from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.nn.lora import merged
@@ -34,32 +35,45 @@ from run import ExportedModel
 """
 
 
-def export(model: Any, path: epath.PathLike, *, eos_ids: Sequence[int] = (), int8: bool = False) -> None:
+def export(
+    model: Any,
+    path: epath.PathLike,
+    *,
+    eos_ids: Sequence[int] = (),
+    first_ids: Sequence[int] = (),
+    int8: bool = False,
+) -> None:
     """Writes a folder with a model that JAX runs without this library.
 
     model.npz has the weights and, of a model that generates, three programs: "prepare" arranges the weights for
     decoding, "prefill" reads prompts into a KV cache, and "step" reads one token of each row. Of any other model it has
-    one program, "call". run.py calls them, and README.md says how.
+    one program, "call". run.py calls them, and README.md says how. Token types are not exported: they are those that
+    the model takes by default.
 
     Args:
       model: a model of tokens or images.
-      path: the folder to write.
+      path: the local folder to write.
       eos_ids: tokens that end a text, which run.py stops at.
+      first_ids: tokens that every output of run.py begins with.
       int8: whether the decoder's weights become int8, see `tfx_jax.functional.int8_product`.
 
     Raises:
-      UserError: if the folder cannot be written, flatbuffers is missing, or a part of the model depends on sizes that
-        an exported program does not know, such as the attention "lsh".
+      UserError: if the folder is not local or cannot be written, flatbuffers is missing, the model reads images and
+        tokens, or a part of it depends on sizes that an exported program does not know, such as the attention "lsh".
     """
+    if not is_local(path):
+        raise UserError(f"{path} is not a local folder: export to one, and copy it")
     model = merged(model)
     name = type(model).__name__
     weights, programs, settings = _traced(model, int8=int8)
-    settings |= {"eos_ids": list(eos_ids), "programs": list(programs), "model": name}
+    settings |= {"eos_ids": list(eos_ids), "first_ids": list(first_ids), "programs": list(programs), "model": name}
     arrays: dict[str, np.ndarray] = {}
     settings["dtypes"] = [weight.dtype.name for weight in weights]
     for index, weight in enumerate(weights):
         array = np.asarray(weight)
-        arrays[f"weight_{index}"] = array if array.dtype.isbuiltin else array.view(f"u{array.itemsize}")  # bfloat16
+        arrays[f"weight_{index}"] = (
+            array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}")
+        )  # bfloat16
     try:
         serialized = {name: bytes(program.serialize()) for name, program in programs.items()}
     except ImportError as error:
@@ -157,6 +171,10 @@ def _call_program(
 ) -> tuple[dict[str, jax.export.Exported], dict[str, Any]]:
     """Exports "call" of an encoder or classifier, with outputs by name."""
     parameters = inspect.signature(type(model).__call__).parameters
+    if {"tokens", "images"} <= parameters.keys():
+        raise UserError(
+            f"{type(model).__name__} reads images and tokens, but only models that read one of them can be exported"
+        )
     kind = next((name for name in ("tokens", "images") if name in parameters), None)
     if kind is None:
         raise UserError(f"{type(model).__name__} reads neither tokens nor images, so it cannot be exported")

@@ -1,6 +1,7 @@
 """Runs an exported model with JAX and NumPy alone; `tfx-jax export` writes this file beside model.npz as run.py.
 
-python run.py 464 3797 3332    # continues the tokens, or prints the outputs of an encoder
+python run.py 464 3797 3332    # continues the tokens, or prints the outputs of an encoder; of a model of images, call
+                               # ExportedModel("model.npz") in Python
 """
 
 import json
@@ -37,7 +38,10 @@ class ExportedModel:
         self._weights = weights
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int = 64) -> list[list[int]]:
-        """Returns the most probable next tokens of each prompt, up to a token of `eos_ids`, which is left out."""
+        """Returns the most probable next tokens of each prompt, up to a token of `eos_ids`, which is left out.
+
+        Each output begins with the settings' `first_ids`, which count as new tokens.
+        """
         limit, eos_ids, pad_id = (self.settings[name] for name in ("max_length", "eos_ids", "pad_id"))
         tokens, token_mask = _padded(prompts)
         length = tokens.shape[1]
@@ -48,11 +52,14 @@ class ExportedModel:
         cache, newest = self._prefill(self._weights, tokens, token_mask, room)
         outputs: list[list[int]] = [[] for _ in prompts]
         is_over = np.zeros(len(prompts), bool)
-        for _ in range(max_new_tokens):
+        forced = self.settings["first_ids"]
+        for index in range(max_new_tokens):
             logits, cache = self._step(self._weights, newest, cache)
             if pad_id >= 0:  # never generated
                 logits = logits.at[:, pad_id].set(-np.inf)
             newest = logits.argmax(axis=-1).astype(np.int32)
+            if index < len(forced):
+                newest = np.full_like(newest, forced[index])
             for row, token in enumerate(np.asarray(newest).tolist()):
                 is_over[row] |= token in eos_ids
                 if not is_over[row]:
@@ -78,6 +85,8 @@ class ExportedModel:
 
 def _padded(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Returns (tokens, token mask), [rows, longest row, at least 2]: True where there is a token."""
+    if not rows or not all(map(len, rows)):
+        raise ValueError("a row has no tokens: pass rows with at least one token each")
     tokens = np.zeros((len(rows), max(2, *map(len, rows))), np.int32)
     token_mask = np.zeros(tokens.shape, bool)
     for row, ids in enumerate(rows):
@@ -85,10 +94,16 @@ def _padded(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     return tokens, token_mask
 
 
-if __name__ == "__main__":
-    model = ExportedModel(pathlib.Path(__file__).with_name("model.npz"))
-    ids = [int(token) for token in sys.argv[1:]]
+def main(model: ExportedModel, arguments: Sequence[str]) -> None:
+    """Prints what a model makes of token ids; exits with the usage for anything else, and for a model of images."""
+    if model.settings["inputs"] == "images" or not arguments or not all(map(str.isdecimal, arguments)):
+        sys.exit(__doc__)
+    ids = [int(token) for token in arguments]
     if "prepare" in model.settings["programs"]:
         print(*model.generate([ids])[0])
     else:
         print(model([ids]))
+
+
+if __name__ == "__main__":
+    main(ExportedModel(pathlib.Path(__file__).with_name("model.npz")), sys.argv[1:])

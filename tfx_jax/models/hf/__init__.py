@@ -323,7 +323,7 @@ def _of_all_processes(found: Sequence[str], names: Sequence[str]) -> list[str]:
     if jax.process_count() == 1:
         return list(found)
     flags = multihost_utils.process_allgather(np.array([name in found for name in names]))  # [processes, names]
-    return [name for name, is_found in zip(names, np.asarray(flags).any(axis=0), strict=True) if is_found]
+    return [names[index] for index in np.flatnonzero(np.any(flags, axis=0)).tolist()]
 
 
 def supported() -> str:
