@@ -18,7 +18,6 @@ from tfx_jax.tasks.task import EvalResult
 from tfx_jax.tasks.text.translation import TranslationTask
 from tfx_jax.training import loop
 from tfx_jax.training.checkpoint.checkpoints import load_params
-from tfx_jax.training.workdir import removes_rejected_run
 
 config_of_two = functools.partial(tiny_config, num_devices=2)
 
@@ -150,17 +149,6 @@ def test_a_rejected_run_leaves_nothing_behind(text, tmp_path, monkeypatch):
             train(tiny_config(text), workdir)
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     assert {path.name for path in workdir.iterdir()} == {"notes.txt", "train.lock"}
-
-
-def test_a_rejected_command_leaves_an_earlier_run_alone(tmp_path):
-    """Of a run that was killed before its first checkpoint."""
-    (tmp_path / "config.json").write_text("{}")
-    rejection = removes_rejected_run(tmp_path, is_new=False)
-    rejection.__enter__()
-    (tmp_path / "tokenizer").mkdir()
-    error = UserError("rejected")
-    assert not rejection.__exit__(UserError, error, None)
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "tokenizer"}
 
 
 def test_evaluations_rank_checkpoints_and_stop_early(text, tmp_path, monkeypatch):

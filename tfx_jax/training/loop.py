@@ -29,6 +29,7 @@ from tfx_jax.training.guards.memory import (
     state_memory,
     step_memory,
 )
+from tfx_jax.training.guards.rejected_run import removes_rejected_run
 from tfx_jax.training.guards.watchdog import Watchdog
 from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
 from tfx_jax.training.optimizer import learning_rate
@@ -42,7 +43,7 @@ from tfx_jax.training.sharding.distributed import abort_together, check_agreemen
 from tfx_jax.training.sharding.strategies import TrainSetup, make_mesh, shard_batch
 from tfx_jax.training.step import Metrics, TrainState
 from tfx_jax.training.train_setup import base_rng, make_train_setup
-from tfx_jax.training.workdir import find_workdir, make_workdir, removes_rejected_run
+from tfx_jax.training.workdir import find_workdir, make_workdir
 
 _MAX_BAD_STEPS = 20  # consecutive skipped steps after which the run stops
 
