@@ -179,14 +179,14 @@ class _Trainer:
 
     def _restore(self, training: TrainSetup) -> TrainState:
         """Returns the newest checkpoint, or the initial state."""
-        self.watchdog.beat("reads the checkpoints")
+        # No limit for a pretrained model: of frozen parameters that checkpoints leave out, or for the first step.
+        self.watchdog.beat(None if self.config.init_from else "reads the checkpoints")
         restored = self.checkpoints.restore_latest(training.abstract_state)
         if restored is None:
             self.iterator.start_prefetch()  # the first sort buffer is read while the parameters are initialized
             if not self.config.init_from:
                 self.watchdog.beat("initializes the parameters")
                 return training.first_state()
-            self.watchdog.beat(None)  # no limit: the pretrained model may have to be downloaded
             state, self.base, self.start_message = init_from_state(
                 training, self.config.init_from, self.run.frozen_paths
             )
@@ -329,6 +329,8 @@ class _Trainer:
         try:
             return self.run.task.report_tables(self.run.placed(self.state.variables))
         except Exception as error:  # must not fail the run, which has been saved
+            if jax.process_count() > 1:
+                raise  # the other processes wait for this one: see `abort_together`
             self.progress.message(f"no tables in the report: {' '.join(str(error).split())}")
             return []
 

@@ -22,9 +22,13 @@ def write_run(workdir):
 
 
 def reject(workdir, write, error=UserError, *, is_new):
-    with pytest.raises(error), removes_rejected_run(epath.Path(workdir), is_new=is_new):
+    @removes_rejected_run(epath.Path(workdir), is_new=is_new)
+    def run():
         write(workdir)
         raise error("rejected")
+
+    with pytest.raises(error, match="rejected"):
+        run()
 
 
 def test_a_new_folder_goes_with_what_the_run_wrote(tmp_path):

@@ -1,5 +1,6 @@
 """The report of a training, over all of its runs, and its picture."""
 
+import importlib.metadata
 import io
 import re
 import signal
@@ -243,6 +244,28 @@ def test_report_says_how_to_repeat_the_run(workdir, monkeypatch):
     text = (workdir / "report.md").read_text()
     assert "## Samples\n\n| source | target |\n| --- | --- |\n| a\\|b c | d |\n" in text
     assert "## None" not in text
+
+
+def test_what_the_run_was_made_from_is_left_out_where_it_is_unknown(workdir, monkeypatch):
+    version = importlib.metadata.version
+
+    def found(name):
+        if name == "tfx-jax":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", found)
+    for damaged in ('{"files": {"a": 3}}', '{"files": 3}', "[", '{"sha256": "0", "files": {}}'):
+        (workdir / "data.json").write_text(damaged)
+        for program in ("/usr/lib/python3/ipykernel_launcher.py", "train.py"):
+            monkeypatch.setattr(sys, "argv", [program, "--secret"])
+            assert report(workdir) == [f"report in {workdir}/report.md"]
+            names = rows(workdir)
+            assert "Command" not in names
+            assert names["Versions"][0].startswith(f"jax {jax.__version__}, ")
+    monkeypatch.setattr(sys, "argv", ["/opt/tfx_jax/__main__.py", "train"])
+    report(workdir)
+    assert rows(workdir)["Command"] == ["`python -m tfx_jax train`"]
 
 
 def test_runs_are_compared(workdir, tmp_path_factory, capsys, monkeypatch):
