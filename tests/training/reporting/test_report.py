@@ -224,6 +224,8 @@ def test_losses_of_evaluations_and_the_learning_rate_are_drawn():
     loss, bleu, rate = panels(past, evaluations)
     assert [line.get_label() for line in loss.lines] == ["training", "validation"]
     np.testing.assert_array_equal(loss.lines[1].get_xydata(), [[10, 8.0], [20, 5.0]])
+    assert loss.get_title(loc="left") == "loss, nats for each token"
+    assert panels(past, [])[0].get_title(loc="left") == "training loss, nats for each token"
     np.testing.assert_array_equal(rate.lines[0].get_xydata(), [[20, 0.5]])
     assert bleu.get_ylim() == pytest.approx((89.8, 92.2))  # the range, not from 0
 
