@@ -77,6 +77,10 @@ def test_the_first_model_with_the_recorded_values_is_used(tmp_path, monkeypatch)
     ):
         read("/gone", "other")
     assert asked == ["other", "/gone"]
+    with pytest.raises(
+        UserError, match=r"^other has changed since the run in .*; the checkpoints in .* of /gone, which"
+    ):
+        read("/gone", "other")
 
 
 @pytest.mark.parametrize("lora", [{"no_field": 1}, 3])

@@ -91,25 +91,25 @@ def read_base(
     sources = dict.fromkeys(source for source in (configured, record["source"]) if source and isinstance(source, str))
     # Last what does not exist here, because a name may be looked up on the hub.
     ordered = sorted(sources, key=lambda source: is_local(source) and not os.path.exists(source))
-    problem = ""
+    problems = []
     for source in ordered:
         try:
             tree, arrays = _select(initial_params(local_folder(source), load_workdir), record["dtypes"])
         except (UserError, OSError, ValueError, TypeError) as error:
             reason = error if isinstance(error, UserError) else one_line(error)
-            problem = (
+            problems.append(
                 f"the checkpoints in {workdir} do not contain the frozen parameters of {source}, which cannot be read "
                 f"({reason})"
             )
             continue
         if arrays.keys() == record["dtypes"].keys() and _checksum(arrays) == record["checksum"]:
             return arrays, tree
-        problem = (
+        problems.append(
             f"{source} has changed since the run in {workdir} started from it, and the checkpoints do not contain its "
             "frozen parameters"
         )
     remedy = f"restore it, or write where it is as init_from into {workdir / 'config.json'}, without the line sha256"
-    raise UserError(f"{problem}: {remedy}")
+    raise UserError(f"{'; '.join(problems)}: {remedy}")
 
 
 def without(tree: Tree, paths: Any, prefix: str = "") -> Tree:
