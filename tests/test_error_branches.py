@@ -118,7 +118,7 @@ def _spelled(text):
             "config.mesh.sequence shards positions, which only dense attention supports: leave it at 1",
         ),
         (
-            lambda: EventClassificationTask.attention(
+            lambda: EventClassificationTask.event_attention(
                 types.SimpleNamespace(_splits={"test": NoRecords()}),
                 None,
                 "test",

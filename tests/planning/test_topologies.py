@@ -58,7 +58,8 @@ def test_topology_that_does_not_exist_is_one_line():
 
 @pytest.mark.parametrize("topology", ["tpu8i:4x1x1", "tpu8t:2x2x1"])
 def test_a_tpu_that_libtpu_does_not_describe_is_one_line(topology):
-    with pytest.raises(UserError, match=rf"^{topology} cannot be planned: JAX knows this TPU, but no libtpu"):
+    message = rf"^{topology} cannot be planned: JAX knows this TPU, but no libtpu .*; use one of v4:2x2x1, "
+    with pytest.raises(UserError, match=message):
         topologies.absent_devices(topology)
 
 

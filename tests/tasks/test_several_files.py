@@ -106,7 +106,7 @@ def test_a_long_row_comes_in_pieces(tables):
     [
         (
             {"train_file": "a.parquet,a.en"},
-            r"train_file names \.parquet files and files of text: .*documents=\"lines\"",
+            r"train_file names Parquet or Arrow files and files of text: .*documents=\"lines\"",
         ),
         (
             {"train_file": "a.parquet", "documents": "articles"},

@@ -9,7 +9,17 @@ import tfx_jax
 from tests.nn.programs import draw
 from tests.training.test_predictor import opened
 from tfx_jax.errors import UserError
-from tfx_jax.models import Bert, BertConfig, ElmoConfig, GPTConfig, T5Config, TransformerConfig
+from tfx_jax.models import (
+    Bert,
+    BertConfig,
+    ElmoConfig,
+    GPTConfig,
+    Seq2VecConfig,
+    T5Config,
+    TransformerConfig,
+    ViTConfig,
+)
+from tfx_jax.tasks.events import EventClassificationConfig, EventData
 from tfx_jax.tasks.text.bidirectional_language_modeling import BidirectionalLanguageModelConfig
 from tfx_jax.tasks.text.classification import ClassificationConfig, LabeledData
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
@@ -18,6 +28,7 @@ from tfx_jax.tasks.text.question_answering import QuestionAnsweringConfig, Quest
 from tfx_jax.tasks.text.tagging import TaggedData, TaggingConfig
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.text.text_to_text import TextToTextConfig
+from tfx_jax.tasks.vision.image_classification import ImageClassificationConfig, ImageData
 from tfx_jax.training import LoadedModel
 from tfx_jax.training.predictor import _loaded
 from tfx_jax.training.reporting.attention_picture import _draw
@@ -80,6 +91,28 @@ def test_a_language_model_attends_to_what_it_read(tmp_path):
         tfx_jax.attention(loaded, "the dog", "runs")
     with pytest.raises(UserError, match="the text has no tokens"):
         tfx_jax.attention(loaded, "")
+    num_tokens, limit = len(run.task.tokenizer.encode("dog " * 99)), run.config.model.max_length
+    for model in (loaded, without_task):
+        with pytest.raises(
+            UserError, match=rf"^the text has {num_tokens} tokens, but the model takes {limit}: shorten it"
+        ):
+            tfx_jax.attention(model, "dog " * 99)
+    for texts, name in ((([1],), "source"), (("a", 3), "target")):
+        with pytest.raises(UserError, match=f"^{name} must be a text, got "):
+            tfx_jax.attention(loaded, *texts)
+
+
+def test_models_of_images_and_events_take_what_they_read(tmp_path):
+    run, params = opened((ViTConfig, ImageClassificationConfig, ImageData), tmp_path)
+    loaded, image = _loaded(run, params), run.task.rows("validation")[0].image
+    np.testing.assert_array_equal(tfx_jax.attention(loaded, image).image, image)
+    with pytest.raises(UserError, match=r"^target is a caption, but this model classifies images: leave it out$"):
+        tfx_jax.attention(loaded, image, "a dog")
+    with pytest.raises(UserError, match=r"^source must be an image, an array \[Y, X, C\] of uint8, got 'dog\.png'$"):
+        tfx_jax.attention(loaded, "dog.png")
+    run, params = opened((Seq2VecConfig, EventClassificationConfig, EventData), tmp_path)
+    with pytest.raises(UserError, match="does not read text: there are no maps to draw"):
+        tfx_jax.attention(_loaded(run, params), "a", "b")
 
 
 @pytest.mark.slow

@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
+from unittest import mock
 
 import chex
+import jax
 import numpy as np
 import pytest
 
@@ -18,7 +21,6 @@ from tfx_jax.tasks.task import EvalResult
 from tfx_jax.tasks.text.translation import TranslationTask
 from tfx_jax.training import loop
 from tfx_jax.training.checkpoint.checkpoints import load_params
-from tfx_jax.training.workdir import removes_rejected_run
 
 config_of_two = functools.partial(tiny_config, num_devices=2)
 
@@ -152,17 +154,6 @@ def test_a_rejected_run_leaves_nothing_behind(text, tmp_path, monkeypatch):
     assert {path.name for path in workdir.iterdir()} == {"notes.txt", "train.lock"}
 
 
-def test_a_rejected_command_leaves_an_earlier_run_alone(tmp_path):
-    """Of a run that was killed before its first checkpoint."""
-    (tmp_path / "config.json").write_text("{}")
-    rejection = removes_rejected_run(tmp_path, is_new=False)
-    rejection.__enter__()
-    (tmp_path / "tokenizer").mkdir()
-    error = UserError("rejected")
-    assert not rejection.__exit__(UserError, error, None)
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "tokenizer"}
-
-
 def test_evaluations_rank_checkpoints_and_stop_early(text, tmp_path, monkeypatch):
     bleus = iter([3.0, 7.0, 7.0, 5.0, 9.0])  # as good as before is no progress
 
@@ -245,3 +236,30 @@ def test_tables_of_the_report_do_not_fail_the_run(text, tmp_path, monkeypatch, c
     monkeypatch.undo()
     train(tiny_config(text, num_steps=3, validation="validation.tsv"), tmp_path)
     assert "## Sample translations" in (tmp_path / "report.md").read_text()
+
+
+def test_a_process_alone_without_tables_ends_the_run_of_several(monkeypatch):
+    """The others would wait for its share of the predictions."""
+
+    def fail(_):
+        raise RuntimeError("no tables")
+
+    trainer: Any = mock.MagicMock(has_validation=True)
+    trainer.run.task.report_tables = fail
+    assert loop._Trainer._tables(trainer, 1) == []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(RuntimeError, match="no tables"):
+        loop._Trainer._tables(trainer, 1)
+
+
+@pytest.mark.parametrize(("init_from", "doing"), [("", "reads the checkpoints"), ("owner/name", None)])
+def test_a_resumed_run_may_read_its_pretrained_model_for_any_time(init_from, doing):
+    trainer: Any = mock.MagicMock()
+    trainer.config.init_from = init_from
+
+    def restore(_):
+        assert trainer.watchdog.beat.mock_calls == [mock.call(doing)]
+        return "state", {"data": 1, "evaluations": []}
+
+    trainer.checkpoints.restore_latest = restore
+    assert loop._Trainer._restore(trainer, mock.MagicMock()) == "state"

@@ -192,11 +192,20 @@ def test_checkpoints_hold_adapters_alone_and_need_the_unchanged_model(base, tune
     model = hf.load(moved)
     hf.save(jax.tree.map(lambda leaf: leaf * 2, model), moved)
     resumed = dataclasses.replace(load_config(workdir), num_steps=5)
-    for read in (load_params, lambda workdir: average_checkpoints(workdir, 1), lambda workdir: train(resumed, workdir)):
-        with pytest.raises(UserError, match=r"moved has changed since the run in .*work started from it, and"):
-            read(workdir)
-    (moved / "model.safetensors").unlink()
-    with pytest.raises(
-        UserError, match=r"do not contain the frozen parameters of .*moved, which cannot be read \(.*\): "
-    ):
-        load_params(workdir)
+    chex.assert_trees_all_equal(load_params(workdir), whole)  # of the model where it was
+    hidden = source.rename(source.with_name("hidden"))
+    try:
+        for read in (
+            load_params,
+            lambda workdir: average_checkpoints(workdir, 1),
+            lambda workdir: train(resumed, workdir),
+        ):
+            with pytest.raises(UserError, match=r"moved has changed since the run in .*work started from it, and"):
+                read(workdir)
+        (moved / "model.safetensors").unlink()
+        with pytest.raises(
+            UserError, match=r"do not contain the frozen parameters of .*moved, which cannot be read \(.*\); "
+        ):
+            load_params(workdir)
+    finally:
+        hidden.rename(source)

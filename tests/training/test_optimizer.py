@@ -359,3 +359,9 @@ def test_adafactor_finds_stacks_inside_other_parameters():
         return updates
 
     chex.assert_trees_all_equal(update(nested)["bert"], update(body))
+
+
+def test_a_schedule_that_does_not_exist_names_those_that_do():
+    message = 'schedule must be "inverse_sqrt", "constant" or, with num_steps, "cosine" or "linear", got'
+    with pytest.raises(ValueError, match=message):
+        learning_rate(OptimizerConfig(schedule="x"), 8, 10)

@@ -43,9 +43,10 @@ from tfx_jax.tasks.text.text_to_text import TextToTextConfig
 from tfx_jax.tasks.text.translation import PairData, TranslationConfig
 from tfx_jax.tasks.vision.captioning import CaptionData, CaptioningConfig
 from tfx_jax.tasks.vision.image_classification import ImageClassificationConfig, ImageData
+from tfx_jax.training import predictor as predictor_module
 from tfx_jax.training.config import tiny_variant, validate
 from tfx_jax.training.loop import train
-from tfx_jax.training.predictor import LoadedModel, Predictor, load
+from tfx_jax.training.predictor import LoadedModel, Predictor, _loaded, load
 from tfx_jax.training.run import make_run
 
 COUNT = 3
@@ -154,6 +155,24 @@ def test_a_language_model_continues_texts(tmp_path):
     model = LoadedModel(nnx.merge(run.graphdef, params), tokenizer, eos_ids=(tokenizer.eos_id,))
     expected = generate(model, ["the dog", "a"], max_new_tokens=32, temperature=0)  # half of the positions
     assert found == [{"continuation": text} for text in [*expected, ""]]
+    loaded = _loaded(run, params)
+    assert loaded.predict(["the dog", "a", " "]) == found
+    with pytest.raises(UserError, match=r"^input 2: character 1 is half of a surrogate pair"):
+        loaded.predict(["a", "\ud83d"])
+    with pytest.raises(UserError, match=r"^input 1 must be text, each a string, got 3"):
+        loaded.predict([3])
+    for without_folder in (loaded, model):
+        with pytest.raises(UserError, match=r"^the model was loaded without a folder, .*: use tfx_jax\.load$"):
+            generate(without_folder, [{"role": "user", "content": "a"}], max_new_tokens=9)
+
+
+def test_the_chat_template_of_a_workdir_is_that_of_its_tokenizer(tmp_path, monkeypatch):
+    run, params = opened((GPTConfig, LanguageModelConfig, TextData), tmp_path)
+    (tmp_path / "config.json").write_text('{"num_steps": 1}')
+    monkeypatch.setattr(predictor_module, "load_chat_template", lambda folder: folder)
+    monkeypatch.setattr(predictor_module, "load_run", lambda folder: run)
+    monkeypatch.setattr(predictor_module, "load_best_params", lambda folder: params)
+    assert load(tmp_path).chat_template == tmp_path / "tokenizer"  # where `_copy_tokenizer` puts it
 
 
 def commanded(monkeypatch, capfd, run, params, *arguments):

@@ -303,3 +303,11 @@ def test_a_task_takes_models_of_its_kind_alone(classes):
 )
 def test_sizes_of_other_models(model, task):
     validate(ExperimentConfig(model=model, task=task))
+
+
+def test_schedule_free_needs_a_momentum():
+    values = {"optimizer.name": "schedule_free", "optimizer.schedule": "constant", "optimizer.b1": 0.0}
+    config = with_values(default_config((GPTConfig, LanguageModelConfig, TextData)), values)
+    message = r'^config\.optimizer\.b1 must be above 0 for "schedule_free", which divides by it: set it to 0\.9$'
+    with pytest.raises(UserError, match=message):
+        validate(tiny_variant(config))

@@ -67,9 +67,7 @@ def _attend_to_sentence(arguments: argparse.Namespace) -> int:
     set_up_program()
     run, params = load_model(arguments)
     task = run.task
-    if not hasattr(task, "attention") or isinstance(
-        task, CaptioningTask | ImageClassificationTask | EventClassificationTask
-    ):
+    if not hasattr(task, "attention") or isinstance(task, CaptioningTask | ImageClassificationTask):
         raise UserError(f"--source needs a model of text, but {arguments.workdir} holds another")
     maps, source, target = task.attention(run.trained(params), arguments.source, arguments.target)
     # The decoder of a pair reads the target delayed by one step; a language model reads the text itself.
@@ -125,7 +123,7 @@ def _list_events(arguments: argparse.Namespace) -> int:
     """
     set_up_program()
     run, params = load_model(arguments, EventClassificationTask)
-    probability, label, shares = run.task.attention(run.trained(params), arguments.split, arguments.row - 1)
+    probability, label, shares = run.task.event_attention(run.trained(params), arguments.split, arguments.row - 1)
     print(f"record {arguments.row} of {arguments.split}: label {label}, probability of label 1 {probability:.3f}")
     has_times = any(share.time for share in shares)  # in tables all times are 0
     for share in shares:

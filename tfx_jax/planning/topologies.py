@@ -112,7 +112,10 @@ def tpu_devices(topology: str, num_slices: int = 1) -> list[Any]:
       UserError: if there is no such topology, or libtpu is not installed.
     """
     if topology.partition(":")[0] in _UNDESCRIBED:
-        raise UserError(f"{topology} cannot be planned: JAX knows this TPU, but no libtpu up to 0.0.52 describes it")
+        raise UserError(
+            f"{topology} cannot be planned: JAX knows this TPU, but no libtpu up to 0.0.52 describes it; use one of "
+            f"{', '.join(TOPOLOGIES)}"
+        )
     if topology not in TOPOLOGIES:
         raise UserError(
             f"unknown topology {topology}: use one of {', '.join(TOPOLOGIES)}, or for GPUs a name such as h100:1x8x8"

@@ -117,21 +117,23 @@ class ClassificationBase(Generic[Config, Model, Rows]):
 
     def predict(self, model: TrainedModel, rows: Rows) -> list[str]:
         """Returns the most likely label of each row."""
-        predictions = model.predict(self.classify, self.encode(rows), self.batch_spec)  # pairs (predicted, true id)
-        return [self.labels[predicted_id] for predicted_id, _ in predictions]
+        return self._classified(model, rows)[0]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Classifies every row of a split."""
-        pairs = model.predict(self.classify, self.encode(self.rows(split)), self.batch_spec)
-        predicted = [self.labels[predicted_id] for predicted_id, _ in pairs]
-        expected = [self.labels[true_id] for _, true_id in pairs]
-        return class_result(class_scores(predicted, expected, self.labels), len(pairs), self.row_name)
+        predicted, expected = self._classified(model, self.rows(split))
+        return class_result(class_scores(predicted, expected, self.labels), len(predicted), self.row_name)
+
+    def _classified(self, model: TrainedModel, rows: Rows) -> tuple[list[str], list[str]]:
+        """Returns the most likely label and the true label of each row."""
+        pairs = model.predict(self.classify, self.encode(rows), self.batch_spec)  # pairs (predicted id, true id)
+        predicted, expected = ([self.labels[ids[side]] for ids in pairs] for side in (0, 1))
+        return predicted, expected
 
     def report_tables(self, model: TrainedModel) -> list[ReportTable]:
         """Returns the scores of each class, which classes are confused, and sample predictions, mistakes first."""
         rows = self.rows("validation")
-        pairs = model.predict(self.classify, self.encode(rows), self.batch_spec)
-        predicted, expected = ([self.labels[ids[side]] for ids in pairs] for side in (0, 1))
+        predicted, expected = self._classified(model, rows)
         counts = confusion_matrix(predicted, expected, self.labels)
         by_class = sorted(scores_by_class(counts, self.labels), key=lambda one: one.f1)
         title = "Classes of the validation split"
@@ -158,10 +160,10 @@ class ClassificationBase(Generic[Config, Model, Rows]):
             ]
             tables.append(ReportTable("Most frequent confusions", ("true", "predicted", "examples"), cells))
         # Mistakes first, then the first examples.
-        order = sorted(range(len(pairs)), key=lambda index: (predicted[index] == expected[index], index))
+        order = sorted(range(len(predicted)), key=lambda index: (predicted[index] == expected[index], index))
         samples = [
             (self.shown(cast(Any, rows)[index], index), str(expected[index]), str(predicted[index]))
-            for index in [*order[:5], *(index for index in range(min(5, len(pairs))) if index not in order[:5])]
+            for index in [*order[:5], *(index for index in range(min(5, len(predicted))) if index not in order[:5])]
         ]
         return [*tables, ReportTable("Sample predictions, mistakes first", ("input", "true", "predicted"), samples)]
 

@@ -366,7 +366,7 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
         metrics = {metric.name: interval.value for metric, interval in zip(self.metrics, intervals, strict=True)}
         return EvalResult(metrics, f"{texts}, {len(labels):,} records, {labels.sum():,} of label 1")
 
-    def attention(self, model: TrainedModel, split: Split, index: int) -> tuple[float, int, list[EventShare]]:
+    def event_attention(self, model: TrainedModel, split: Split, index: int) -> tuple[float, int, list[EventShare]]:
         """Returns the weights of the events of a record in the model's prediction.
 
         Args:

@@ -324,7 +324,7 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
             'config.optimizer.schedule="constant" and ema_decay=0'
         )
     if optimizer.name == "schedule_free" and not optimizer.b1:
-        raise UserError('config.optimizer.b1 must be above 0 for "schedule_free"')
+        raise UserError('config.optimizer.b1 must be above 0 for "schedule_free", which divides by it: set it to 0.9')
     if optimizer.schedule != "inverse_sqrt" and optimizer.peak_learning_rate is None:
         raise UserError(f'config.optimizer.schedule="{optimizer.schedule}" needs config.optimizer.peak_learning_rate')
     if config.lora.rank and not config.init_from:

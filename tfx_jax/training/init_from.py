@@ -84,12 +84,12 @@ def init_from_state(
       UserError: if no array can be copied, or the model cannot be read.
     """
     state = training.first_state()
-    own = _by_path(state.variables)
+    own = {path: (leaf.shape, leaf.dtype) for path, leaf in _by_path(state.variables).items()}
     initial = _by_path(initial_params(local_folder(init_from), load_best_params))
     copied = {
-        path: np.asarray(value, own[path].dtype)
+        path: np.asarray(value, own[path][1])
         for path, value in initial.items()
-        if path in own and own[path].shape == value.shape
+        if path in own and own[path][0] == value.shape
     }
     if not copied:
         raise UserError(f"config.init_from={init_from} has no parameter of this model")
@@ -101,6 +101,9 @@ def init_from_state(
             return leaf
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
 
+    # What is replaced is let go before its replacement is made: two states may not fit into memory.
+    has_ema = state.ema is not None
+    state = state._replace(opt_state=None, ema=None)
     params, model_state = jax.tree_util.tree_map_with_path(copy, (state.params, state.model_state))
     not_copied = sorted(own.keys() - copied.keys())
     message = f"starts from {init_from}: {len(copied)} of {len(own)} arrays"
@@ -108,10 +111,10 @@ def init_from_state(
         message += f"; drawn: {', '.join(not_copied)}"
     left_out = {path: copied[path] for path in frozen if path in copied}
     record = base_record(init_from, left_out) if left_out else None
-    ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
+    state = state._replace(params=params, model_state=model_state)
+    ema = jax.tree.map(jnp.copy, params) if has_ema else None
     opt_state = training.init_optimizer(params)  # "schedule_free" begins at the parameters
-    state = state._replace(params=params, model_state=model_state, opt_state=opt_state, ema=ema)
-    return state, record, message
+    return state._replace(opt_state=opt_state, ema=ema), record, message
 
 
 def _initial_config(folder: epath.Path) -> Any:

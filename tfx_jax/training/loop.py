@@ -29,6 +29,7 @@ from tfx_jax.training.guards.memory import (
     state_memory,
     step_memory,
 )
+from tfx_jax.training.guards.rejected_run import removes_rejected_run
 from tfx_jax.training.guards.watchdog import Watchdog
 from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
 from tfx_jax.training.optimizer import learning_rate
@@ -42,7 +43,7 @@ from tfx_jax.training.sharding.distributed import abort_together, check_agreemen
 from tfx_jax.training.sharding.strategies import TrainSetup, make_mesh, shard_batch
 from tfx_jax.training.step import Metrics, TrainState
 from tfx_jax.training.train_setup import base_rng, make_train_setup
-from tfx_jax.training.workdir import find_workdir, make_workdir, removes_rejected_run
+from tfx_jax.training.workdir import find_workdir, make_workdir
 
 _MAX_BAD_STEPS = 20  # consecutive skipped steps after which the run stops
 
@@ -178,14 +179,14 @@ class _Trainer:
 
     def _restore(self, training: TrainSetup) -> TrainState:
         """Returns the newest checkpoint, or the initial state."""
-        self.watchdog.beat("reads the checkpoints")
+        # No limit for a pretrained model: of frozen parameters that checkpoints leave out, or for the first step.
+        self.watchdog.beat(None if self.config.init_from else "reads the checkpoints")
         restored = self.checkpoints.restore_latest(training.abstract_state)
         if restored is None:
             self.iterator.start_prefetch()  # the first sort buffer is read while the parameters are initialized
             if not self.config.init_from:
                 self.watchdog.beat("initializes the parameters")
                 return training.first_state()
-            self.watchdog.beat(None)  # no limit: the pretrained model may have to be downloaded
             state, self.base, self.start_message = init_from_state(
                 training, self.config.init_from, self.run.frozen_paths
             )
@@ -328,6 +329,8 @@ class _Trainer:
         try:
             return self.run.task.report_tables(self.run.placed(self.state.variables))
         except Exception as error:  # must not fail the run, which has been saved
+            if jax.process_count() > 1:
+                raise  # the other processes wait for this one: see `abort_together`
             self.progress.message(f"no tables in the report: {' '.join(str(error).split())}")
             return []
 

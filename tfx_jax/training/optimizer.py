@@ -65,7 +65,7 @@ def learning_rate(config: OptimizerConfig, d_model: int, num_steps: int | None =
         return warmup
     if num_steps is None or config.schedule not in ("cosine", "linear"):
         raise ValueError(
-            'schedule must be "inverse_sqrt" or, with num_steps, "cosine" or "linear", '
+            'schedule must be "inverse_sqrt", "constant" or, with num_steps, "cosine" or "linear", '
             f"got schedule={config.schedule!r} with num_steps={num_steps}"
         )
     decay_steps = max(num_steps - warmup_steps, 1)
@@ -151,7 +151,13 @@ def make_optimizer(
 
 
 def averaged_params(config: OptimizerConfig, opt_state: optax.OptState, params: Any) -> Any:
-    """Returns the average that "schedule_free" evaluates: (params - (1 - b1) * iterate) / b1."""
+    """Returns the average that "schedule_free" evaluates: (params - (1 - b1) * iterate) / b1.
+
+    Args:
+      config: the configuration, which names "schedule_free".
+      opt_state: state of its optimizer, which holds the iterate.
+      params: the parameters, where gradients are taken.
+    """
     iterates = optax.tree.get(opt_state, "z")
     return jax.tree.map(lambda y, z: ((y - (1 - config.b1) * z) / config.b1).astype(y.dtype), params, iterates)
 

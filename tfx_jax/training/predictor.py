@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 import jax
@@ -20,9 +20,12 @@ from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.tasks.prediction import ImageAttention, OnBatch, PairAttention, TrainedModel
 from tfx_jax.tasks.text.answers import AnsweringTask, Prediction
 from tfx_jax.tasks.text.text_attention import text_attention
+from tfx_jax.tasks.vision.captioning import CaptioningTask
 from tfx_jax.training.checkpoint.checkpoints import load_best_params
 from tfx_jax.training.run import Run, load_run
 from tfx_jax.training.workdir import is_workdir
+
+_Answer = Callable[[Sequence[Sequence[Any]]], list[Prediction]]
 
 
 class Predictor:
@@ -45,11 +48,13 @@ class Predictor:
           UserError: if the run's task takes neither lines of text nor files.
         """
         task: Any = run.task
-        if not isinstance(task, AnsweringTask):
+        if isinstance(task, AnsweringTask):
+            self._answer: _Answer = functools.partial(task.answer, run.trained(params, on_batch))
+        else:
             task = _Continuing(_loaded(run, params), task)
-        self._task: AnsweringTask = task
-        self._model = run.trained(params, on_batch)
-        self.inputs = task.inputs
+            self._answer = task.answer
+        self._empty_answer = task.empty_answer
+        self.inputs: tuple[str, ...] = task.inputs
         self.suffixes: tuple[str, ...] = getattr(task, "suffixes", ())
 
     def predict(self, inputs: Any) -> list[Prediction]:
@@ -72,19 +77,7 @@ class Predictor:
         """
         if self.suffixes:
             return self._predict_files(inputs)
-        parts = " and ".join(self.inputs)
-        rows: list[Any] = [(row,) if isinstance(row, str) else row for row in list_of_texts(inputs, "inputs")]
-        for number, row in enumerate(rows, 1):
-            if not isinstance(row, Sequence) or not all(isinstance(part, str) for part in row):
-                raise UserError(f"input {number} must be {parts}, each a string, got {row!r}")
-            if len(row) != len(self.inputs):
-                raise UserError(f"input {number} must have {len(self.inputs)} parts, {parts}, got {len(row)}")
-            for part in row:
-                check_text(part, f"input {number}")
-        visible = [index for index, row in enumerate(rows) if not any(map(is_blank, row))]
-        answers = self._task.answer(self._model, [rows[index] for index in visible]) if visible else []
-        answer_at = dict(zip(visible, answers, strict=True))
-        return [answer_at.get(index, dict(self._task.empty_answer)) for index in range(len(rows))]
+        return _text_predictions(self._answer, inputs, self.inputs, self._empty_answer)
 
     def _predict_files(self, inputs: Any) -> list[Prediction]:
         """Returns the predictions for files or arrays; see `predict`."""
@@ -94,11 +87,35 @@ class Predictor:
         for number, source in enumerate(sources, 1):
             if not isinstance(source, str | os.PathLike) and not hasattr(source, "shape"):
                 raise UserError(f"input {number} must be {self.inputs[0]}, a path or an array, got {source!r:.100}")
-        answers = self._task.answer(self._model, [(source,) for source in sources]) if sources else []
+        answers = self._answer([(source,) for source in sources]) if sources else []
         return [
             answer if hasattr(source, "shape") else answer | {"file": os.fspath(source)}
             for source, answer in zip(sources, answers, strict=True)
         ]
+
+
+def _text_predictions(answer: _Answer, inputs: Any, parts: Sequence[str], empty_answer: Prediction) -> list[Prediction]:
+    """Returns the answers to inputs of text, after checking them; see `Predictor.predict`.
+
+    Args:
+      answer: returns the answer to each row of strings; it gets no blank ones.
+      inputs: what the user gave.
+      parts: names of the strings of a row.
+      empty_answer: answer to a row with a blank string.
+    """
+    names = " and ".join(parts)
+    rows: list[Any] = [(row,) if isinstance(row, str) else row for row in list_of_texts(inputs, "inputs")]
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, Sequence) or not all(isinstance(part, str) for part in row):
+            raise UserError(f"input {number} must be {names}, each a string, got {row!r}")
+        if len(row) != len(parts):
+            raise UserError(f"input {number} must have {len(parts)} parts, {names}, got {len(row)}")
+        for part in row:
+            check_text(part, f"input {number}")
+    visible = [index for index, row in enumerate(rows) if not any(map(is_blank, row))]
+    answers = answer([rows[index] for index in visible]) if visible else []
+    answer_at = dict(zip(visible, answers, strict=True))
+    return [answer_at.get(index, dict(empty_answer)) for index in range(len(rows))]
 
 
 def files_of(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
@@ -122,7 +139,7 @@ def files_of(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
 class _Continuing:
     """Answers texts with their continuation by a model that was trained to write."""
 
-    inputs = ("text",)
+    inputs: ClassVar[tuple[str, ...]] = ("text",)
     empty_answer: ClassVar[Prediction] = {"continuation": ""}
 
     def __init__(self, model: "LoadedModel", task: Any):
@@ -131,9 +148,8 @@ class _Continuing:
             raise UserError(f"{type(task).__name__} takes neither lines of text nor files, and writes no text")
         self._model = model
 
-    def answer(self, model: TrainedModel | None, rows: Sequence[Sequence[str]]) -> list[Prediction]:
-        """Returns the continuation of each text; the model is that of the constructor."""
-        del model
+    def answer(self, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns the continuation of each text."""
         num_positions = self._model.model.decoder().max_input_length(0)
         length = 64 if num_positions is None else min(64, max(1, num_positions // 2))
         texts = generate(cast(Any, self._model), [text for (text,) in rows], max_new_tokens=length, temperature=0)
@@ -161,7 +177,7 @@ class LoadedModel:
         task: Any = None,
         trained: TrainedModel | None = None,
         reason: str = "",
-        source: epath.PathLike = "the model",
+        source: epath.PathLike | None = None,
     ):
         """Combines the parts.
 
@@ -174,7 +190,7 @@ class LoadedModel:
           task: task that the model was trained on, if any; without predictor, `predict` continues texts.
           trained: the model as the methods of the task take it.
           reason: error message for `predict` if there is neither predictor nor task.
-          source: folder of the chat template.
+          source: folder of the chat template; None if there is none.
         """
         self._task, self._trained = task, trained
         self.model, self.tokenizer, self.eos_ids = model, tokenizer, tuple(eos_ids)
@@ -186,8 +202,10 @@ class LoadedModel:
         """The template that turns a conversation into a prompt.
 
         Raises:
-          UserError: if the folder has none, see `load_chat_template`.
+          UserError: if the model was not loaded from a folder, or the folder has none, see `load_chat_template`.
         """
+        if self._source is None:
+            raise UserError("the model was loaded without a folder, so it has no chat template: use tfx_jax.load")
         return load_chat_template(self._source)
 
     def predict(self, inputs: Any) -> list[Prediction]:
@@ -199,7 +217,8 @@ class LoadedModel:
         if self._predictor is None:
             if self._task is None:
                 raise UserError(self._reason)
-            return _Continuing(self, self._task).answer(None, [(text,) for text in list_of_texts(inputs, "inputs")])
+            task = _Continuing(self, self._task)
+            return _text_predictions(task.answer, inputs, task.inputs, task.empty_answer)
         return self._predictor.predict(inputs)
 
 
@@ -221,18 +240,30 @@ def attention(model: LoadedModel, source: Any, target: str | None = None) -> Pai
     Raises:
       UserError: if the model has no attention maps, or the input does not fit it.
     """
-    if model._trained is not None and hasattr(model._task, "attention"):
-        arguments = () if target is None else (target,)
-        return model._task.attention(model._trained, source, *arguments)
-    if model.tokenizer is None or not hasattr(model.model, "config"):
+    task: Any = model._task
+    trained = model._trained if hasattr(task, "attention") else None
+    if trained is not None and getattr(task, "inputs", ()) == ("image",):
+        if not hasattr(source, "shape"):
+            raise UserError(f"source must be an image, an array [Y, X, C] of uint8, got {source!r:.100}")
+        if target is None:
+            return task.attention(trained, source)
+        if not isinstance(task, CaptioningTask):
+            raise UserError("target is a caption, but this model classifies images: leave it out")
+        return task.attention(trained, source, target)
+    if trained is None and (model.tokenizer is None or not hasattr(model.model, "config")):
         raise UserError(f"{type(model.model).__name__} does not read text: there are no maps to draw")
+    for name, text in (("source", source), ("target", target)):
+        if not isinstance(text, str) and not (name == "target" and text is None):
+            raise UserError(f"{name} must be a text, got {text!r:.100}")
+    if trained is not None:
+        return task.attention(trained, source, target)
     graphdef, params = nnx.split(model.model)
     trained = TrainedModel(graphdef, nnx.to_pure_dict(params))
-    return text_attention(trained, model.model.config, model.tokenizer, source, target)
+    return text_attention(trained, model.model.config, cast(HFTokenizer, model.tokenizer), source, target)
 
 
 def _loaded(
-    run: Run[Any], params: Any, predictor: Predictor | None = None, *, source: epath.PathLike = "the model"
+    run: Run[Any], params: Any, predictor: Predictor | None = None, *, source: epath.PathLike | None = None
 ) -> LoadedModel:
     """Returns the model of a run with its tokenizer."""
     tokenizer = getattr(run.task, "tokenizer", None)
@@ -264,7 +295,7 @@ def load(source: epath.PathLike) -> LoadedModel:
         run, params = load_run(folder), load_best_params(folder)
         run.check_params(params)
         predictor = Predictor(run, params) if isinstance(run.task, AnsweringTask) else None
-        return _loaded(run, params, predictor, source=folder)
+        return _loaded(run, params, predictor, source=folder / "tokenizer")
     model, reason = hf.load(folder), f"{source} is a pretrained model without a task: fine-tune it, or use generate"
     try:
         tokenizer = load_folder_tokenizer(folder)

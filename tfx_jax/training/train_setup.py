@@ -38,7 +38,8 @@ def make_train_setup(
       make_carry: returns the carry of the first batch; only for models with a memory of earlier batches.
 
     Returns:
-      A `TrainSetup`: step function, function that returns the first state, and shapes and shardings of the state.
+      A `TrainSetup`: step function, function that returns the first state, shapes and shardings of the state, and
+      function that returns the optimizer's state for parameters.
 
     Raises:
       UserError: if the configuration names an attention kernel that the devices do not support, or Muon for a model

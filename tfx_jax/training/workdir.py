@@ -1,16 +1,12 @@
 """The workdir of a run, local or remote: creating, finding and checking it."""
 
-import contextlib
 import os
-from collections.abc import Collection, Iterator
 
 from etils import epath
 
 from tfx_jax.errors import UserError, one_line
 from tfx_jax.files import check_no_links, is_local, parse_json, reach, read_small_file
 from tfx_jax.models import hf
-from tfx_jax.training.checkpoint.artifacts import has_checkpoints
-from tfx_jax.training.reporting.progress import read_history
 
 # Folders in which a run writes and deletes files. Files of the workdir itself are replaced, even if they are links.
 _WRITTEN_THROUGH = ("checkpoints", "tensorboard", "tokenizer", "profile")
@@ -35,41 +31,6 @@ def make_workdir(workdir: epath.PathLike) -> epath.Path:
     if is_local(path) and not os.access(path, os.W_OK | os.X_OK):
         raise UserError(f"{path} is not writable: use another --workdir, or change its permissions")
     return path
-
-
-@contextlib.contextmanager
-def removes_rejected_run(workdir: epath.Path, *, is_new: bool) -> Iterator[None]:
-    """Deletes what a run wrote to the workdir if it ends with a UserError before its first checkpoint.
-
-    The corrected command then finds a workdir without configuration and tokenizer of the rejected one. Files that
-    existed before stay, and so does `tensorboard` if steps were logged. A run that an earlier start left without a
-    checkpoint is not touched.
-
-    Args:
-      workdir: folder of the run, which the caller has locked.
-      is_new: whether this run created the folder, which is deleted too if it would be empty.
-    """
-    before = {path.name for path in workdir.iterdir()}
-    try:
-        yield
-    except UserError:
-        if "config.json" not in before and not has_checkpoints(workdir):
-            with contextlib.suppress(OSError):  # the error of the run is the one to report
-                _remove_new(workdir, before, is_new=is_new)
-        raise
-
-
-def _remove_new(workdir: epath.Path, before: Collection[str], *, is_new: bool) -> None:
-    """Deletes the files and folders whose names are not in `before`."""
-    for path in workdir.iterdir():
-        if path.name in before or (path.name == "tensorboard" and read_history(workdir).points):
-            continue
-        if path.is_dir():
-            path.rmtree()
-        else:
-            path.unlink()
-    if is_new and {path.name for path in workdir.iterdir()} <= {"train.lock"}:
-        workdir.rmtree()
 
 
 def find_workdir(workdir: epath.PathLike) -> epath.Path:

@@ -19,6 +19,7 @@ import pytest
 
 from tests.tiers import slow_but
 from tfx_jax.errors import UserError
+from tfx_jax.training.checkpoint import checkpoints as checkpoints_module
 from tfx_jax.training.checkpoint.checkpoints import (
     Checkpoints,
     average_checkpoints,
@@ -386,6 +387,36 @@ def test_every_byte_of_the_values_counts(workdir):
             continue
         chex.assert_trees_all_equal(params, host_state(9).variables)  # a byte that is not used
     gc.collect()
+
+
+@ignore_orphans
+def test_processes_agree_on_the_checkpoint_if_one_cannot_read_its_metadata(saved, monkeypatch, caplog):
+    told = []  # whether this process failed, as it tells the others about each checkpoint
+    gather = checkpoints_module.gather_arrays
+
+    def gathered(array):
+        if array.dtype == np.bool_:
+            told.append(bool(array.any()))
+            return np.array([[len(told) == 2], *gather(array)])  # the other one cannot read checkpoint 6
+        return gather(array)
+
+    with Checkpoints(saved, keep_last=2) as checkpoints:
+        metadata = checkpoints._checkpointer.metadata
+
+        def fail(step):
+            if step == 9:
+                raise OSError("stale file handle")
+            return metadata(step)
+
+        monkeypatch.setattr(checkpoints_module, "gather_arrays", gathered)
+        monkeypatch.setattr(checkpoints._checkpointer, "metadata", fail)
+        state, _ = checkpoints.restore_latest(abstract(1))
+    assert int(state.step) == 3
+    assert told == [True, False, False]
+    assert [record.message.split("(")[1].split(")")[0] for record in caplog.records] == [
+        "stale file handle",
+        "another process cannot read it",
+    ]
 
 
 @ignore_orphans

@@ -1,5 +1,6 @@
 """The report of a training, over all of its runs, and its picture."""
 
+import importlib.metadata
 import io
 import re
 import signal
@@ -223,6 +224,8 @@ def test_losses_of_evaluations_and_the_learning_rate_are_drawn():
     loss, bleu, rate = panels(past, evaluations)
     assert [line.get_label() for line in loss.lines] == ["training", "validation"]
     np.testing.assert_array_equal(loss.lines[1].get_xydata(), [[10, 8.0], [20, 5.0]])
+    assert loss.get_title(loc="left") == "loss, nats for each token"
+    assert panels(past, [])[0].get_title(loc="left") == "training loss, nats for each token"
     np.testing.assert_array_equal(rate.lines[0].get_xydata(), [[20, 0.5]])
     assert bleu.get_ylim() == pytest.approx((89.8, 92.2))  # the range, not from 0
 
@@ -243,6 +246,28 @@ def test_report_says_how_to_repeat_the_run(workdir, monkeypatch):
     text = (workdir / "report.md").read_text()
     assert "## Samples\n\n| source | target |\n| --- | --- |\n| a\\|b c | d |\n" in text
     assert "## None" not in text
+
+
+def test_what_the_run_was_made_from_is_left_out_where_it_is_unknown(workdir, monkeypatch):
+    version = importlib.metadata.version
+
+    def found(name):
+        if name == "tfx-jax":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", found)
+    for damaged in ('{"files": {"a": 3}}', '{"files": 3}', "[", '{"sha256": "0", "files": {}}'):
+        (workdir / "data.json").write_text(damaged)
+        for program in ("/usr/lib/python3/ipykernel_launcher.py", "train.py"):
+            monkeypatch.setattr(sys, "argv", [program, "--secret"])
+            assert report(workdir) == [f"report in {workdir}/report.md"]
+            names = rows(workdir)
+            assert "Command" not in names
+            assert names["Versions"][0].startswith(f"jax {jax.__version__}, ")
+    monkeypatch.setattr(sys, "argv", ["/opt/tfx_jax/__main__.py", "train"])
+    report(workdir)
+    assert rows(workdir)["Command"] == ["`python -m tfx_jax train`"]
 
 
 def test_runs_are_compared(workdir, tmp_path_factory, capsys, monkeypatch):

@@ -90,7 +90,7 @@ def test_shares_belong_to_their_events(pooling, hops, files, tmp_path, draw_mode
     params = jax.device_get(nnx.to_pure_dict(nnx.state(draw_model(run.make_model))))
     trained = run.trained(params)
     records = run.task.config.splits()["validation"]
-    probability, label, shares = run.task.attention(trained, "validation", 1)
+    probability, label, shares = run.task.event_attention(trained, "validation", 1)
     assert label == 0
     assert 1 / (1 + np.exp(-run.task.predict(trained, records)[1])) == pytest.approx(probability, abs=1e-5)
     assert {(share.name, share.value, share.time) for share in shares} == {("pH", 7.2, 0.0), ("HR", 99.0, 0.0)}
@@ -105,7 +105,7 @@ def test_shares_belong_to_their_events(pooling, hops, files, tmp_path, draw_mode
         np.testing.assert_allclose(by_name[name].hops, event, atol=1e-5)
         assert by_name[name].weight == pytest.approx(event.mean(), abs=1e-5)
     with pytest.raises(UserError, match=r"dev\.csv has no record 3: it has 2, counted from 1$"):
-        run.task.attention(trained, "validation", 2)
+        run.task.event_attention(trained, "validation", 2)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_attention_finds_the_cause_and_a_mean_does_not(tmp_path, capsys):
     trained, data = run.trained(load_best_params(tmp_path / "additive")), run.config.task.data
     records, masses = data.load("validation"), []
     for index in [index for index in range(200) if records[index].label]:
-        _, _, shares = run.task.attention(trained, "validation", index)
+        _, _, shares = run.task.event_attention(trained, "validation", index)
         numbers = np.array([records.names.index(share.name) for share in shares])
         values, times = (np.array([getattr(share, name) for share in shares]) for name in ("value", "time"))
         masses.append(sum(np.array([share.weight for share in shares])[is_cause(data, numbers, values, times)]))

@@ -4,6 +4,8 @@ import io
 import json
 import math
 import sys
+import types
+from typing import Any
 from unittest import mock
 
 import chex
@@ -239,6 +241,13 @@ def test_conversations_in_lines_and_in_parquet_are_the_same(tmp_path):
         chex.assert_trees_all_equal(next(iterator), next(resumed))
     iterator.close()
     resumed.close()
+
+
+def test_there_is_no_picture_of_the_json_of_conversations():
+    splits = {"validation": ['{"messages": [{"role": "user", "content": "the dog runs"}]}']}
+    for template, count in ((None, 1), (object(), 0)):
+        task: Any = types.SimpleNamespace(_template=template, _splits=splits)
+        assert len([*LanguageModelTask.attention_inputs(task)]) == count
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import shutil
 import types
 import unicodedata
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +23,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.generation.decoding import BeamSearch
 from tfx_jax.models import TransformerConfig, hf
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.text.translation import PairData, TranslationTask, Translator
+from tfx_jax.tasks.text.translation import PairData, TranslationTask, Translator, _score_and_attend
 from tfx_jax.training.config import save_config, validate
 from tfx_jax.training.init_from import adopt_pretrained_config
 from tfx_jax.training.run import load_run, make_run
@@ -277,6 +278,19 @@ def test_transformers_translates_the_same(exported):
         if 3 not in ids:  # which they leave out
             assert tokenizer.decode(found[0], skip_special_tokens=True) == text
     assert len({tuple(ids) for ids in translator.translate_ids(params, sentences)}) > 2
+
+
+def test_a_model_without_maps_has_a_score_alone():
+    class Uniform:
+        config = types.SimpleNamespace(pad_id=0)
+
+        def __call__(self, source, target):
+            return np.zeros((*target.shape, 4), np.float32)
+
+    batch: Any = {"source": np.array([[1, 2], [3, 1]]), "target": np.array([[1, 2, 3], [3, 1, 0]])}
+    scores, maps = jax.jit(lambda batch: _score_and_attend(Uniform(), batch))(batch)
+    np.testing.assert_allclose(scores, [-3 * np.log(4), -2 * np.log(4)], rtol=1e-6)
+    assert maps.shape == (2, 0, 0)
 
 
 def test_parameters_that_a_mesh_divides_translate_where_they_are(exported):

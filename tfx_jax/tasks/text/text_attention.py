@@ -8,6 +8,7 @@ import numpy as np
 
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
+from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.tasks.prediction import PairAttention, TrainedModel, check_returns_attention
 from tfx_jax.tasks.text.bert_examples import bert_example
 
@@ -55,7 +56,8 @@ def text_attention(
       model "decoder/LAYER/self", whose tokens are `target`. The other sequence is empty.
 
     Raises:
-      UserError: if the model is of another kind, cannot return its maps, or a text has no tokens.
+      UserError: if the model is of another kind, cannot return its maps, or a text has no tokens or, for a language
+        model, too many.
     """
     if config.kind not in ("bert", "decoder"):
         raise UserError(f"a model of {type(config).__name__} does not read one text: there are no maps to draw")
@@ -75,10 +77,18 @@ def text_attention(
     return PairAttention(maps, pieces, []) if config.kind == "bert" else PairAttention(maps, [], pieces)
 
 
+def _max_length(model: Any) -> int | None:
+    """Returns the most tokens that a language model reads; None without a limit, and for an encoder."""
+    return model.decoder().max_input_length(0) if isinstance(model, DecodingModel) else None
+
+
 def _maps(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
     """Returns the attention maps of a batch by name, for `TrainedModel.map_batches`."""
     check_returns_attention(model)
     arguments = dict(batch)
+    num_tokens, limit = arguments["tokens"].shape[1], _max_length(model)
+    if limit is not None and num_tokens > limit:
+        raise UserError(f"the text has {num_tokens:,} tokens, but the model takes {limit:,}: shorten it")
     inputs = [arguments.pop(name) for name in ("tokens", "token_type_ids") if name in arguments]
     _, maps = model(*inputs, **arguments, return_attention=True)
     return {name: weights.astype("float32") for name, weights in maps.items()}

@@ -29,17 +29,18 @@ class TextData(FileData):
     dataset: str = one_of(("grammar", "files"), "grammar")  # grammar: built-in text
     # files: folder of the files below; each field may list several, as "a.txt,b.txt" or "part-*.txt" (sorted)
     data_dir: str = ""
-    train_file: str = ""  # files: UTF-8 text, plain or .gz; or .parquet, of which each row is a document
+    train_file: str = ""  # files: UTF-8 text, plain or .gz; or .parquet or .arrow: each row is a document
     validation_file: str = ""
     test_file: str = ""
     validation_share: float = fraction(
         0.0
     )  # without validation_file: fraction at the end of the training text used for validation
     # A document is a whole "file" (for BERT, the text between empty lines of it), each of its "lines" or, in WikiText,
-    # each of its "articles". Of a .parquet file it is a row, with "file" and "lines" alike. "messages": a JSON line or
-    # a row is a conversation: in its "messages", a list of {"role": ..., "content": ...}; for language modeling only.
+    # each of its "articles". Of Parquet and Arrow files it is a row, with "file" and "lines" alike. "messages": a JSON
+    # line or a row is a conversation: in its "messages", a list of {"role": ..., "content": ...}; for language modeling
+    # only.
     documents: str = one_of(("file", "lines", "articles", "messages"), "file")
-    text_column: str = "text"  # of a .parquet file: the column of the documents
+    text_column: str = "text"  # of a Parquet or Arrow file: the column of the documents
     tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
     max_length: int = at_least(1, 256)  # tokens of an example
     tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
@@ -93,13 +94,13 @@ class TextData(FileData):
         num_tables = sum(map(is_columnar, paths))
         if num_tables and self.documents == "articles":
             raise UserError(
-                'config.task.data.documents="articles" is for the text of WikiText, but each row of a .parquet file is '
-                'a document: set documents="lines"'
+                'config.task.data.documents="articles" is for the text of WikiText, but each row of a Parquet or Arrow '
+                'file is a document: set documents="lines"'
             )
         if self.documents == "file" and 0 < num_tables < len(paths):
             raise UserError(
-                f"config.task.data.{split}_file names .parquet files and files of text: name files of one kind, or set "
-                'documents="lines", so that each row and each line is a document'
+                f"config.task.data.{split}_file names Parquet or Arrow files and files of text: name files of one "
+                'kind, or set documents="lines", so that each row and each line is a document'
             )
         if self.documents == "file" and not num_tables:
             sizes = [count_characters(path) for path in paths]
@@ -133,7 +134,7 @@ def _files(paths: Sequence[epath.Path], sizes: Sequence[int], begin: int, end: i
 
 
 def _documents(paths: Sequence[epath.Path], kind: str, column: str) -> Iterator[Iterable[str]]:
-    """Yields the rows of Parquet files, and the articles or lines of others, each as an iterable of pieces."""
+    """Yields rows of Parquet and Arrow files, and articles or lines of others, each as an iterable of pieces."""
     for path in paths:
         if is_columnar(path):
             rows = read_columnar(path, [column], kinds=("text", "lists") if kind == "messages" else ("text",))

@@ -326,9 +326,8 @@ class TranslationTask:
         )
         results = model.predict(_score_and_attend, ExampleList(examples, by="target"), spec) if examples else []
         described: list[dict[str, Any]] = []
-        for line, example, result in zip(lines, examples, results, strict=True):
+        for line, example, (score, attention) in zip(lines, examples, results, strict=True):
             source, target = example["source"].tolist(), example["target"].tolist()
-            attention, score = result if isinstance(result, list) else (None, result)
             one = {
                 "translation": self.tokenizer.decode(target),
                 "score": score,
@@ -336,7 +335,7 @@ class TranslationTask:
                 "source": self.tokenizer.pieces(source),
                 "target": self.tokenizer.pieces(target),
             }
-            if attention is not None:
+            if attention:
                 weights = [row[: len(source)] for row in attention[: len(target)]]
                 one["attention"] = [[round(weight, 4) for weight in row] for row in weights]
             described.append(one)
@@ -419,8 +418,11 @@ def unknown_parts(tokenizer: HFTokenizer, text: str) -> list[str]:
     return [text[begin:end] for token, (begin, end) in zip(ids, offsets, strict=True) if token == tokenizer.unk_id]
 
 
-def _score_and_attend(model: Any, batch: dict[str, Array]) -> dict[str, Array]:
-    """Returns the log-probability of each target [B] and its cross-attention [B, T, S], for `TrainedModel.predict`."""
+def _score_and_attend(model: Any, batch: dict[str, Array]) -> tuple[Array, Array]:
+    """Returns the log-probability of each target [B] and its cross-attention [B, T, S], for `TrainedModel.predict`.
+
+    Of a model without cross-attention maps, the second array is [B, 0, 0].
+    """
     source, target = batch["source"], batch["target"]
     maps: dict[str, Array] = {}
     if "return_attention" in inspect.signature(model).parameters:
@@ -428,11 +430,11 @@ def _score_and_attend(model: Any, batch: dict[str, Array]) -> dict[str, Array]:
     else:
         logits = model(source, target)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits.astype(jnp.float32)), target[..., None], axis=-1)[..., 0]
-    result = {"score": jnp.where(target != model.config.pad_id, log_probs, 0).sum(axis=-1)}
+    score = jnp.where(target != model.config.pad_id, log_probs, 0).sum(axis=-1)
     cross = [weights.mean(axis=1) for name, weights in maps.items() if re.fullmatch("decoder/.*/cross", name)]
-    if cross:
-        result["attention"] = jnp.stack(cross).astype(jnp.float32).mean(axis=0)
-    return result
+    if not cross:
+        return score, jnp.zeros((len(score), 0, 0), jnp.float32)
+    return score, jnp.stack(cross).astype(jnp.float32).mean(axis=0)
 
 
 def check_output_length(model: ModelConfig, max_length: int, decoding: DecodingConfig, *, what: str) -> None:

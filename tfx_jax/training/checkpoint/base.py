@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 from flax import nnx
 
-from tfx_jax.errors import UserError
+from tfx_jax.errors import UserError, one_line
 from tfx_jax.files import is_local
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
@@ -35,7 +35,7 @@ def initial_params(folder: epath.Path, load_workdir: Callable[[epath.Path], Tree
       UserError: if there is no model, or it cannot be read.
     """
     if is_workdir(folder):
-        lora = LoraConfig(**read_sealed(folder / "config.json").get("lora", {}))
+        lora = _lora(folder / "config.json")
         params = load_workdir(folder)
         return merge_params(params, lora) if lora.rank else params
     model = hf.load(folder)
@@ -43,6 +43,16 @@ def initial_params(folder: epath.Path, load_workdir: Callable[[epath.Path], Tree
     # A pretrained encoder without a head: models with heads hold it in the attribute of this name.
     encoder_name = getattr(model, "name_below_heads", None)
     return params if encoder_name is None else {encoder_name: params}
+
+
+def _lora(path: epath.Path) -> LoraConfig:
+    """Returns the adapters of a run; raises UserError if its configuration cannot be read."""
+    try:
+        return LoraConfig(**read_sealed(path).get("lora", {}))
+    except UserError:
+        raise
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({one_line(error)}): restore a copy") from None
 
 
 def absolute_source(source: str) -> str:
@@ -59,7 +69,9 @@ def base_record(source: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 def read_base(
     record: dict[str, Any], workdir: epath.Path, load_workdir: Callable[[epath.Path], Tree]
 ) -> tuple[dict[str, np.ndarray], Tree]:
-    """Reads the arrays of a record from the model that `init_from` in `config.json` names, or else the recorded source.
+    """Reads the arrays of a record from the model that `init_from` in `config.json` names, or from the recorded source.
+
+    The first of these whose arrays are those of the record is used; a folder that exists is tried first.
 
     Args:
       record: value of `base_record`.
@@ -70,28 +82,34 @@ def read_base(
       The arrays by path, and as nested dictionaries.
 
     Raises:
-      UserError: if the model is gone or its values differ from the record.
+      UserError: if neither model can be read and has the values of the record.
     """
     try:
         configured = read_sealed(workdir / "config.json")["init_from"]
     except (OSError, ValueError, KeyError):  # config.json has its own checks
         configured = ""
-    source = configured if isinstance(configured, str) and os.path.exists(configured) else record["source"]
-    remedy = f"restore it, or write where it is as init_from into {workdir / 'config.json'}, without the line sha256"
-    try:
-        tree = initial_params(local_folder(source), load_workdir)
-    except (UserError, OSError) as error:
-        raise UserError(
-            f"the checkpoints in {workdir} do not contain the frozen parameters of {source}, which cannot be read "
-            f"({error}): {remedy}"
-        ) from None
-    tree, arrays = _select(tree, record["dtypes"])
-    if arrays.keys() != record["dtypes"].keys() or _checksum(arrays) != record["checksum"]:
-        raise UserError(
+    sources = dict.fromkeys(source for source in (configured, record["source"]) if source and isinstance(source, str))
+    # Last what does not exist here, because a name may be looked up on the hub.
+    ordered = sorted(sources, key=lambda source: is_local(source) and not os.path.exists(source))
+    problems = []
+    for source in ordered:
+        try:
+            tree, arrays = _select(initial_params(local_folder(source), load_workdir), record["dtypes"])
+        except (UserError, OSError, ValueError, TypeError) as error:
+            reason = error if isinstance(error, UserError) else one_line(error)
+            problems.append(
+                f"the checkpoints in {workdir} do not contain the frozen parameters of {source}, which cannot be read "
+                f"({reason})"
+            )
+            continue
+        if arrays.keys() == record["dtypes"].keys() and _checksum(arrays) == record["checksum"]:
+            return arrays, tree
+        problems.append(
             f"{source} has changed since the run in {workdir} started from it, and the checkpoints do not contain its "
-            f"frozen parameters: {remedy}"
+            "frozen parameters"
         )
-    return arrays, tree
+    remedy = f"restore it, or write where it is as init_from into {workdir / 'config.json'}, without the line sha256"
+    raise UserError(f"{'; '.join(problems)}: {remedy}")
 
 
 def without(tree: Tree, paths: Any, prefix: str = "") -> Tree:

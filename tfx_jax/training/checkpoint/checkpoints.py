@@ -287,8 +287,9 @@ class Checkpoints:
         steps, problem = self.steps, ""
         for step in reversed(steps):
             try:
-                metadata = cast(dict[str, Any], self._checkpointer.metadata(step).custom_metadata) or {}
-                parts, extra = _load(self._checkpointer, step, _parts(abstract_state, metadata.get("base")))
+                parts, extra = _load(
+                    self._checkpointer, step, lambda metadata: _parts(abstract_state, metadata.get("base"))
+                )
             except _STORAGE_ERRORS as error:
                 line = _line(error)
                 if is_primary():
@@ -509,14 +510,15 @@ def _parts(state: TrainState, base: dict[str, Any] | None = None) -> dict[str, A
 
 
 def _load(
-    checkpointer: ocp.training.Checkpointer, step: int, targets: dict[str, Any]
+    checkpointer: ocp.training.Checkpointer, step: int, make_targets: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Reads parts of a checkpoint; all processes of a run must call it.
 
     Args:
       checkpointer: checkpointer of the folder.
       step: step of the checkpoint.
-      targets: for each part to read, by name (see `_parts`), the tree of shapes, dtypes and shardings to restore into.
+      make_targets: returns, from the JSON values that were saved with the checkpoint, the parts to read by name (see
+        `_parts`): for each, the tree of shapes, dtypes and shardings to restore into.
 
     Returns:
       A pair: the parts by name, and the JSON values that were saved with the checkpoint.
@@ -526,11 +528,12 @@ def _load(
     """
     parts, metadata, problem = {}, {}, None
     try:
+        metadata = _metadata(checkpointer.metadata(step).custom_metadata)
+        targets = make_targets(metadata)
         # One after the other: reading two parts at once, Orbax would abandon the second if the first is unreadable.
         parts = {
             name: checkpointer.load_checkpointables(step, {name: target})[name] for name, target in targets.items()
         }
-        metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata)
         # `load_params` needs this description: a run must not resume from a checkpoint that cannot be loaded later.
         described = checkpointer.checkpointables_metadata(step).metadata
         if any(described.get(name) is None for name in targets):
@@ -543,10 +546,15 @@ def _load(
     return parts, {name: value for name, value in metadata.items() if name not in ("checksums", "score")}
 
 
+def _metadata(values: Any) -> dict[str, Any]:
+    """Returns the JSON values that were saved with arrays; raises ValueError if there are none."""
+    if not values:
+        raise ValueError("its metadata is damaged")
+    return values
+
+
 def _verify(parts: dict[str, Any], metadata: dict[str, Any]) -> None:
     """Raises ValueError if the arrays or the metadata do not match the stored checksums."""
-    if not metadata:
-        raise ValueError("its metadata is damaged")
     saved = metadata["checksums"]
     extra = {name: value for name, value in metadata.items() if name != "checksums"}
     damaged = [name for name, checksum in all_checksums(parts, extra).items() if saved.get(name) != checksum]
@@ -571,7 +579,7 @@ def _load_step(
             raise ValueError("its description of its arrays is missing")
         learned = "ema" if "ema" in described else "params"
         targets = {part: _as_numpy(described[part]) for part in (learned, "model_state") if part in described}
-        parts, extra = _load(checkpointer, step, targets)
+        parts, extra = _load(checkpointer, step, lambda _: targets)
         params = merge_trees(parts[learned], parts.get("model_state", {}))
     except _STORAGE_ERRORS as error:
         raise UserError(f"{name} cannot be read ({_line(error)}); choose another with --step") from None
@@ -587,7 +595,7 @@ def _load_average(workdir: epath.Path, allow_nonfinite: bool) -> Params:
     try:
         described = ocp.metadata(path)
         params = ocp.load(path, _as_numpy(described.metadata))
-        metadata = cast(dict[str, Any], described.custom_metadata)
+        metadata = _metadata(described.custom_metadata)
         _verify({"params": params}, metadata)
     except _STORAGE_ERRORS as error:
         raise UserError(f"{path} cannot be read ({_line(error)}): run tfx-jax average again") from None

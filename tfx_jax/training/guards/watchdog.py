@@ -41,7 +41,10 @@ class Watchdog:
         self._closed.set()
 
     def _watch(self) -> None:
-        """Runs in the thread: says so if an activity takes long, and ends the process if it exceeds the limit."""
+        """Runs in the thread: ends the process if an activity exceeds the limit.
+
+        One of several processes also logs that an activity takes long.
+        """
         interval = min(1.0, self._limit / 10)
         while not self._closed.wait(interval):
             # Counts intervals instead of reading the clock, so that time in which the process was stopped does not

@@ -63,7 +63,6 @@ def _draw_loss(
     unit: str,
 ) -> None:
     """Draws the training loss, the cross entropy without label smoothing if it differs, and losses of evaluations."""
-    panel.set_title(f"training loss, nats for each {unit}", loc="left", fontsize=11)
     curves = [(steps, losses, _BLUE, "training")]
     if nlls.size and not (losses.shape == nlls.shape and np.allclose(losses, nlls)):
         curves = [(steps, losses, _BLUE, "with label smoothing"), (nll_steps, nlls, _ORANGE, "cross entropy")]
@@ -75,9 +74,12 @@ def _draw_loss(
         panel.plot(curve_steps, smooth, color=color, linewidth=1.8, label=label, marker=marker)
     validation = [(one["step"], one["loss"]) for one in evaluations if math.isfinite(one.get("loss", math.nan))]
     if validation:
+        validation_steps, validation_losses = np.array(validation, float).T
         style: dict[str, Any] = {"color": "black", "marker": "o", "markersize": 4, "linewidth": 1}
-        panel.plot(*zip(*validation, strict=True), label="validation", **style)
-        curves.append((steps, np.array([loss for _, loss in validation]), "black", "validation"))
+        panel.plot(validation_steps, validation_losses, label="validation", **style)
+        curves.append((validation_steps, validation_losses, "black", "validation"))
+    what = "loss" if validation else "training loss"
+    panel.set_title(f"{what}, nats for each {unit}", loc="left", fontsize=11)
     if len(curves) > 1:
         panel.legend(
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0

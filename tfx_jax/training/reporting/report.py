@@ -1,5 +1,6 @@
 """The report of a run, `report.md`."""
 
+import contextlib
 import datetime
 import functools
 import importlib.metadata
@@ -127,22 +128,42 @@ def _facts(
 
 
 def _origin(workdir: epath.Path, config: ExperimentConfig) -> list[tuple[str, str]]:
-    """Returns rows that say what the run was made from: command, code, seed and data."""
-    packages = ("tfx-jax", "jax", "jaxlib", "flax", "numpy")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-    rows = [
-        ("Command", f"`{shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])}`"),
+    """Returns rows that say what the run was made from: command, code, seed and data. What is unknown is left out."""
+    packages = filter(None, map(_version, ("tfx-jax", "jax", "jaxlib", "flax", "numpy")))
+    rows = [("Command", f"`{command}`")] if (command := _command()) else []
+    rows += [
         ("Date", f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"),
-        ("Versions", f"{versions}, Python {platform.python_version()}"),
+        ("Versions", ", ".join([*packages, f"Python {platform.python_version()}"])),
     ]
     if commit := _commit():
         rows.append(("Commit of tfx_jax", commit))
     rows.append(("Seed", str(config.seed)))
-    data = workdir / "data.json"
-    files: dict[str, Any] = read_sealed(data)["files"] if data.exists() else {}
-    for name, record in files.items():
-        rows.append((f"`{name}`", f"{record['size']:,} bytes, BLAKE2b {record['checksum'] or 'not computed'}"))
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # missing or damaged
+        files: dict[str, Any] = read_sealed(workdir / "data.json")["files"]
+        rows += [
+            (f"`{name}`", f"{record['size']:,} bytes, BLAKE2b {record['checksum'] or 'not computed'}")
+            for name, record in files.items()
+        ]
     return rows
+
+
+def _command() -> str:
+    """Returns the command that this process runs; "" if the library was not called from the command line."""
+    program, *arguments = sys.argv
+    path = pathlib.Path(program)
+    if path.name == "tfx-jax":
+        return shlex.join([path.name, *arguments])
+    if path.parts[-2:] == ("tfx_jax", "__main__.py"):
+        return shlex.join(["python", "-m", "tfx_jax", *arguments])
+    return ""
+
+
+def _version(package: str) -> str:
+    """Returns a package with its version; "" if it is not installed, such as a clone that is in the path."""
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _commit() -> str:

@@ -1,0 +1,37 @@
+"""Starting from the parameters of another model: memory. What is copied is tested with the tasks."""
+
+import types
+import weakref
+from typing import Any
+
+import jax
+import numpy as np
+
+from tfx_jax.training.init_from import init_from_state
+from tfx_jax.training.step import SkipState, TrainState
+
+
+def test_a_state_is_let_go_before_that_of_another_model_is_made(monkeypatch):
+    """Two states may not fit into memory."""
+    old = []
+    array = jax.device_put
+
+    def first_state():
+        drawn = {"a": array(np.zeros(3, np.float32)), "b": array(np.zeros(2, np.float32))}
+        moments = {"a": array(np.ones(3, np.float32))}
+        average = {name: array(np.zeros(leaf.shape, np.float32)) for name, leaf in drawn.items()}
+        old.extend(map(weakref.ref, [drawn["a"], moments["a"], *average.values()]))
+        return TrainState(array(0), drawn, moments, SkipState(array(0), array(0)), {}, None, average)
+
+    def init_optimizer(params):
+        assert not any(reference() is not None for reference in old)
+        return {"new": params["a"]}
+
+    monkeypatch.setattr("tfx_jax.training.init_from.initial_params", lambda *_: {"a": np.arange(3.0)})
+    training: Any = types.SimpleNamespace(first_state=first_state, init_optimizer=init_optimizer)
+    state, _, message = init_from_state(training, "./other")
+    assert message == "starts from ./other: 1 of 2 arrays; drawn: b"
+    np.testing.assert_array_equal(state.params["a"], [0, 1, 2])
+    np.testing.assert_array_equal(state.params["b"], [0, 0])
+    np.testing.assert_array_equal(state.opt_state["new"], [0, 1, 2])
+    np.testing.assert_array_equal(state.ema["a"], [0, 1, 2])

@@ -1,0 +1,58 @@
+"""Deletes what a run wrote to its workdir before it was rejected, so that the corrected command starts afresh."""
+
+import contextlib
+from collections.abc import Collection, Iterator
+
+from etils import epath
+
+from tfx_jax.errors import UserError
+from tfx_jax.training.checkpoint.artifacts import has_checkpoints
+from tfx_jax.training.reporting.progress import read_history
+
+_LOCK = "train.lock"
+_WRITTEN = {
+    # the trainer
+    *("config.json", "artifacts.json", "data.json", "checkpoints", "tensorboard", "profile"),
+    *("report.md", "learning_curves.png"),
+    # the tasks, see `tfx_jax.tasks.artifacts`
+    *("tokenizer", "labels.json", "symbols.json", "targets.json", "characters.json", "variables.json"),
+}
+
+
+@contextlib.contextmanager
+def removes_rejected_run(workdir: epath.Path, *, is_new: bool) -> Iterator[None]:
+    """Deletes what a run wrote to the workdir if it ends with a UserError before its first checkpoint.
+
+    The corrected command then finds a workdir without configuration and tokenizer of the rejected one. Files that
+    existed before or that the library does not write stay, and so does `tensorboard` if steps were logged. A run that
+    an earlier start left without a checkpoint is not touched. After any other error, such as one of the storage, all
+    files stay.
+
+    Args:
+      workdir: folder of the run, which the caller has locked.
+      is_new: whether this run created the folder, which is deleted too if it would be empty.
+    """
+    before = {path.name for path in workdir.iterdir()}
+    try:
+        yield
+    except UserError:
+        with contextlib.suppress(Exception):  # the error of the run is the one to report
+            if "config.json" not in before and not has_checkpoints(workdir):
+                _remove_new(workdir, before, is_new=is_new)
+        raise
+
+
+def _remove_new(workdir: epath.Path, before: Collection[str], *, is_new: bool) -> None:
+    """Deletes the files and folders that a run writes and whose names are not in `before`."""
+    for path in workdir.iterdir():
+        if path.name in before or path.name not in _WRITTEN:
+            continue
+        if path.name == "tensorboard" and read_history(workdir).points:
+            continue
+        if path.is_dir():
+            path.rmtree()
+        else:
+            path.unlink()
+    if is_new and {path.name for path in workdir.iterdir()} <= {_LOCK}:
+        (workdir / _LOCK).unlink(missing_ok=True)
+        workdir.rmdir()  # fails if it is not empty
