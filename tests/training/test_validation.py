@@ -1,10 +1,13 @@
 """Settings that are refused, each with the name of its field, and unusual ones that are not."""
 
+import dataclasses
+
 import pytest
 
 from tests.training.configs import TRAININGS, changed, default_config, title, with_values
 from tfx_jax.errors import UserError
-from tfx_jax.models import BertConfig, GPTConfig, Seq2SeqConfig, T5Config, TransformerConfig
+from tfx_jax.models import BertConfig, GPTConfig, LlamaConfig, Seq2SeqConfig, T5Config, TransformerConfig
+from tfx_jax.nn.attention import RotaryConfig
 from tfx_jax.tasks.text.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.text.classification import ClassificationConfig
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
@@ -303,3 +306,11 @@ def test_a_task_takes_models_of_its_kind_alone(classes):
 )
 def test_sizes_of_other_models(model, task):
     validate(ExperimentConfig(model=model, task=task))
+
+
+def test_packed_texts_have_no_rotary_frequencies_that_depend_on_a_length():
+    task = LanguageModelConfig(data=TextData(max_length=128), is_packed=True)
+    model = LlamaConfig(rotary=RotaryConfig(scaling="dynamic"))
+    with pytest.raises(UserError, match=r"config\.model\.rotary\.scaling='dynamic' depends on the length of a text"):
+        validate(ExperimentConfig(model=model, task=task))
+    validate(ExperimentConfig(model=model, task=dataclasses.replace(task, is_packed=False)))

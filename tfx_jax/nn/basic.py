@@ -101,7 +101,7 @@ class ShortConvolution(nnx.Module):
         token_mask: Bool[Array, "B T"] | None = None,
     ) -> Float[Array, "B W-1 *features"]:
         """Returns the `past` of the tokens after `x`."""
-        return last_tokens(x, self.kernel.shape[-1 - (x.ndim - 2)] - 1, past, token_mask=token_mask)
+        return last_tokens(x, self.kernel.shape[0] - 1, past, token_mask=token_mask)
 
 
 def matrix_of(module: nnx.Module, name: str) -> Any:
