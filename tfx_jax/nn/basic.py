@@ -11,16 +11,15 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from tfx_jax.functional.convolution import last_tokens, short_convolution
 from tfx_jax.functional.layers import (
     dropout,
     feed_forward,
-    last_tokens,
     layer_norm,
     linear,
     linear_logits,
     lookup,
     rms_norm,
-    short_convolution,
 )
 from tfx_jax.functional.positions import learned_positions
 
