@@ -110,6 +110,13 @@ def test_features_of_whisper_equal_the_sums_in_float64():
         np.testing.assert_allclose(ours, (np.maximum(want, want.max() - 8) + 4) / 4, atol=2e-5)
 
 
+def test_a_sound_that_is_too_short_to_be_mirrored_is_refused():
+    assert jax.eval_shape(whisper_features, np.zeros((1, 201), np.float32)).shape == (1, 1, 80)
+    message = "samples must have at least 201 samples in each row, got 200: pad with zeros, to 30 seconds for Whisper"
+    with pytest.raises(ValueError, match=message):
+        whisper_features(np.zeros((1, 200), np.float32))
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="scale must be htk or slaney, got 'mel'"):
         mel_filters(20, 512, 16_000, scale="mel")

@@ -346,6 +346,14 @@ def test_arrays_in_another_layout_are_named():
             "scaling='longrope' needs 4 short_factors and long_factors, one for each pair, got 0",
         ),
         (
+            {"scaling": "longrope", "short_factors": (1.0,) * 4, "long_factors": (1.0,) * 3},
+            "short_factors and long_factors must have equal lengths, got 4 and 3",
+        ),
+        (
+            {"scaling": "yarn", "short_factors": (1.0,) * 4},
+            "short_factors and long_factors are for scaling='longrope' only, got scaling='yarn'",
+        ),
+        (
             {"scaling": "longrope", "short_factors": (1.0,) * 4, "long_factors": (1.0, 1.0, 0.0, 1.0)},
             "short_factors and long_factors above 0",
         ),
@@ -357,6 +365,34 @@ def test_rotary_scalings_that_make_no_sense_are_rejected(options, message):
         rotary_frequencies(8, **options)
     with pytest.raises(ValueError, match=f"rotary: .*{message}"):
         LlamaConfig(d_k=8, rotary=RotaryConfig(**options)).validate()
+
+
+def test_factors_are_validated_for_heads_of_any_size():
+    RotaryConfig(scaling="longrope", short_factors=(1.0,), long_factors=(2.0,)).validate()
+    with pytest.raises(ValueError, match="must have equal lengths, got 0 and 3"):
+        RotaryConfig(scaling="longrope", long_factors=(2.0,) * 3).validate()
+
+
+@pytest.mark.parametrize("length", [1, 3, 4])
+def test_each_row_is_rotated_by_its_own_frequencies(length):
+    """Positions of a sequence, the same in all rows, and another list of frequencies in each row, B = 3."""
+    rng = np.random.default_rng(0)
+    x, positions = rng.standard_normal((3, length, 1, 6)).astype(np.float32), 1 + np.arange(length)
+    frequencies = rng.uniform(0.1, 1, (3, 2)).astype(np.float32)
+    angles = positions[None, :, None] * frequencies.astype(np.float64)[:, None]
+    pairs = (x[:, :, 0, :2] + 1j * x[:, :, 0, 2:4]) * np.exp(1j * angles)
+    want = np.concatenate([pairs.real, pairs.imag, x[:, :, 0, 4:]], axis=-1)
+    rotate = jax.jit(lambda positions: rotary_embedding(x, positions, frequencies=frequencies))
+    for arranged in (positions, np.tile(positions, (3, 1))):
+        np.testing.assert_allclose(rotate(arranged)[:, :, 0], want, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 2), (3, 4), (1, 3, 2), (0,)])
+def test_frequencies_of_a_wrong_shape_are_rejected(shape):
+    with pytest.raises(
+        ValueError, match=r"frequencies must have shape \[P\] or \[B, P\] with B = 3 and 1 to 3 pairs P"
+    ):
+        rotary_embedding(np.ones((3, 4, 1, 6), np.float32), np.arange(4), frequencies=np.ones(shape, np.float32))
 
 
 def test_dynamic_scaling_needs_two_pairs():

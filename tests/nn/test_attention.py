@@ -13,6 +13,7 @@ from flax import nnx
 from tests.nn.programs import draw, initial, jitted, normal, params_of
 from tfx_jax.functional import dot_product_attention
 from tfx_jax.nn import LayerNorm, Linear, MultiHeadAttention, RMSNorm
+from tfx_jax.nn.attention import RotaryConfig
 
 B, T, S, D, N, K, H, U = 2, 5, 7, 12, 4, 2, 3, 6
 D_KEY, D_VALUE, D_OUT = 8, 10, 9
@@ -348,9 +349,24 @@ def test_a_convolution_is_for_the_tokens_of_one_sequence():
         layer(x, x)
     with pytest.raises(ValueError, match=r"takes only a padding mask, \[B, 1, 1, S\], got shape \(2, 1, 5, 5\): use"):
         layer(x, mask=np.ones((B, 1, T, T), bool))
-    for options in ({"convolution_width": -1}, {"convolution_width": 2, "attention_axes": (1, 2)}):
-        with pytest.raises(ValueError, match=f"convolution_width={options['convolution_width']} must be at least 0"):
-            _abstract(D, N, **options)
+    with pytest.raises(ValueError, match="convolution_width must be at least 0, got -1"):
+        _abstract(D, N, convolution_width=-1)
+    with pytest.raises(ValueError, match=r"convolution_width must be 0 with attention_axes, .* got 2"):
+        _abstract(D, N, convolution_width=2, attention_axes=(1, 2))
+
+
+@pytest.mark.parametrize(
+    "rotary",
+    [
+        RotaryConfig(scaling="dynamic", original_max_length=2, factor=2.0),
+        RotaryConfig(scaling="longrope", short_factors=(1.0,), long_factors=(2.0,)),
+    ],
+    ids=["dynamic", "longrope"],
+)
+def test_frequencies_that_depend_on_a_length_take_no_packed_rows(rotary):
+    layer = MultiHeadAttention(8, 1, d_k=2 if rotary.short_factors else 8, rotary=rotary, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=rf"rotary\.scaling='{rotary.scaling}' depends on the length of a text and"):
+        layer(np.ones((1, 4, 8), np.float32), segment_ids=np.array([[1, 2, 2, 2]]))
 
 
 def test_what_a_flax_user_types_works():

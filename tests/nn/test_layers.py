@@ -326,14 +326,30 @@ def test_step_requires_rearranged_weights_and_a_memory_for_cross_attention_only(
     x, past = normal(0, B, 1, D), FusedKVCache(np.zeros((B, N, H, 1)), np.zeros((B, N, 1, U)))
     options = {"position": np.int32(0), "mask": np.ones((B, 1, 1, 1), bool)}
     memory = {"memory": FusedKVCache(np.ones((B, N, H, S)), np.ones((B, N, S, U)))}
-    for layer, given, message in (
-        (fused(_decoder_layer()), {}, "memory"),
-        (fused(_encoder_layer()), memory, "memory"),
-        (_decoder_layer(), memory, r"fused\(layer\)"),
-        (_encoder_layer(), {}, r"fused\(layer\)"),
+    for layer, given, error, message in (
+        (fused(_decoder_layer()), {}, ValueError, "this layer has cross-attention: pass memory"),
+        (fused(_encoder_layer()), memory, ValueError, "this layer has no cross-attention: pass no memory"),
+        (_decoder_layer(), memory, TypeError, r"fused\(layer\)"),
+        (_encoder_layer(), {}, TypeError, r"fused\(layer\)"),
     ):
-        with pytest.raises(TypeError, match=message):
+        with pytest.raises(error, match=message):
             layer.step(x, past, **given, **options)
+
+
+def test_a_fused_layer_holds_the_output_gate_in_its_joined_projection():
+    for int8, dtype in ((False, np.float32), (True, np.int8)):
+        make = functools.partial(fused, int8=int8)
+        kernel = nnx.eval_shape(make, _encoder_layer(use_output_gate=True)).self_attention.projections.kernel
+        size = N * (H + H + U + U)
+        assert (kernel.shape, kernel.dtype) == ((size, D) if int8 else (D, size), dtype)
+
+
+def test_a_cache_of_packed_texts_has_no_convolution():
+    x, options = normal(1, B, T, D), {"is_causal": True, "segment_ids": np.array([[1, 1, 2, 2, 2]] * B)}
+    layer = _encoder_layer(convolution_width=3)
+    jax.eval_shape(lambda: layer(x, **options))
+    with pytest.raises(ValueError, match="a short convolution has no cache of packed sequences: pass no segment_ids"):
+        layer(x, return_cache=True, **options)
 
 
 def test_steps_with_weights_of_eight_bits_are_near():

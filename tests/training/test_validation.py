@@ -1,10 +1,13 @@
 """Settings that are refused, each with the name of its field, and unusual ones that are not."""
 
+import dataclasses
+
 import pytest
 
 from tests.training.configs import TRAININGS, changed, default_config, title, with_values
 from tfx_jax.errors import UserError
-from tfx_jax.models import BertConfig, GPTConfig, Seq2SeqConfig, T5Config, TransformerConfig
+from tfx_jax.models import BertConfig, GPTConfig, LlamaConfig, Seq2SeqConfig, T5Config, TransformerConfig
+from tfx_jax.nn.attention import RotaryConfig
 from tfx_jax.tasks.text.bert_pretraining import BertPretrainingConfig
 from tfx_jax.tasks.text.classification import ClassificationConfig
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
@@ -311,3 +314,11 @@ def test_schedule_free_needs_a_momentum():
     message = r'^config\.optimizer\.b1 must be above 0 for "schedule_free", which divides by it: set it to 0\.9$'
     with pytest.raises(UserError, match=message):
         validate(tiny_variant(config))
+
+
+def test_packed_texts_have_no_rotary_frequencies_that_depend_on_a_length():
+    task = LanguageModelConfig(data=TextData(max_length=128), is_packed=True)
+    model = LlamaConfig(rotary=RotaryConfig(scaling="dynamic"))
+    with pytest.raises(UserError, match=r"config\.model\.rotary\.scaling='dynamic' depends on the length of a text"):
+        validate(ExperimentConfig(model=model, task=task))
+    validate(ExperimentConfig(model=model, task=dataclasses.replace(task, is_packed=False)))

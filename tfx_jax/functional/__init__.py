@@ -32,19 +32,18 @@ its docstrings then say so.
 from tfx_jax.functional import attention
 from tfx_jax.functional.attention import *  # noqa: F403 - every attention is a public function here too
 from tfx_jax.functional.audio import log_mel, mel_filters, spec_augment, whisper_features
+from tfx_jax.functional.convolution import last_tokens, short_convolution
 from tfx_jax.functional.layers import (
     add_bias,
     dropout,
     feed_forward,
     int8_product,
-    last_tokens,
     layer_norm,
     linear,
     linear_logits,
     lookup,
     quantize_rows,
     rms_norm,
-    short_convolution,
 )
 from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
 from tfx_jax.functional.moe import (
@@ -72,6 +71,7 @@ from tfx_jax.functional.positions import (
     sinusoidal_positions,
     t5_score_mod,
 )
+from tfx_jax.functional.readable_signatures import make_readable as _make_readable
 from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.functional.search import (
     BeamInvariant,
@@ -82,9 +82,8 @@ from tfx_jax.functional.search import (
     with_repetition_penalty,
     without_repeated_ngrams,
 )
-from tfx_jax.functional.signatures import make_readable
 
-__all__ = attention.__all__ + [
+__all__ = [
     "BeamInvariant",
     "BeamSearchResult",
     "Routing",
@@ -135,4 +134,4 @@ __all__ = attention.__all__ + [
 ]
 __all__ += attention.__all__
 
-make_readable(globals()[name] for name in __all__)
+_make_readable(globals()[name] for name in __all__)

@@ -69,11 +69,19 @@ def whisper_features(samples: Float[Array, "B samples"], *, num_bands: int = 80)
     Returns:
       float32 [B, T, F], T = samples / 160, rounded down.
 
+    Raises:
+      ValueError: for fewer than 201 samples, which cannot be mirrored.
+
     >>> import jax
     >>> jax.eval_shape(whisper_features, jnp.zeros((2, 480_000))).shape
     (2, 3000, 80)
     """
     window, hop = 400, 160
+    if samples.shape[1] <= window // 2:
+        raise ValueError(
+            f"samples must have at least {window // 2 + 1} samples in each row, got {samples.shape[1]}: pad with "
+            "zeros, to 30 seconds for Whisper"
+        )
     padded = jnp.pad(samples.astype(jnp.float32), ((0, 0), (window // 2, window // 2)), mode="reflect")
     power = _powers(padded, samples.shape[1] // hop, window, hop, window)
     energies = power @ mel_filters(num_bands, window, 16_000, scale="slaney").T

@@ -153,8 +153,14 @@ def rotary_embedding(
     if frequencies is None:
         angle = _angles(positions, h, base, dtype)  # [T, P] or [B, T, P]
     else:
-        shape = *frequencies.shape[:-1], *(1,) * (positions.ndim + 1 - frequencies.ndim), frequencies.shape[-1]
-        angle = positions[..., None].astype(dtype) * jnp.asarray(frequencies, dtype).reshape(shape)
+        num_pairs = frequencies.shape[-1] if frequencies.ndim else 0
+        if frequencies.shape not in ((num_pairs,), (b, num_pairs)) or not 1 <= num_pairs <= h // 2:
+            raise ValueError(
+                f"frequencies must have shape [P] or [B, P] with B = {b} and 1 to {h // 2} pairs P, got "
+                f"{frequencies.shape}"
+            )
+        frequencies = jnp.asarray(frequencies, dtype).reshape(-1, 1, num_pairs)
+        angle = positions.astype(dtype).reshape(-1, t, 1) * frequencies
     angle = angle[..., None, :]  # one rotation for all heads
     angle = angle if angle.ndim == 4 else angle[None]  # [B or 1, T, 1, P]
     sin, cos = scale * jnp.sin(angle), scale * jnp.cos(angle)
@@ -209,8 +215,9 @@ def rotary_frequencies(
       attention_factor: the returned `scale`; None means 0.1 log(factor) + 1 for "yarn" and
         sqrt(1 + log(factor) / log(original_max_length)) for "longrope".
       is_truncated: for "yarn", whether the interpolation starts and ends at whole pairs; False in gpt-oss.
-      short_factors: for "longrope", the divisors in texts of at most `original_max_length` tokens, size / 2 of them.
-      long_factors: for "longrope", those in longer texts.
+      short_factors: for "longrope" only, the divisors in texts of at most `original_max_length` tokens, size / 2
+        numbers.
+      long_factors: those in longer texts, as many.
       length: for "dynamic" and "longrope", the number of tokens of the text, or of each text of a batch, [B]; None
         means `original_max_length`.
 
@@ -243,10 +250,16 @@ def rotary_frequencies(
         )
     if scaling == "dynamic" and size < 4:
         raise ValueError(f"scaling='dynamic' needs a size of at least 4, got {size}")
-    if scaling == "longrope" and not len(short_factors) == len(long_factors) == size // 2:
+    if scaling != "longrope" and (short_factors or long_factors):
+        raise ValueError(f"short_factors and long_factors are for scaling='longrope' only, got scaling={scaling!r}")
+    if len(short_factors) != len(long_factors):
+        raise ValueError(
+            f"short_factors and long_factors must have equal lengths, got {len(short_factors)} and {len(long_factors)}"
+        )
+    if scaling == "longrope" and len(short_factors) != size // 2:
         raise ValueError(
             f"scaling='longrope' needs {size // 2} short_factors and long_factors, one for each pair, got "
-            f"{len(short_factors)} and {len(long_factors)}"
+            f"{len(short_factors)} of each"
         )
     if scaling == "longrope" and not (original_max_length > 1 and min(*short_factors, *long_factors) > 0):
         raise ValueError(

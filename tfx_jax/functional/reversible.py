@@ -69,7 +69,8 @@ def reversible_stack(
     if len(lengths) != 1 or () in lengths:
         raise ValueError(f"all parameters must have the same leading layer axis, got {sorted(lengths)}")
     rngs = None if rng is None else jax.random.split(rng, (*lengths.pop(), 2))
-    # `shared` split into two trees: its differentiable arrays and the rest, with None in place of the others.
+    # Two trees with the structure of `shared`, one of its differentiable arrays, one of its other leaves. A leaf of one
+    # is None in the other.
     floats = jax.tree.map(lambda x: x if _is_float(x) else None, shared)
     others = jax.tree.map(lambda x: None if _is_float(x) else x, shared)
     return _stack(f, g, (f_params, g_params), (x1, x2), rngs, floats, others)

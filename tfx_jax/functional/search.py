@@ -209,16 +209,17 @@ def without_repeated_ngrams(
     size: int,
     max_length: int,
 ) -> tuple[StepFn, Cache]:
-    """Wraps a step function so that no n-gram occurs twice in a row.
+    """Wraps a step function so that no sequence contains the same n-gram twice.
 
     Section 2.5 of "A Deep Reinforced Model for Abstractive Summarization" (Paulus et al., 2017,
-    https://arxiv.org/abs/1705.04304): a token that would complete an n-gram of the row again gets the logit -inf.
+    https://arxiv.org/abs/1705.04304): a token that would complete an n-gram of the sequence again gets the logit
+    -inf. EOS is a token like the others: with n = 1 a sequence that contains it, or starts with it, never ends by it.
 
     Args:
       step_fn: the model.
       cache: its cache.
-      tokens: the tokens of each row before the first step's input, which count too, [B, P]; P may be 0.
-      lengths: how many of them each row has, from the left, [B].
+      tokens: the tokens of each sequence before the first step's input, which count too, [B, P]; P may be 0.
+      lengths: how many of them each sequence has, from the left, [B].
       size: n, at least 1.
       max_length: maximum number of steps.
 
@@ -231,11 +232,11 @@ def without_repeated_ngrams(
     if size < 1:
         raise ValueError(f"an n-gram has at least 1 token, got size={size}")
 
-    def restricted(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        logits, inner = step_fn(tokens, cache["model"])
-        rows = jnp.arange(tokens.size)
-        history = cache["history"].at[rows, cache["length"]].set(tokens)  # [R, C]
-        length = cache["length"] + 1
+    def restricted(newest: Array, state: Cache) -> tuple[Array, Cache]:
+        logits, inner = step_fn(newest, state["model"])
+        rows = jnp.arange(newest.size)
+        history = state["history"].at[rows, state["length"]].set(newest)  # [R, C]
+        length = state["length"] + 1
         num_windows = max(0, history.shape[1] - size + 1)
         # The last n - 1 tokens of each row; a row that is shorter has no window to compare them with.
         last = jnp.take_along_axis(
@@ -249,8 +250,8 @@ def without_repeated_ngrams(
         is_forbidden = jnp.zeros(logits.shape, bool).at[rows[:, None], completions].max(is_repeated)
         return jnp.where(is_forbidden, -jnp.inf, logits), {"model": inner, "history": history, "length": length}
 
-    history = jnp.pad(tokens, ((0, 0), (0, max_length)))
-    return restricted, {"model": cache, "history": history, "length": lengths}
+    first = {"model": cache, "history": jnp.pad(tokens, ((0, 0), (0, max_length))), "length": lengths}
+    return restricted, first
 
 
 class _Paths(NamedTuple):

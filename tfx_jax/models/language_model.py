@@ -202,16 +202,16 @@ class LanguageModelDecoder(nnx.Module):
         return cache, memory.last
 
     def step(self, tokens: Int[Array, " R"], cache: dict[str, Any]) -> tuple[Float[Array, "R V"], dict[str, Any]]:
-        """Reads one token of each row (beam); returns logits of the next token and the new cache."""
-        if self.fused is None:
+        """Feeds one token per row, R = batch * beams; returns the logits of the next token and the new cache."""
+        if self.fused is None:  # without a KV cache: the model reads all tokens so far again
             return replay_step(self._score_last, tokens, cache)
-        model, output = self.model, self.fused.output
+        model, project_to_vocabulary = self.model, self.fused.output
 
         def embed(tokens: Array, positions: Array) -> Array:
             return model.embed(tokens[:, None], positions[:, None])
 
         def score(x: Array) -> Array:
-            return model.logits_of(output(model.last_norm(x), jnp.float32))[:, 0]
+            return model.logits_of(project_to_vocabulary(model.last_norm(x), jnp.float32))[:, 0]
 
         return fused_step(self.fused.layers, embed, score, tokens, cache)
 

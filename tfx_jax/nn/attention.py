@@ -43,7 +43,7 @@ class KVCache(NamedTuple):
     value: Float[Array, "B S K U"]
     gates: dict[str, Float[Array, "B S ..."]] | None = None
     recent: dict[str, Float[Array, "B W-1 heads _"]] | None = None
-    """Queries, keys and values of the last tokens before a short convolution, by name; None without one."""
+    """Of the last W - 1 tokens, the "query", "key" and "value" that a short convolution takes; None without one."""
 
     @classmethod
     def empty(
@@ -111,7 +111,8 @@ class MultiHeadAttention(nnx.Module):
           d_value_input: width of the inputs of the value projection; None means d_key_input.
           d_out: width of the output; None means d_model.
           use_bias: whether the projections have a bias; the paper's have none.
-          use_key_bias: whether the key projection has a bias, which changes no output; None means `use_bias`.
+          use_key_bias: whether the key projection has a bias; None means `use_bias`. In plain softmax attention it
+            shifts all logits of a query alike and changes no output, so Whisper has none.
           use_out_bias: whether the output projection has a bias; None means `use_bias`.
           use_sinks: whether each head has a learned logit that takes weight from the keys (gpt-oss, 2025).
           query_norm: norm of queries, before rotary positions (Henry et al., 2020). It normalizes each head separately,
@@ -175,10 +176,12 @@ class MultiHeadAttention(nnx.Module):
         )
         self.sinks = nnx.Param(jnp.zeros(num_heads, param_dtype)) if use_sinks else None
         self.query_norm, self.key_norm, self.rotary = query_norm, key_norm, rotary
-        if convolution_width < 0 or (convolution_width and attention_axes is not None):
+        if convolution_width < 0:
+            raise ValueError(f"convolution_width must be at least 0, got {convolution_width}")
+        if convolution_width and attention_axes is not None:
             raise ValueError(
-                f"convolution_width={convolution_width} must be at least 0, and 0 with attention_axes: tokens of "
-                "several axes have no order"
+                f"convolution_width must be 0 with attention_axes, because tokens of several axes have no order, got "
+                f"{convolution_width}"
             )
 
         def convolution(heads: int, size: int) -> ShortConvolution | None:
@@ -235,7 +238,8 @@ class MultiHeadAttention(nnx.Module):
           [B, T, d_out], or a pair of output and weights; with `attention_axes`, the axes of `x` instead of T.
 
         Raises:
-          ValueError: if the layer has a short convolution and there is a memory or a mask of pairs.
+          ValueError: if the layer has a short convolution and there is a memory or a mask of pairs, or `segment_ids`
+            are passed and the rotary frequencies depend on the length of a text.
         """
         if self.query_convolution is not None and not (memory is None and value_memory is None):
             raise ValueError(
@@ -262,12 +266,29 @@ class MultiHeadAttention(nnx.Module):
         memory: Float[Array, "B S _"],
         value_memory: Float[Array, "B S _"] | None = None,
         positions: Int[Array, "#B S"] | None = None,
-        **tokens: Any,
+        *,
+        mask: Mask | None = None,
+        segment_ids: SegmentIds | None = None,
+        recent: Mapping[str, Array] | None = None,
     ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K U"]]:
         """Returns keys and values for `attend`, so that a memory used in many steps is projected only once.
 
-        `tokens` are for a short convolution: `mask`, `segment_ids` and, of the tokens before, `KVCache.recent`.
+        Args:
+          memory: inputs of the key projection.
+          value_memory: inputs of the value projection; None means `memory`.
+          positions: positions of the keys in their sequences, for `rotary`; None means 0 .. S - 1.
+          mask: padding mask, [B, 1, 1, S], for a short convolution, which skips padding.
+          segment_ids: packed sequences, [B, S] or a pair ([B, S], [B, S]), for a short convolution.
+          recent: `KVCache.recent` of the tokens before `memory`, for a short convolution; None means no tokens.
+
+        Raises:
+          ValueError: if the layer has a short convolution and `mask` differs between queries or heads, or both
+            `segment_ids` and `recent` are passed; or if `segment_ids` are passed and the rotary frequencies depend on
+            the length of a text.
         """
+        if segment_ids is not None and self.rotary is not None:
+            self.rotary.check_packed()
+        tokens = {"mask": mask, "segment_ids": segment_ids, "recent": recent}
         key = self._convolved("key", self.key(memory), **tokens)
         value = self._convolved("value", self.value(memory if value_memory is None else value_memory), **tokens)
         return with_positions(key, self.key_norm, self.rotary, positions), value
@@ -302,7 +323,13 @@ class MultiHeadAttention(nnx.Module):
         segment_ids: SegmentIds | None = None,
         recent: Mapping[str, Array] | None = None,
     ) -> KVCache:
-        """Returns keys, values and gates of `x` as a cache, for self-attention; `recent` is that of the older cache."""
+        """Returns keys, values and gates of `x` as a cache, for self-attention; `recent` is that of the older cache.
+
+        Raises:
+          ValueError: as `project_memory`; and for `segment_ids` in a layer with a short convolution.
+        """
+        if segment_ids is not None and self.query_convolution is not None:
+            raise ValueError("a short convolution has no cache of packed sequences: pass no segment_ids")
         memory = self.project_memory(x, None, positions, mask=mask, segment_ids=segment_ids, recent=recent)
         return KVCache(*memory, self.project_gates(x), self._recent(x, mask, recent))
 
@@ -371,7 +398,8 @@ class RotaryConfig:
 
     base: float = at_least(1, 10_000.0)  # base of the geometric sequence of frequencies
     fraction: float = within(0, 1, 1.0)  # share of each head's features that is rotated, from the first feature on
-    scaling: str = one_of(ROTARY_SCALINGS, "none")  # method for sequences longer than those of the original training
+    # Method for sequences longer than those of the original training; "dynamic" and "longrope" take no packed texts.
+    scaling: str = one_of(ROTARY_SCALINGS, "none")
     factor: float = at_least(1, 1.0)  # ratio of the new maximum length to original_max_length
     original_max_length: int = at_least(1, 8192)  # sequence length of the original training, in tokens
     low_frequency_factor: float = 1.0  # llama3: number of turns below which a frequency is divided by factor
@@ -390,7 +418,16 @@ class RotaryConfig:
 
     def validate(self) -> None:
         """Raises ValueError for options that `rotary_frequencies` rejects for every head size."""
-        dataclasses.replace(self, fraction=1.0).frequencies(head_size=max(4, 2 * len(self.short_factors)))
+        head_size = 2 * len(self.short_factors) if self.scaling == "longrope" and self.short_factors else 4
+        dataclasses.replace(self, fraction=1.0).frequencies(head_size)
+
+    def check_packed(self) -> None:
+        """Raises ValueError if the frequencies depend on the length of a text, of which a packed row has several."""
+        if self.depends_on_length:
+            raise ValueError(
+                f"rotary.scaling={self.scaling!r} depends on the length of a text and does not support packed "
+                "sequences: turn packing off or use another scaling"
+            )
 
     def frequencies(self, head_size: int, length: Int[Array, " B"] | None = None) -> tuple[Any, float]:
         """Returns the pair of `rotary_frequencies` for a head size: radians per position of each pair, and a scale."""
@@ -453,22 +490,22 @@ class LearnedAttention(nnx.Module):
     def __init__(
         self,
         name: str,
-        num_heads: int,
-        d_k: int,
         options: dict[str, Any],
         *,
-        num_kv_heads: int | None = None,
+        num_heads: int,
+        num_kv_heads: int,
+        d_k: int,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
         """Initializes the parameters and the state of the attention called `name` in `SPECS`."""
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         spec = SPECS[name]
         self.name = name
         self.options = tuple(options.items())  # a tuple, because static parts of a module must be hashable
         self.has_running_statistics = spec.update_state is not None
+        sizes: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k, "dtype": param_dtype}
         for kind, init in ((nnx.Param, spec.parameters), (nnx.BatchStat, spec.state)):
-            arrays = init(rngs.params(), num_heads, num_kv_heads, d_k, param_dtype, **options) if init else {}
+            arrays = init(rngs.params(), **sizes, **options) if init else {}
             for array_name, array in arrays.items():
                 setattr(self, array_name, kind(array))
 
@@ -698,8 +735,15 @@ class AttentionConfig:
         (name,) = self.names  # a pattern is split by `pattern` first
         spec = SPECS[name]
         if spec.parameters or spec.state:
-            sizes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
-            return LearnedAttention(name, options=self.options.given, **sizes, param_dtype=param_dtype, rngs=rngs)
+            return LearnedAttention(
+                name,
+                self.options.given,
+                num_heads=num_heads,
+                num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+                d_k=d_k,
+                param_dtype=param_dtype,
+                rngs=rngs,
+            )
         return _bound(name, self.options)
 
 

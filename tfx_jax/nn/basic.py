@@ -11,16 +11,15 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from tfx_jax.functional.convolution import last_tokens, short_convolution
 from tfx_jax.functional.layers import (
     dropout,
     feed_forward,
-    last_tokens,
     layer_norm,
     linear,
     linear_logits,
     lookup,
     rms_norm,
-    short_convolution,
 )
 from tfx_jax.functional.positions import learned_positions
 
@@ -101,7 +100,7 @@ class ShortConvolution(nnx.Module):
         token_mask: Bool[Array, "B T"] | None = None,
     ) -> Float[Array, "B W-1 *features"]:
         """Returns the `past` of the tokens after `x`."""
-        return last_tokens(x, self.kernel.shape[-1 - (x.ndim - 2)] - 1, past, token_mask=token_mask)
+        return last_tokens(x, self.kernel.shape[0] - 1, past, token_mask=token_mask)
 
 
 def matrix_of(module: nnx.Module, name: str) -> Any:

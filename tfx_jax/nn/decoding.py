@@ -227,16 +227,17 @@ def init_fused_cache(
         memories=[None] * len(past) if memories is None else list(memories),
         memory_mask=memory_mask,
     )
+    room: dict[str, int] = {"max_new_tokens": max_new_tokens, "num_beams": num_beams}
     pasts = [
-        layer.self_attention.init_cache(layer_past, is_past, max_new_tokens=max_new_tokens, num_beams=num_beams)
+        _split_past(layer.self_attention.init_cache(layer_past, is_past, **room))
         for layer, layer_past in zip(layers, past, strict=True)
     ]
     return {
         "position": jnp.full((), num_past, jnp.int32),
         # Which beam wrote each token of a row. The prompt is stored once, as if the first beam had written it.
         "beam_ancestry": jnp.zeros((batch_size, num_past + max_new_tokens), jnp.int32),
-        "past": BeamInvariant([_split_past(past)[0] for past in pasts]),
-        "states": [_split_past(past)[1] for past in pasts],
+        "past": BeamInvariant([layer_cache for layer_cache, _ in pasts]),
+        "states": [state for _, state in pasts],
         "constants": BeamInvariant(constants),
     }
 
@@ -311,8 +312,8 @@ def _split_past(past: Any) -> tuple[FusedKVCache | None, Any]:
     """Splits a layer's past into what stays when beams are reordered, keys and values, and the state of each row."""
     if isinstance(past, FusedKVCache):
         return past, None
-    if isinstance(past, ConvolvedPast) and isinstance(past.past, FusedKVCache):
-        return past.past, past._replace(past=None)
+    if isinstance(past, ConvolvedPast) and isinstance(past.attention, FusedKVCache):
+        return past.attention, past._replace(attention=None)
     return None, past
 
 

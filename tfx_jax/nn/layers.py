@@ -91,7 +91,16 @@ class Residual(nnx.Module):
         x: Float[Array, "B T D"],
         rngs: nnx.Rngs | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """As `__call__`, for `y, extra = sublayer(x)`; returns also `extra`."""
+        """Applies a sublayer that also returns something extra, such as weights or a cache.
+
+        Args:
+          sublayer: returns the pair `y, extra`.
+          x: input of the sublayer and of the residual connection.
+          rngs: stream `dropout`; None means evaluation.
+
+        Returns:
+          The pair of what `__call__` returns for `y`, and `extra`.
+        """
         y, extra = sublayer(self.norm(x) if self.pre_norm and self.norm is not None else x)
         y = y if self.output_norm is None else self.output_norm(y)
         y = drop(y, self.dropout_rate, rngs)
@@ -157,7 +166,13 @@ class EncoderLayer(nnx.Module):
 
         Returns:
           The output and the extended past.
+
+        Raises:
+          TypeError: if the layer is not from `fused`.
+          ValueError: for a memory, which only a decoder layer takes.
         """
+        if options.keys() & {"memory", "memory_mask"}:
+            raise ValueError("this layer has no cross-attention: pass no memory")
         attend = functools.partial(_fused_part(self.self_attention), past=past, **options)
         x, past = self.self_attention_residual.with_extra(attend, x)
         x = self.feed_forward_residual(self.feed_forward, x)
@@ -225,7 +240,7 @@ class DecoderLayer(nnx.Module):
         self,
         x: Float[Array, "R 1 D"],
         past: Any,
-        memory: "FusedKVCache",
+        memory: "FusedKVCache | None" = None,
         memory_mask: Mask | None = None,
         **options: Any,
     ) -> tuple[Float[Array, "R 1 D"], Any]:
@@ -237,7 +252,13 @@ class DecoderLayer(nnx.Module):
           memory: keys and values of the encoder's output, from `tfx_jax.nn.decoding.project_memories`.
           memory_mask: True for visible keys of the memory, [B, 1, 1, S].
           **options: `position`, `mask`, `positions` and `bias` of `FusedSelfAttention`.
+
+        Raises:
+          TypeError: if the layer is not from `fused`.
+          ValueError: if `memory` is None.
         """
+        if memory is None:
+            raise ValueError("this layer has cross-attention: pass memory, from `project_memories`")
         attend = functools.partial(_fused_part(self.self_attention), past=past, **options)
         x, past = self.self_attention_residual.with_extra(attend, x)
         x = self.cross_attention_residual(lambda x: self.cross_attention(x, memory, memory_mask), x)
@@ -258,7 +279,10 @@ def _attend(
     """Attends from `x` to a cache and to `x`; returns the output and the extras "self" (weights) and "cache"."""
     recent = None if cache is None else cache.recent
     tokens = {"mask": options.get("mask"), "segment_ids": options.get("segment_ids"), "recent": recent}
-    new_entries = attention.project_cache(x, positions, **tokens)
+    if return_cache or cache is not None:
+        new_entries = attention.project_cache(x, positions, **tokens)
+    else:
+        new_entries = KVCache(*attention.project_memory(x, None, positions, **tokens), attention.project_gates(x))
     extended = new_entries if cache is None else cache.append(new_entries)
     options |= {"gates": extended.gates, "positions": positions, "recent": recent, "return_weights": return_weights}
     y, weights = _with_extra(attention.attend(x, extended.key, extended.value, **options))
@@ -343,9 +367,9 @@ class FusedKVCache(NamedTuple):
 
 
 class ConvolvedPast(NamedTuple):
-    """Past of a layer with a short convolution: that of its attention, and the last tokens before the convolution."""
+    """Past of a layer with a short convolution: that of its attention, and what the convolution took last."""
 
-    past: Any
+    attention: Any
     recent: dict[str, Float[Array, "R W-1 heads _"]]
 
 
@@ -353,15 +377,16 @@ class FusedSelfAttention(nnx.Module):
     """The self-attention of a layer, for one token per row."""
 
     def __init__(self, attention: MultiHeadAttention, *, dtype: DTypeLike, int8: bool):
-        self.query_key_value = FusedLinear(
-            *_joined(attention.query, attention.key, attention.value), dtype=dtype, int8=int8
-        )
+        projections = [attention.query, attention.key, attention.value]
+        if attention.output_gate is not None:
+            projections.append(attention.output_gate)
+        self.projections = FusedLinear(*_joined(*projections), dtype=dtype, int8=int8)
         self.out = FusedLinear(*_joined(attention.out), dtype=dtype, int8=int8)
+        self.num_heads = attention.query.kernel.shape[1]
         _, self.num_kv_heads, self.d_k = attention.key.kernel.shape
         self.d_v = attention.value.kernel.shape[2]
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         self.rotary, self.sinks = attention.rotary, attention.sinks
-        self.output_gate = attention.output_gate
         convolutions = {name: getattr(attention, f"{name}_convolution") for name in ("query", "key", "value")}
         self.convolutions = nnx.Dict({name: layer for name, layer in convolutions.items() if layer is not None})
         self.gates = nnx.Dict({name: getattr(attention, f"gate_{name}") for name in attention.gate_names})
@@ -424,21 +449,18 @@ class FusedSelfAttention(nnx.Module):
           The output and the extended past.
         """
         shape, beams = x.shape, (mask.shape[0], x.shape[0] // mask.shape[0])
-        past, recent = past if isinstance(past, ConvolvedPast) else (past, {})
+        past, recent = past if isinstance(past, ConvolvedPast) else (past, None)
         # The beams of an input are the queries of one attention to the keys of all its beams; the mask selects.
-        joined = self.query_key_value(x).reshape(*beams, -1)
-        value_start = joined.shape[-1] - self.num_kv_heads * self.d_v
-        parts = jnp.split(joined, [value_start - self.num_kv_heads * self.d_k, value_start], axis=-1)
+        joined = self.projections(x).reshape(*beams, -1)
+        key_start = self.num_heads * self.d_k
+        value_start = key_start + self.num_kv_heads * self.d_k
+        value_end = value_start + self.num_kv_heads * self.d_v
+        *parts, output_gates = jnp.split(joined, [key_start, value_start, value_end], axis=-1)
         query, key, value = (
             part.reshape(*beams, -1, size) for part, size in zip(parts, (self.d_k, self.d_k, self.d_v), strict=True)
         )
-        newest = {}
-        if self.convolutions:
-            parts = {"query": query, "key": key, "value": value}
-            rows = {name: part.reshape(*shape[:2], *part.shape[2:]) for name, part in parts.items()}
-            newest = {name: self.convolutions[name].last_tokens(x, recent[name]) for name, x in rows.items()}
-            rows = {name: self.convolutions[name](x, recent[name]) for name, x in rows.items()}
-            query, key, value = (rows[name].reshape(parts[name].shape) for name in ("query", "key", "value"))
+        if recent is not None:
+            (query, key, value), recent = self._convolve({"query": query, "key": key, "value": value}, recent)
         token_positions = jnp.broadcast_to(position if positions is None else positions, beams)
         query = with_positions(query, self.query_norm, self.rotary, token_positions)
         key = with_positions(key, self.key_norm, self.rotary, token_positions)
@@ -451,11 +473,21 @@ class FusedSelfAttention(nnx.Module):
             extended = past.append(FusedKVCache.of(key, value), position)
             attend = cast(AttentionFn, self.attention_fn)
             context = attend(query, *extended.keys_and_values(), bias, mask=mask, **options)
-        extended = ConvolvedPast(extended, newest) if newest else extended
         context = context.reshape(*shape[:2], -1)
-        if self.output_gate is not None:
-            context = context * jax.nn.sigmoid(self.output_gate(x)).reshape(context.shape)
-        return self.out(context), extended
+        if output_gates.shape[-1]:
+            context = context * jax.nn.sigmoid(output_gates).reshape(context.shape)
+        return self.out(context), extended if recent is None else ConvolvedPast(extended, recent)
+
+    def _convolve(
+        self, heads: dict[str, Float[Array, "B W heads _"]], recent: dict[str, Float[Array, "R W-1 heads _"]]
+    ) -> tuple[list[Array], dict[str, Array]]:
+        """Applies the short convolutions of query, key and value; returns the results and the new `recent`."""
+        convolved, newest = [], {}
+        for name, part in heads.items():
+            rows = part.reshape(-1, 1, *part.shape[2:])
+            convolved.append(self.convolutions[name](rows, recent[name]).reshape(part.shape))
+            newest[name] = self.convolutions[name].last_tokens(rows, recent[name])
+        return convolved, newest
 
 
 class FusedCrossAttention(nnx.Module):
@@ -467,7 +499,8 @@ class FusedCrossAttention(nnx.Module):
         decoding = _decoding_of(attention)
         if isinstance(decoding, RecurrentDecoding):
             raise ValueError(
-                "cross-attention must decode from cached keys and values, got an attention with a recurrent state"
+                "cross-attention must decode from cached keys and values, got an attention with a recurrent state: use "
+                "another attention, such as dense"
             )
         self.attention_fn = cast(AttentionFn, decoding.attention_fn)
         self.scale = attention.scale
@@ -532,7 +565,10 @@ def _decoding_of(attention: MultiHeadAttention) -> CachedDecoding | RecurrentDec
     """Returns the decoding of an attention; raises ValueError if it has none."""
     decoding = decoding_of(attention.attention_fn)
     if decoding is None:
-        raise ValueError(f"{attention.attention_fn} cannot decode from a cache: it has no `AttentionSpec.decoding`")
+        raise ValueError(
+            f"{attention.attention_fn} cannot decode from a cache, because it has no `AttentionSpec.decoding`: use an "
+            "attention that has one, or decode without `fused`"
+        )
     return decoding
 
 

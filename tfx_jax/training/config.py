@@ -370,6 +370,8 @@ def _check_model(config: ExperimentConfig) -> None:
                 d_k=getattr(model, "d_k", None) or config.model.d_model // model.num_heads,
             )
             check_pattern(model)
+            if getattr(config.task, "is_packed", False) and (rotary := getattr(model, "rotary", None)) is not None:
+                rotary.check_packed()
     except ValueError as error:
         # A message that begins with the name of a field continues the path "config.model".
         field = re.match(r"\w*", str(error))

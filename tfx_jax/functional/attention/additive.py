@@ -305,7 +305,7 @@ def _additive_of_heads(query: Array, key: Array, *arguments: Any, d_hidden: int 
 
 
 def _init_additive(
-    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, d_hidden: int | None = None
+    rng: Array, *, num_heads: int, d_k: int, dtype: DTypeLike, d_hidden: int | None = None, **_: Any
 ) -> dict[str, Array]:
     d_hidden = d_hidden or d_k
     init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1, batch_axis=0)
@@ -317,7 +317,7 @@ def _init_additive(
     }
 
 
-def _init_general(rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike) -> dict[str, Array]:
+def _init_general(rng: Array, *, num_heads: int, d_k: int, dtype: DTypeLike, **_: Any) -> dict[str, Array]:
     """Initializes W so that the attention starts as the scaled dot product."""
     del rng
     return {"w": jnp.tile(jnp.eye(d_k, dtype=dtype)[None] * d_k**-0.5, (num_heads, 1, 1))}

@@ -482,15 +482,24 @@ def _split(x: Array, axis: int, size: int) -> Array:
 
 
 def vary_alike(arrays: tuple[Array | None, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Within shard_map, makes all arrays vary over every mesh axis that any of them varies over.
+    """Gives arrays one device-varying type: within shard_map all vary over each mesh axis that any input varies over.
 
-    The state of a loop must do so.
+    The type of an array in shard_map says over which mesh axes its values may differ between devices. The state of a
+    loop must keep its type from step to step.
+
+    Args:
+      arrays: the arrays to return; None stays None.
+      others: further inputs of the loop, any pytree of arrays and PRNG keys, whose mesh axes count too.
+
+    Returns:
+      The arrays, with the same values. Outside of shard_map nothing changes.
     """
-    zero = jnp.zeros((), bool)
+    # Always False, but varies over the axes of every input; selecting by it returns x marked as varying over them all.
+    varying_false = jnp.zeros((), bool)
     for x in jax.tree.leaves((arrays, others)):
         x = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-        zero = zero | jnp.zeros_like(x.ravel()[0], bool)
-    return jax.tree.map(lambda x: jnp.where(zero, x, x), arrays)
+        varying_false = varying_false | jnp.zeros_like(x.ravel()[0], bool)
+    return jax.tree.map(lambda x: jnp.where(varying_false, x, x), arrays)
 
 
 def _hoisted(

@@ -288,7 +288,7 @@ GATED_DELTA_RULE = dataclasses.replace(
     function=gated_delta_rule,
     reference="Gated DeltaNet: Yang et al. (2024), equation 10",
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"beta": (num_kv_heads,), "dt": (num_kv_heads,)},
-    parameters=lambda rng, num_heads, num_kv_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_kv_heads, dtype),
+    parameters=lambda rng, *, num_kv_heads, dtype, **_: init_steps_and_rates(rng, num_kv_heads, dtype),
     decoding=_decode_gated_delta,
 )
 KIMI_DELTA_ATTENTION = dataclasses.replace(
@@ -297,7 +297,5 @@ KIMI_DELTA_ATTENTION = dataclasses.replace(
     function=kimi_delta_attention,
     reference="Kimi Linear (2025), equation 1",
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"beta": (num_kv_heads,), "dt": (num_kv_heads, d_k)},
-    parameters=lambda rng, num_heads, num_kv_heads, d_k, dtype, **_: init_steps_and_rates(
-        rng, num_kv_heads, dtype, d_k
-    ),
+    parameters=lambda rng, *, num_kv_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_kv_heads, dtype, d_k),
 )

@@ -55,7 +55,7 @@ class Request(NamedTuple):
 
     @property
     def shaping(self) -> dict[str, Any]:
-        """Options of `_logits_and_mask`."""
+        """What shapes the logits, as keyword arguments: scale, soft cap, masks, window, segments and modifiers."""
         masks = {"is_causal": self.mask.is_causal, "window": self.mask.window, "segment_ids": self.mask.ids}
         mods = {"score_mod": self.score_mod, "mask_mod": self.mask.mask_mod}
         return {"scale": self.scale, "logits_soft_cap": self.logits_soft_cap} | masks | mods
@@ -147,7 +147,7 @@ def dot_product_weights(
 ) -> Float[Array, "B N T S"]:
     """Computes the weights of `tfx_jax.functional.dot_product_attention`, before dropout, by the formula.
 
-    `options` are those of `_logits_and_mask`.
+    `options` are those of `_logits_and_mask`, see `Request.shaping`.
     """
     check_shapes(query, key, key, bias, mask)
     logits, mask, may_hide = _logits_and_mask(query, key, mask, **options)

@@ -19,7 +19,7 @@ from tfx_jax.functional.attention.signature import (
     ScoreMod,
     SegmentIds,
     Window,
-    are_known,
+    are_static_sizes,
     check_outputs,
     shard_like_query,
     weights_on_request,
@@ -192,7 +192,7 @@ def default_implementations(
     """
     lengths = request.query.shape[1], request.key.shape[1]
     # Kernels choose their blocks by the lengths.
-    if return_weights or isinstance(request.scale, jax.Array) or not are_known(*lengths):
+    if return_weights or isinstance(request.scale, jax.Array) or not are_static_sizes(*lengths):
         return ("xla",)
     length = min(lengths)
     if platform == "tpu" and length >= _SHORT and _supports("rows", request):

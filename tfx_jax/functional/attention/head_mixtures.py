@@ -1,6 +1,7 @@
 """Softmax attention that mixes the weights of several heads: talking heads and differential attention."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -181,16 +182,14 @@ def differential_attention(
     return (out, jnp.repeat(weights, 2, axis=1)) if return_weights else out
 
 
-def _init_mixes(rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike) -> dict[str, Array]:
+def _init_mixes(rng: Array, *, num_heads: int, dtype: DTypeLike, **_: Any) -> dict[str, Array]:
     """Initializes both mixes near the identity, so that heads start unmixed."""
     noise = jax.random.normal(rng, (2, num_heads, num_heads), jnp.float32) / 50
     mixes = (jnp.eye(num_heads)[None] + noise).astype(dtype)
     return {"logits_mix": mixes[0], "weights_mix": mixes[1]}
 
 
-def _init_lambdas(
-    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, **_: float
-) -> dict[str, Array]:
+def _init_lambdas(rng: Array, *, d_k: int, dtype: DTypeLike, **_: Any) -> dict[str, Array]:
     """Initializes the vectors of lambda from N(0, 0.01), as the paper does, and the scale with ones."""
     lambdas = (jax.random.normal(rng, (2, 2, d_k), jnp.float32) / 10).astype(dtype)
     return {"lambda_query": lambdas[0], "lambda_key": lambdas[1], "norm_scale": jnp.ones(2 * d_k, dtype)}

@@ -128,7 +128,7 @@ def _attend_with_split_key(
 
 
 def _init_up(
-    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, rope_size: int | None = None
+    rng: Array, *, num_heads: int, d_k: int, dtype: DTypeLike, rope_size: int | None = None, **_: Any
 ) -> dict[str, Array]:
     """Returns `key_up` and `value_up` from a normal distribution of variance 1 / C; latents have C = d_k features."""
     sizes = {"key_up": d_k - _size_of_rotary_key(d_k, rope_size), "value_up": d_k}

@@ -334,6 +334,6 @@ STATE_SPACE_DUALITY = dataclasses.replace(
     function=state_space_duality,
     reference="Mamba-2: Dao and Gu (2024), section 6",
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"dt": (num_kv_heads,)},
-    parameters=lambda rng, num_heads, num_kv_heads, d_k, dtype, **_: init_steps_and_rates(rng, num_kv_heads, dtype),
+    parameters=lambda rng, *, num_kv_heads, dtype, **_: init_steps_and_rates(rng, num_kv_heads, dtype),
     decoding=_decode_state_space,
 )

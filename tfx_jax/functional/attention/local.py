@@ -18,13 +18,19 @@ from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     SegmentIds,
-    are_known,
+    are_static_sizes,
     shard_like_query,
     weights_on_request,
     zeros_where_empty,
 )
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option, SeesBack, SeesBlock
-from tfx_jax.functional.attention.token_order import TokenOrder, attend_in_order, order_tokens, positions_of
+from tfx_jax.functional.attention.token_order import (
+    TokenOrder,
+    attend_in_order,
+    check_last_positions,
+    order_tokens,
+    positions_of,
+)
 
 SMALLEST_BLOCK = 32
 """Fewest queries in a block by default: smaller products leave matrix units idle."""
@@ -178,7 +184,7 @@ def sliding_window_attention(
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     (b, t), s = query.shape[:2], key.shape[1]
     sides = back, 0 if is_causal else ahead
-    if are_known(t, s):
+    if are_static_sizes(t, s):
         attend = functools.partial(_banded, **_window_blocks(t, s, sides, block_size))
     else:  # nor is the number of blocks
         attend = functools.partial(dot_product_attention, local_window_size=sides)
@@ -274,11 +280,7 @@ def _banded(
 def _check_positions(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:
     """Checks shapes, and that there are no more queries than keys."""
     check_over_keys(query, key, value, bias, mask)
-    if query.shape[1] > key.shape[1]:
-        raise ValueError(
-            f"attention by position needs at most as many queries as keys ({key.shape[1]}), got {query.shape[1]}: "
-            "query i has position S - T + i"
-        )
+    check_last_positions(query.shape[1], key.shape[1])
 
 
 def _decode_window(window: int | tuple[int, int], scale: float | None = None, **_: Any) -> CachedDecoding:

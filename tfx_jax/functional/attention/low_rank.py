@@ -1,6 +1,7 @@
 """Attention to a fixed number of keys, with memory linear in the length: Linformer and induced attention."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -157,7 +158,7 @@ def induced_attention(
 
 
 def _init_projections(
-    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int, num_projected: int
+    rng: Array, *, dtype: DTypeLike, max_length: int, num_projected: int, **_: Any
 ) -> dict[str, Array]:
     """Returns both projections from a normal distribution of variance 1 / M, which keeps distances on average."""
     projections = jax.random.normal(rng, (2, num_projected, max_length), jnp.float32) * num_projected**-0.5
@@ -165,7 +166,7 @@ def _init_projections(
 
 
 def _init_points(
-    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, num_inducing: int
+    rng: Array, *, num_heads: int, d_k: int, dtype: DTypeLike, num_inducing: int, **_: Any
 ) -> dict[str, Array]:
     return {"inducing": jax.random.normal(rng, (num_heads, num_inducing, d_k), jnp.float32).astype(dtype)}
 

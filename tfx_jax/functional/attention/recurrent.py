@@ -14,6 +14,10 @@ The product of the decays between two tokens is the exponential of a sum of loga
 sums from the start of the chunk it would lose a slow decay after a fast one, and the separate factors would overflow.
 So sums are never subtracted. A decay per head has a sum for each pair of tokens, [C, C]. With a decay per channel a
 chunk is halved: the sums of both halves are taken from the middle, and each half is treated in the same way.
+
+Axis letters besides those of `tfx_jax.functional`: P chunks, C tokens of a chunk, and J the same tokens as keys, where
+both occur; K key heads and G = N / K queries for each; R = G rows that read the state, with the delta rule one more,
+the key; Z decays of a head, H or 1.
 """
 
 import functools
@@ -105,17 +109,20 @@ def recurrent_attention(
     block_size: int,
     return_weights: bool,
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
-    """Computes the outputs of a recurrent attention.
+    """Computes what each query reads from the state, S_t^T q_t, chunk by chunk.
 
     Args:
-      query: queries, normalized and scaled.
+      query: queries, normalized and scaled, [B, T, N, H], at the last T of the S positions.
       updates: updates of the state by each token.
-      value: values.
-      mask: padding, [B or 1, 1, 1, S].
-      segment_ids: packed sequences.
+      value: values, [B, S, K, U].
+      mask: True for tokens, False for padding, which does not change the state, [B or 1, 1, 1, S]; None means none.
+      segment_ids: packed sequences, which start from a state of zeros each; None means one sequence for each row.
       dtype: dtype of the output.
-      block_size: tokens in a chunk.
+      block_size: C, tokens in a chunk, a power of two.
       return_weights: also return the weights, which are the outputs for unit vectors as values.
+
+    Returns:
+      The outputs, [B, T, N, U]; with `return_weights` a pair of outputs and weights, [B, N, T, S].
     """
     (b, t, n, _), (s, k) = query.shape, updates.key.shape[1:3]
     chunks = _chunks(query, updates, mask, segment_ids, block_size)
@@ -124,8 +131,9 @@ def recurrent_attention(
         values = _split(values.astype(updates.key.dtype), chunks.write.shape[0], chunks.write.shape[3])
         states, writes, _ = _scan(chunks, values)
         out = jnp.einsum("PBKCGH,PBKHU->PBKCGU", chunks.query, states)
-        out = out + jnp.einsum("PBKCGS,PBKSU->PBKCGU", chunks.pairs, writes)
-        return out.transpose(1, 0, 3, 2, 4, 5).reshape(b, -1, n, values.shape[-1])[:, -t:]
+        out = out + jnp.einsum("PBKCGJ,PBKJU->PBKCGU", chunks.pairs, writes)
+        out = out.transpose(1, 0, 3, 2, 4, 5).reshape(b, -1, n, values.shape[-1])
+        return out[:, -t:]  # chunks are padded in front
 
     out = attend(value).astype(dtype)
     if not return_weights:
@@ -171,13 +179,13 @@ class _Chunks(NamedTuple):
 
     query: Float[Array, "P B K C G H"]
     """Queries, decayed from the start of the chunk: they multiply the state before the chunk."""
-    pairs: Float[Array, "P B K C G C"]
+    pairs: Float[Array, "P B K C G J"]
     """Coefficients of the chunk's writes u in the outputs of its queries."""
     write: Float[Array, "P B K C H"]
     """Keys, decayed to the end of the chunk: they add the writes to the state after the chunk."""
     decay: Float[Array, "P B K Z"]
     """Decay of the state over the whole chunk."""
-    solve: Float[Array, "P B K C C"] | None
+    solve: Float[Array, "P B K C J"] | None
     """Delta rule: matrix from the values to the writes for a zero state before the chunk."""
     erase: Float[Array, "P B K C H"] | None
     """Delta rule: `solve` times the keys, decayed from the start: what the state before subtracts from the writes."""
@@ -245,8 +253,9 @@ def _chunks(
     decay = jnp.exp(before[..., -1, :])
     reads, writes = _decayed(rows, jnp.exp(before)), key * jnp.exp(after)
     if runs is not None:
-        # Only the last sequence of a chunk goes on in the next one; other tokens neither read nor write the state.
-        last = runs[1][:, :, :, -1:]
+        # The state after a chunk is that of its last sequence; other sequences do not write to it. In the next chunk
+        # only queries of that sequence read it, and it stays only if that sequence is the last one there too.
+        last = runs[1][:, :, :, -1:]  # number of each chunk's last sequence
         previous = jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])
         reads = jnp.where((runs[0] == previous[..., None])[..., None], reads, 0)
         writes = jnp.where((runs[1] == last)[..., None], writes, 0)

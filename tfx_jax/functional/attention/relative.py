@@ -157,7 +157,7 @@ def _relative_to_sinusoids(
     return relative_attention(query, key, *arguments, relative_key=projected, is_causal=is_causal, **options)
 
 
-def _init(rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike) -> dict[str, Array]:
+def _init(rng: Array, *, num_heads: int, d_k: int, dtype: DTypeLike, **_: Any) -> dict[str, Array]:
     d_model = num_heads * d_k
     relative_key = jax.nn.initializers.glorot_uniform()(rng, (d_model, d_model), dtype)
     return {

@@ -251,9 +251,8 @@ def _route(
 
 
 def _init_state(
-    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, num_clusters: int = 1, **_: Any
-) -> dict[str, Array]:
-    del dtype  # statistics are float32
+    rng: Array, *, num_heads: int, d_k: int, num_clusters: int = 1, **_: Any
+) -> dict[str, Array]:  # float32, whatever the dtype of the parameters
     return {"centroids": layer_norm(jax.random.normal(rng, (num_heads, num_clusters, d_k)))}
 
 

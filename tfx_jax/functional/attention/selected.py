@@ -416,9 +416,7 @@ def _chosen_tokens(
     return _at_tokens(among_largest(scores, begun, num_blocks), first)
 
 
-def _init_compression(
-    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, block_size: int, **_: int
-) -> Any:
+def _init_compression(rng: Array, *, d_k: int, dtype: DTypeLike, block_size: int, **_: Any) -> Any:
     """Returns parameters with which a compressed key or value is the mean of its block."""
     mean = jnp.full(block_size, 1 / block_size, dtype)
     return {"key_mix": mean, "value_mix": mean, "key_positions": jnp.zeros((block_size, d_k), dtype)}

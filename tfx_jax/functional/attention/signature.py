@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 Bias = Float[Array, "#B #N #T #S"]
 """Added to the scaled logits of each pair of query and key."""
@@ -60,7 +60,7 @@ class AttentionMask(NamedTuple):
         return self._replace(pairs=pairs, ids=None if self.ids is None else (self.ids[0][:, number:], self.ids[1]))
 
 
-def are_known(*sizes: Any) -> bool:
+def are_static_sizes(*sizes: Any) -> bool:
     """Returns whether sizes are numbers; `jax.export` traces with symbols for the sizes of dynamic axes."""
     return all(isinstance(size, int) for size in sizes)
 
@@ -339,7 +339,7 @@ def check_outputs(return_weights: bool, return_lse: bool) -> None:
         )
 
 
-def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
+def zeros_where_empty(attention: Callable[_P, _R]) -> Callable[_P, _R]:
     """Makes an attention return zeros for empty inputs, which blocks and reductions do not support.
 
     Zeros are also the output of a query that sees no key. For empty inputs only heads and dtypes are checked.
@@ -354,7 +354,7 @@ def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.wraps(attention)
-    def attend(*args: P.args, **kwargs: P.kwargs) -> R:
+    def attend(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         query, key, value = bind_inputs(args, kwargs)
         check_heads(query, key, value)
         if query.size and key.size:
@@ -368,7 +368,7 @@ def zeros_where_empty(attention: Callable[P, R]) -> Callable[P, R]:
             if kwargs.get(option)
         ]
         out = jnp.zeros((b, t, n, u), query.dtype)
-        return cast(R, (out, *requested) if requested else out)
+        return cast(_R, (out, *requested) if requested else out)
 
     return attend
 
@@ -387,7 +387,7 @@ def _canonical(x: Any) -> Any:
     return x
 
 
-def shard_like_query(attention: Callable[P, R]) -> Callable[P, R]:
+def shard_like_query(attention: Callable[_P, _R]) -> Callable[_P, _R]:
     """Lets an attention take arrays on a mesh with explicit axes; its results are sharded like the queries.
 
     On explicit axes JAX must know the sharding of every intermediate result, which is ambiguous when a sequence is cut
@@ -403,7 +403,7 @@ def shard_like_query(attention: Callable[P, R]) -> Callable[P, R]:
     """
 
     @functools.wraps(attention)
-    def attend(*args: P.args, **kwargs: P.kwargs) -> R:
+    def attend(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         # NumPy float64 becomes float32 unless jax_enable_x64 is set. Cast once here, to avoid a warning at each use.
         args, kwargs = jax.tree.map(_canonical, (args, kwargs), is_leaf=lambda x: x is None)
         sharding = jax.typeof(bind_inputs(args, kwargs)[0]).sharding
@@ -418,10 +418,10 @@ def shard_like_query(attention: Callable[P, R]) -> Callable[P, R]:
         leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=lambda x: x is None)
         array_indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
 
-        def attend_to(*arrays: Any) -> R:
+        def attend_to(*arrays: Any) -> _R:
             traced_leaves = dict(enumerate(leaves)) | dict(zip(array_indices, arrays, strict=True))
             traced_args, traced_kwargs = jax.tree.unflatten(structure, traced_leaves.values())
-            return cast(Callable[..., R], attention)(*traced_args, **traced_kwargs)
+            return cast(Callable[..., _R], attention)(*traced_args, **traced_kwargs)
 
         out_sharding = tuple(shardings) if len(shardings) > 1 else shardings[0]
         sharded: Any = jax.sharding.auto_axes(attend_to, axes=axes, out_sharding=out_sharding)
@@ -430,7 +430,7 @@ def shard_like_query(attention: Callable[P, R]) -> Callable[P, R]:
     return attend
 
 
-class WeightsOnRequest(Protocol[P]):
+class WeightsOnRequest(Protocol[_P]):
     """Type of an attention: returns an array, or with `return_weights=True` a pair of arrays."""
 
     # Calls with `return_weights` or `return_lse` are not type-checked further: a ParamSpec cannot be extended.
@@ -441,9 +441,9 @@ class WeightsOnRequest(Protocol[P]):
     @overload
     def __call__(self, *args: Any, return_weights: bool, **options: Any) -> Array | tuple[Array, Array]: ...
     @overload
-    def __call__(self, *args: P.args, **options: P.kwargs) -> Array: ...
+    def __call__(self, *args: _P.args, **options: _P.kwargs) -> Array: ...
 
 
-def weights_on_request(attention: Callable[P, Array | tuple[Array, Array]]) -> WeightsOnRequest[P]:
+def weights_on_request(attention: Callable[_P, Array | tuple[Array, Array]]) -> WeightsOnRequest[_P]:
     """Casts an attention to the overloaded type `WeightsOnRequest`; has no effect at run time."""
     return cast(Any, attention)

@@ -82,9 +82,9 @@ class AttentionSpec:
       gates: called as `gates(num_heads=N, num_kv_heads=K, d_k=H, **options)`; returns a feature shape for each gate.
         `MultiHeadAttention` projects the inputs of the keys to arrays [B, S, *shape], without a nonlinearity, and
         passes them to `function` as options.
-      parameters: called as `parameters(rng, num_heads, num_kv_heads, d_k, dtype, **options)`; returns learned arrays by
-        name, which are passed to `function` as options. Names that end in "bias" or "scale" are exempt from weight
-        decay.
+      parameters: called as `parameters(rng, num_heads=N, num_kv_heads=K, d_k=H, dtype=dtype, **options)`; returns
+        learned arrays by name, which are passed to `function` as options. Names that end in "bias" or "scale" are
+        exempt from weight decay. It names the arguments that it needs and ends in `**_`.
       state: like `parameters`, for arrays that are not trained by gradients.
       update_state: called as `update_state(state, query, key, mask, **options)` in training; returns the new state.
       decoding: called with the options bound to `function`; returns `CachedDecoding` or `RecurrentDecoding`. None, as

@@ -1,6 +1,7 @@
 """Attention without products of queries and keys: Synthesizers, whose logits are parameters or depend on one token."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -195,9 +196,7 @@ def _positions(
     return count(query_ids, np.arange(t) + s - t), count(key_ids, np.arange(s))
 
 
-def _init(
-    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int
-) -> dict[str, Array]:
+def _init(rng: Array, *, num_heads: int, dtype: DTypeLike, max_length: int, **_: Any) -> dict[str, Array]:
     return {"logits": jax.random.normal(rng, (num_heads, max_length, max_length), jnp.float32).astype(dtype)}
 
 
@@ -214,7 +213,7 @@ SYNTHESIZER_ATTENTION = AttentionSpec(
 
 
 def _init_dense(
-    rng: Array, num_heads: int, num_kv_heads: int, d_k: int, dtype: DTypeLike, *, max_length: int
+    rng: Array, *, num_heads: int, d_k: int, dtype: DTypeLike, max_length: int, **_: Any
 ) -> dict[str, Array]:
     """Returns matrices from Glorot's normal distribution, and biases of zero."""
     sizes = {"hidden": d_k, "logits": max_length}

@@ -124,6 +124,15 @@ def attend_in_order(
     return order.restore(outputs)
 
 
+def check_last_positions(num_queries: int, num_keys: int) -> None:
+    """Raises ValueError if there are more queries than keys, whose last positions are those of the queries."""
+    if num_queries > num_keys:
+        raise ValueError(
+            f"attention by position needs at most as many queries as keys ({num_keys}), got {num_queries}, because "
+            "query i has position S - T + i: pass the keys of all queries"
+        )
+
+
 def attend_to_tokens(
     attend: Callable[..., Any],
     query: Num[Array, "B T N H"],
@@ -142,8 +151,7 @@ def attend_to_tokens(
       ValueError: if there are more queries than keys.
     """
     (b, t), s = query.shape[:2], key.shape[1]
-    if t > s:
-        raise ValueError(f"needs at most as many queries as keys ({s}), got {t}: query i has position S - T + i")
+    check_last_positions(t, s)
     order = order_tokens(mask, segment_ids, b, t, s)
     if order is None:
         return attend(query, key, value, bias, mask, segment_ids=None, **gates)

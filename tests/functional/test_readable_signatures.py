@@ -5,6 +5,7 @@ import pathlib
 import pydoc
 
 from tfx_jax import functional
+from tfx_jax.functional.readable_signatures import ReadableSignature
 
 ATTENTION_MD = pathlib.Path(__file__).parents[2] / "docs" / "attention.md"
 FIRST = ["query", "key", "value", "bias", "mask"]
@@ -19,6 +20,13 @@ def test_signatures_are_printed_as_in_the_source():
     assert lines[lines.index("*,") + 1] == "is_causal: bool = False,"
     assert "dropout_rng: Array | None = None," in lines or "dropout_rng: jax.Array | None = None," in lines
     assert str(inspect.signature(functional.expert_capacity)).startswith("(num_tokens: int, num_experts: int, ")
+
+
+def test_markers_of_parameters_stand_where_they_do_in_the_source():
+    functions = (lambda a, /, b, *, c: 0, lambda a, /: 0, lambda a, b, /, *c, d: 0, lambda a, /, *, b: 0, lambda **a: 0)
+    for function in functions:
+        signature = inspect.signature(function)
+        assert str(ReadableSignature(list(signature.parameters.values()))) == str(signature)
 
 
 def test_annotations_remain_what_they_were():

@@ -15,13 +15,18 @@ class ReadableSignature(inspect.Signature):
 
     def __str__(self) -> str:
         parts: list[str] = []
-        has_star = False
+        has_star = is_positional_only = False
         for parameter in self.parameters.values():
+            if is_positional_only and parameter.kind is not parameter.POSITIONAL_ONLY:
+                parts.append("/")
+            is_positional_only = parameter.kind is parameter.POSITIONAL_ONLY
             has_star |= parameter.kind is parameter.VAR_POSITIONAL
             if parameter.kind is parameter.KEYWORD_ONLY and not has_star:
                 parts.append("*")
                 has_star = True
             parts.append(_short(str(parameter)))
+        if is_positional_only:
+            parts.append("/")
         result: Any = self.return_annotation
         returns = "" if result is inspect.Signature.empty else f" -> {_short(inspect.formatannotation(result))}"
         line = f"({', '.join(parts)}){returns}"
