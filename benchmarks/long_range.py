@@ -67,9 +67,9 @@ ATTENTIONS: dict[str, Callable[[int], dict[str, int]]] = {
     "moba": lambda length: {"block_size": max(length // 16, 1), "num_blocks": 1},
 }
 """The options of each attention for a length: a token sees an eighth of the sequence (in a block, a window or two
-blocks, or as the best keys), and there are as many landmarks, projected keys or inducing points. The first ten and
-linformer, strided, sinkhorn and synthesizer include those of the published table. Attentions that are causal only have
-no place in an encoder."""
+blocks, or as the best keys), and there are as many landmarks, projected keys or inducing points. Most attentions of the
+published table are among the first ten; the others are linformer, strided, sinkhorn and synthesizer. Attentions that
+are causal only have no place in an encoder."""
 
 
 @dataclasses.dataclass

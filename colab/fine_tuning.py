@@ -19,10 +19,10 @@
 # 4. generate, before and after,
 # 5. export: merged, or the adapters alone.
 #
-# It runs on a CPU, on the T4 or the v5e-1 of Colab, and on the v5e-8 of Kaggle, whose eight chips share the parameters.
-# So that nothing has to be downloaded, the model is a small Llama that reads sentences of the library's built-in
-# grammar for a minute. With a name on the Hugging Face hub, `BASE = "HuggingFaceTB/SmolLM2-135M"`, all that follows is
-# the same.
+# It is written for a CPU, the T4 and the v5e-1 of Colab, and the v5e-8 of Kaggle, whose eight chips share the
+# parameters; only the CPU was tested. So that nothing has to be downloaded, the model is a small Llama that reads
+# sentences of the library's built-in grammar for a minute. With a name on the Hugging Face hub,
+# `BASE = "HuggingFaceTB/SmolLM2-135M"`, all that follows is the same.
 
 # %%
 import importlib.metadata
@@ -37,7 +37,7 @@ VERSION = "main"  # what is installed where there is no tfx_jax yet, as on Colab
 if importlib.util.find_spec("tfx_jax") is None:
     has_tpu = any(pathlib.Path("/dev").glob("accel*")) or pathlib.Path("/dev/vfio/0").exists()
     jax_for_device = "jax[cuda12]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
-    package = f"tfx-jax @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"
+    package = f"tfx-jax[parquet] @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"
     loaded = {name: importlib.metadata.version(name) for name in ("jax", "numpy") if name in sys.modules}
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package, jax_for_device], check=True)
     if any(importlib.metadata.version(name) != version for name, version in loaded.items()):
@@ -70,7 +70,8 @@ from tfx_jax.models import LlamaConfig
 from tfx_jax.tasks import LanguageModelConfig, TextData
 from tfx_jax.training import ExperimentConfig
 
-BASE = str(RUNS / "base")
+OWN = str(RUNS / "base")
+BASE = OWN
 
 config = ExperimentConfig(
     LlamaConfig(
@@ -85,7 +86,7 @@ config.num_steps = 4 if IS_TEST else 400
 if IS_TEST:
     config.model.num_layers, config.model.d_model, config.model.d_ff = 1, 32, 32
 
-if not pathlib.Path(BASE).exists():
+if BASE == OWN and not pathlib.Path(BASE).exists():
     tfx.train(config, RUNS / "base_run")
     main(["convert", f"--workdir={RUNS}/base_run", f"--output={BASE}"])
 
@@ -119,8 +120,8 @@ write_texts("validation", 20)
 # ones, A and B, that are added to it: W + alpha / r A B, where r is their rank. `targets` is a regular expression for
 # the names of the matrices. Sizes and tokenizer are those of the model that `init_from` names.
 #
-# Several devices share the parameters (`mesh.fsdp`): a model that is too large for one chip of Kaggle's eight is not
-# too large for all.
+# Several devices share the parameters (`mesh.fsdp`): a model that is too large for one chip of Kaggle's eight may fit
+# on all eight together.
 
 # %%
 from tfx_jax.nn import LoraConfig

@@ -37,7 +37,7 @@ VERSION = "main"  # what is installed where there is no tfx_jax yet, as on Colab
 if importlib.util.find_spec("tfx_jax") is None:
     has_tpu = any(pathlib.Path("/dev").glob("accel*")) or pathlib.Path("/dev/vfio/0").exists()
     jax_for_device = "jax[cuda12]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
-    package = f"tfx-jax @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"
+    package = f"tfx-jax[parquet] @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"
     loaded = {name: importlib.metadata.version(name) for name in ("jax", "numpy") if name in sys.modules}
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package, jax_for_device], check=True)
     if any(importlib.metadata.version(name) != version for name, version in loaded.items()):

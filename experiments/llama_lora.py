@@ -1,4 +1,4 @@
-r"""Llama 3 8B fine-tuned on conversations, with low-rank adapters or as a whole.
+r"""Llama 3 8B fine-tuned on texts of your own, with low-rank adapters or as a whole.
 
 Result: not yet run; planned on 16 v5e, 64 v6e and 8 H100
 

@@ -25,12 +25,11 @@ copies it to its own disk once (needs gcsfs). Neither statmt.org nor a real buck
 tested, on archives of the same layout and size.
 
 `--config.model.dtype=bfloat16` computes in half the memory on a TPU or a recent GPU, and `--config.model.unroll=True`
-makes a step on TPUs faster and its compilation slower. "big-pod" is the big model with both and eight times the tokens
-in a batch, which keep a slice of 16 TPU v5e busy (51 % of the peak by `tfx-jax plan`, where "big" has 18 %): as in
-"Scaling Neural Machine Translation" (Ott et al., 2018), with batches of 400,000 tokens and twice the learning rate; it
-sees the examples of "big" in an eighth of the steps. The variant is "base", "big", "big-pod", "test" (seconds, on the
-built-in grammar) or a row of Table 3, whose figures are of newstest2013 (the validation split) and of one checkpoint,
-without averaging:
+makes a step on TPUs faster and its compilation slower. "big-pod" is the big model with both, for a slice of 16 TPU v5e:
+200,000 tokens of each side in a batch (Ott et al. used 400,000) and twice the learning rate, as in "Scaling Neural
+Machine Translation" (Ott et al., 2018); it sees the examples of "big" in an eighth of the steps. The variant is "base",
+"big", "big-pod", "test" (seconds, on the built-in grammar) or a row of Table 3, whose figures are of newstest2013 (the
+validation split) and of one checkpoint, without averaging:
 
     variant          perplexity   BLEU   parameters in millions
     base                   4.92   25.8    65

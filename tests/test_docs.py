@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -110,6 +111,9 @@ def test_example_files_are_read(words, tmp_path, monkeypatch):
         PIL.Image.new("RGB", (40, 50)).save(tmp_path / "photos" / name / "1.png")
     for name in ("one.wav", "two.wav"):
         scipy.io.wavfile.write(tmp_path / name, 22_050, np.zeros(22_050, np.int16))
+    for train, validation in re.findall(r"train_file=(\S+) .*validation_file=(\S+)", " ".join(words)):
+        assert train != validation
+        shutil.copy(tmp_path / train, tmp_path / validation)
     monkeypatch.chdir(tmp_path)
     (config,) = [word.removeprefix("--config=") for word in words if word.startswith("--config=")]
     loaded = validate(load_config_file(config, [word for word in words if word.startswith("--config.")]))

@@ -209,7 +209,9 @@ def test_a_fixed_context_has_no_map():
 @pytest.mark.parametrize("text", ['{"eos_token_id": "2"}', '{"eos_token_id": [1, -1]}', '{"eos_token_id": [true]}'])
 def test_ends_that_are_no_tokens(tmp_path, text):
     (tmp_path / "generation_config.json").write_text(text)
-    with pytest.raises(UserError, match=r"generation_config.json: eos_token_id is .*, not a token or a list of them"):
+    with pytest.raises(
+        UserError, match=r"generation_config.json: eos_token_id must be a token id or a list of token ids, got"
+    ):
         hf.end_ids(tmp_path)
 
 

@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import threading
+import urllib.parse
 
 import huggingface_hub.constants
 import numpy as np
@@ -47,6 +48,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
             tree = [{"type": "file", "path": file.name, "size": file.stat().st_size, "oid": COMMIT} for file in files]
             self._answer(200, json.dumps(tree).encode(), {})
         elif "/revision/" in path:
+            self.server.revisions.append(urllib.parse.unquote(rest))
             names = [file.name for file in folders[name].iterdir()]
             siblings = [{"rfilename": file} for file in [*names, "onnx/model.safetensors"]]
             self._answer(200, json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode(), {})
@@ -85,7 +87,7 @@ def folder(tmp_path_factory):
 def hub(folder, tmp_path, monkeypatch):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         server.folders, server.asked = {"someone/tiny": folder, "tiny": folder}, set()
-        server.count = 0
+        server.count, server.revisions = 0, []
         threading.Thread(target=server.serve_forever, daemon=True).start()
         _reach(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path / "cache")
         monkeypatch.chdir(tmp_path)
@@ -199,6 +201,13 @@ def test_files_of_a_data_set_are_downloaded(hub, data_set):
     assert hub.count == count
     data.train_file = "hf://datasets/someone/texts@main/test.txt, hf://datasets/someone/texts/train-1.txt"
     assert list(data.load("train")) == ["test", "one"]
+
+
+@pytest.mark.parametrize("revision", ["~parquet", "refs/convert/parquet"])
+def test_files_that_the_hub_converted_are_downloaded(hub, data_set, revision):
+    (file,) = dataset_files(f"hf://datasets/someone/texts@{revision}/test.txt")
+    assert file.read_text() == "test\n"
+    assert set(hub.revisions) == {"refs/convert/parquet"}
 
 
 @pytest.mark.parametrize(

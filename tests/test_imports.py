@@ -52,12 +52,29 @@ print(pydoc.render_doc(tfx_jax, renderer=pydoc.plaintext))
 assert tfx_jax.functional.dot_product_attention
 try:
     tfx_jax.nn
-except AttributeError as error:
+except ImportError as error:
+    print(error)
+try:
+    from tfx_jax import train
+except ImportError as error:
     print(error)
 """
     printed = _run(program)
     assert "Attention and Transformers in JAX" in printed
-    assert re.search(r"tfx_jax\.nn needs the package (flax|etils), which is not installed: install", printed)
+    for name in ("nn", "train"):
+        assert re.search(rf"tfx_jax\.{name} needs the package \w+, which is not installed: install", printed)
+
+
+def test_a_missing_module_of_the_library_itself_is_named():
+    program = """
+import sys, tfx_jax
+sys.modules["tfx_jax.nn.attention"] = None
+try:
+    tfx_jax.nn
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    assert _run(program) == "tfx_jax.nn.attention\n"
 
 
 def test_packages_are_imported_when_they_are_first_used():

@@ -54,8 +54,10 @@ else:  # hidden from type checkers: with `__getattr__` they would accept any att
             if name in __all__:
                 return importlib.import_module(f"tfx_jax.{name}")
         except ModuleNotFoundError as error:  # installed with jax and jaxtyping only, which `functional` needs
-            # `help(tfx_jax)` skips missing attributes, but does not survive other errors.
-            raise AttributeError(
+            if error.name is None or error.name.partition(".")[0] == "tfx_jax":
+                raise
+            # No AttributeError: of that, `from tfx_jax import train` would say only that there is no such name.
+            raise ImportError(
                 f"tfx_jax.{name} needs the package {error.name}, which is not installed: install tfx-jax with its "
                 "dependencies (without --no-deps)"
             ) from error
@@ -63,5 +65,12 @@ else:  # hidden from type checkers: with `__getattr__` they would accept any att
 
 
 def __dir__() -> list[str]:
-    """Lists all public names, including packages and functions that are not imported yet."""
-    return sorted({*globals(), *__all__} - {"TYPE_CHECKING", "Any", "importlib"})
+    """Lists all public names, including packages and functions that are not imported yet.
+
+    Where only what `functional` needs is installed, it lists no other package: `help(tfx_jax)` gets all that is listed.
+    """
+    from importlib.util import find_spec
+
+    is_complete = all(find_spec(package) for package in ("etils", "flax", "grain", "optax", "orbax"))
+    names = __all__ if is_complete else ["__version__", "functional"]
+    return sorted({*globals(), *names} - {"TYPE_CHECKING", "Any", "importlib"})

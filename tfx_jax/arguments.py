@@ -1,11 +1,26 @@
 """Argument parser of the command line and its value types; imports nothing slow."""
 
 import argparse
+import contextlib
+import contextvars
 import math
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import MAX_BEAMS, MAX_LENGTH_PENALTY
+
+_on_use: contextvars.ContextVar[Callable[["Parser"], None] | None] = contextvars.ContextVar("_on_use", default=None)
+
+
+@contextlib.contextmanager
+def calls_on_use(function: Callable[["Parser"], None]) -> Iterator[None]:
+    """Within it, every parser calls `function` with itself before it parses arguments or prints its help."""
+    token = _on_use.set(function)
+    try:
+        yield
+    finally:
+        _on_use.reset(token)
 
 
 class Parser(argparse.ArgumentParser):
@@ -16,11 +31,20 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses as argparse does, but rejects `--flag=--`, for which argparse would store an empty list."""
+        self._announce()
         for argument in args or ():
             flag, _, value = argument.partition("=")
             if value == "--" and flag in self._option_string_actions:
                 self.error(f'argument {flag}: "--" is not a value')
         return super().parse_known_args(args, namespace)
+
+    def print_help(self, file: Any = None) -> None:
+        self._announce()
+        super().print_help(file)
+
+    def _announce(self) -> None:
+        if (function := _on_use.get()) is not None:
+            function(self)
 
     def error(self, message: str) -> NoReturn:
         """Raises UserError instead of printing the usage and exiting."""

@@ -140,7 +140,9 @@ def parse_json(text: str | bytes) -> Any:
     try:
         values = json.loads(text)
     except RecursionError:
-        raise ValueError("the JSON is nested deeper than Python can read, some thousand levels") from None
+        raise ValueError(
+            "the JSON is nested deeper than Python can read, some thousand levels: write it with fewer"
+        ) from None
     if re.search(r"\\u[dD][89a-fA-F]", text):
         try:
             json.dumps(values, ensure_ascii=False).encode()

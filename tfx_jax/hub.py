@@ -16,7 +16,7 @@ _FILES = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja", "model*.safetensors"
 
 
 DATASETS = "hf://datasets/"
-_DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?/(.+)", re.ASCII)
+_DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[\w.-]+|~?[\w.-]+))?/(.+)", re.ASCII)
 
 
 def local_folder(name: epath.PathLike) -> epath.Path:
@@ -59,8 +59,9 @@ def dataset_files(url: str) -> list[epath.Path]:
 
     Args:
       url: "hf://datasets/OWNER/NAME/PATTERN", as huggingface_hub writes it, such as
-        "hf://datasets/stanfordnlp/imdb/plain_text/train-*.parquet". "NAME@REVISION" names a branch, tag or commit. In a
-        pattern, "*" stands for any characters, "/" too.
+        "hf://datasets/stanfordnlp/imdb/plain_text/train-*.parquet". "NAME@REVISION" names a branch, tag or commit, or
+        "~parquet" the hub's own conversion ("refs/convert/parquet"). In a pattern, "*" stands for any characters, "/"
+        too.
 
     Raises:
       UserError: if there is no such data set or file, or it cannot be downloaded.
@@ -69,6 +70,8 @@ def dataset_files(url: str) -> list[epath.Path]:
     if match is None:
         raise UserError(f"{url} names no file: write hf://datasets/OWNER/NAME/FILE, where FILE may be a pattern")
     name, revision, pattern = match.groups()
+    if revision is not None:
+        revision = revision.replace("~", "refs/convert/")
     return [epath.Path(path) for path in _download_dataset(name, revision, pattern)]
 
 

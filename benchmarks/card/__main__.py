@@ -2,9 +2,10 @@ r"""A machine with one H100 or H200 in ten minutes: is everything correct, how f
 
     python -m benchmarks.card --minutes=10 --output=runs/card --data-dir=DIR
 
-from the root of the repository. It needs Python 3.12 or newer, JAX for CUDA, PyTorch and transformers, and no network;
-`python -m benchmarks.card.wheels` collects what else such a machine lacks. DIR holds `input.txt` of tiny Shakespeare
-and Multi30k's `train.en.gz`, `train.de.gz`, `valid.en` and `valid.de` with BPE applied; without it nothing is trained.
+from the root of the repository. It needs Python 3.12, JAX 0.11 or newer for CUDA, PyTorch, transformers, Matplotlib and
+Pillow, and no network; `python -m benchmarks.card.wheels` collects what else such a machine lacks. DIR holds
+`input.txt` of tiny Shakespeare and Multi30k's `train.en.gz`, `train.de.gz`, `valid.en` and `valid.de` with BPE applied;
+without it nothing is trained.
 
 Sections run in this order, each in a process of its own, which is killed at its time limit. What a section does not
 use goes to the later ones. Every row is written when it is measured, as a line of OUTPUT/card.jsonl and in the tables
@@ -19,7 +20,7 @@ of OUTPUT/card.md, so a section that fails or is killed loses only the rows that
     runs         experiments for what time remains; the same command, with the same OUTPUT, resumes them
 
 `--only=correctness,attention` chooses sections. `--size=tiny`, the default without an accelerator, rehearses all of
-them on a CPU in a minute.
+them on a CPU.
 """
 
 import argparse
@@ -75,7 +76,7 @@ def run_section(name: str, options: dict[str, Any], seconds: float, folder: path
     """Runs a section in a process and adds its rows; then one that says how long it took, and how it ended."""
     log = folder / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", _SECTIONS, name, json.dumps(options | {"seconds": seconds})]
+    command = [sys.executable, "-m", _SECTIONS, name, json.dumps(options | {"ends": time.time() + seconds})]
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     start = time.monotonic()
     with log.open("w") as stderr:
@@ -96,6 +97,7 @@ def run_section(name: str, options: dict[str, Any], seconds: float, folder: path
                 results.add({"section": name} | json.loads(line))
         status = process.wait()
         limit.cancel()
+        limit.join()  # at the limit, until all processes of the section have ended
         _signal(process, signal.SIGKILL)  # what the section has started and left
     took = time.monotonic() - start
     outcome = "complete"
@@ -108,10 +110,16 @@ def run_section(name: str, options: dict[str, Any], seconds: float, folder: path
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Asks a section and its processes to end, and kills those that do not."""
+    """Asks a section and its processes to end, and kills those that do not; a training may save after its section."""
     _signal(process, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE)
+    ends = time.monotonic() + _GRACE
+    while time.monotonic() < ends:
+        process.poll()  # otherwise the section stays in the group as a zombie
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
     _signal(process, signal.SIGKILL)
 
 

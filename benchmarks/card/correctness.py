@@ -38,15 +38,15 @@ def reference(query: Any, key: Any, value: Any, gradient: Any, visible: Any) -> 
     logits = np.where(visible, np.einsum("btnh,bsnh->bnts", query, keys) * scale, -np.inf)
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    of_weights = np.einsum("btnh,bsnh->bnts", gradient, values)
-    of_logits = weights * (of_weights - (of_weights * weights).sum(-1, keepdims=True)) * scale
-    of_keys = np.einsum("bnts,btnh->bsnh", of_logits, query)
-    of_values = np.einsum("bnts,btnh->bsnh", weights, gradient)
+    weights_gradient = np.einsum("btnh,bsnh->bnts", gradient, values)
+    logits_gradient = weights * (weights_gradient - (weights_gradient * weights).sum(-1, keepdims=True)) * scale
+    keys_gradient = np.einsum("bnts,btnh->bsnh", logits_gradient, query)
+    values_gradient = np.einsum("bnts,btnh->bsnh", weights, gradient)
     return {
         "output": np.einsum("bnts,bsnh->btnh", weights, values),
-        "query": np.einsum("bnts,bsnh->btnh", of_logits, keys),
-        "key": of_keys.reshape(*key.shape[:3], groups, -1).sum(3),
-        "value": of_values.reshape(*value.shape[:3], groups, -1).sum(3),
+        "query": np.einsum("bnts,bsnh->btnh", logits_gradient, keys),
+        "key": keys_gradient.reshape(*key.shape[:3], groups, -1).sum(3),
+        "value": values_gradient.reshape(*value.shape[:3], groups, -1).sum(3),
     }
 
 

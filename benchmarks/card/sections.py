@@ -99,18 +99,19 @@ def prediction(options: Options) -> Iterator[dict[str, Any]]:
             continue
         found = json.loads(output.getvalue())
         predicted, measured = found["predicted_step_seconds"], found["median_step_seconds"]
-        yield {
+        row = {
             "row": config,
             "predicted ms": None if predicted is None else 1e3 * predicted,
             "is bound": found["prediction_is_bound"],
             "measured ms": 1e3 * measured,
             "measured / predicted": None if predicted is None else measured / predicted,
             "tokens/s": found["target_tokens_per_second"],
-            "of a product": found["utilization"],
+            "matmul utilization": found["utilization"],
             "compile s": found["compile_seconds"],
-            "GiB": found["peak_memory_bytes"] / 2**30,
-            "outcome": "measured",
         }
+        if found["peak_memory_source"] != "device":  # a device's peak is that of all programs so far
+            row["GiB"] = found["peak_memory_bytes"] / 2**30
+        yield row | {"outcome": "measured"}
         jax.clear_caches()
 
 
@@ -212,7 +213,7 @@ def _reason(text: str) -> str:
 
 def runs(options: Options) -> Iterator[dict[str, Any]]:
     """Yields how far trainings got, each in an equal part of the time that remains."""
-    deadline = time.monotonic() + options["seconds"] - _SAVING
+    deadline = options["ends"] - _SAVING
     planned = RUNS[options["size"]]
     for index, (config, folder, file) in enumerate(planned):
         arguments = ["train", f"--config={config}", f"--workdir={options['output']}/runs/{config.replace(':', '_')}"]
@@ -222,7 +223,7 @@ def runs(options: Options) -> Iterator[dict[str, Any]]:
                 yield {"row": config, "outcome": f"not run: no {file} in --data-dir"}
                 continue
             arguments += [f"--config.task.data.data_dir={data_dir}"]
-        seconds = max(deadline - time.monotonic(), 1.0) / (len(planned) - index)
+        seconds = max(deadline - time.time(), 1.0) / (len(planned) - index)
         yield {"row": config} | train(arguments, seconds, pathlib.Path(options["output"]) / "logs" / f"run_{index}.log")
 
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import pathlib
+import time
 
 import jax
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 from benchmarks.card import __main__ as card
 from benchmarks.card import correctness, sections, wheels
 from benchmarks.peers.measure import Result, Row, Side
+from benchmarks.peers.rows import all_rows
+from tfx_jax.cli import bench
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.functional import dot_product_attention
 from tfx_jax.training.config import validate
@@ -39,6 +42,44 @@ def test_a_section_that_fails_or_hangs_does_not_stop_the_next(tmp_path, monkeypa
     assert capsys.readouterr().out == table
     assert "Failed: ValueError: something is wrong, after" in table
     assert "| second |" in table
+
+
+def test_what_a_stopped_section_started_has_time_to_save(tmp_path, monkeypatch):
+    monkeypatch.setattr(card, "_SECTIONS", "tests.benchmarks.card_sections")
+    options = {"size": "saves", "output": str(tmp_path), "device": ""}
+    card.run_section("runs", options, 2.0, tmp_path, card.Results(tmp_path))
+    assert rows_of(tmp_path)[-1]["outcome"] == "stopped at its limit of 2 s"
+    assert (tmp_path / "saved").exists()
+
+
+def test_memory_is_that_of_one_program_or_none(monkeypatch):
+    found = {
+        "predicted_step_seconds": 1.0,
+        "median_step_seconds": 2.0,
+        "prediction_is_bound": True,
+        "target_tokens_per_second": 3.0,
+        "utilization": 0.5,
+        "compile_seconds": 4.0,
+        "peak_memory_bytes": 2**31,
+    }
+    for source, memory in (("compiled program", 2.0), ("device", None)):
+        monkeypatch.setattr(
+            bench, "run", lambda _, source=source: print(json.dumps(found | {"peak_memory_source": source}))
+        )
+        (row,) = sections.prediction({"size": "tiny"})
+        assert (row.get("GiB"), row["matmul utilization"], row["outcome"]) == (memory, 0.5, "measured")
+
+
+def test_sides_that_are_left_out_exist(monkeypatch, tmp_path):
+    left_out = set()
+    monkeypatch.setattr(
+        sections, "_compared", lambda section, options, unneeded=(): left_out.update(unneeded) or iter(())
+    )
+    for section in ("training", "decoding", "attention"):
+        list(sections.SECTIONS[section]({}))
+    assert left_out
+    labels = {side.label for device in ("cpu", "gpu") for row in all_rows(device, "", tmp_path) for side in row.sides}
+    assert left_out <= labels
 
 
 def test_sections_are_chosen_by_name(tmp_path, monkeypatch, capsys):
@@ -127,7 +168,7 @@ def test_a_row_has_utilization_ratio_and_the_reason_for_what_is_missing():
 
 
 def test_a_run_without_its_data_says_so(tmp_path):
-    options = {"size": "full", "output": str(tmp_path), "data_dir": str(tmp_path), "seconds": 1.0}
+    options = {"size": "full", "output": str(tmp_path), "data_dir": str(tmp_path), "ends": time.time() + 1}
     assert [row["outcome"] for row in sections.runs(options)] == [
         "not run: no input.txt in --data-dir",
         "not run: no train.en.gz in --data-dir",

@@ -71,6 +71,23 @@ def test_fields_that_differ_from_an_experiment(tmp_path, name):
     assert load_config_file(str(file), ["--config.num_steps=4"]).num_steps == 4
 
 
+@pytest.mark.parametrize("named_in_file", ["train_file", "validation_file"])
+def test_a_file_and_the_command_line_name_the_two_files_together(tmp_path, caplog, named_in_file):
+    """Of these two, neither stands alone: nothing is held out, and no file is dropped."""
+    (other,) = {"train_file", "validation_file"} - {named_in_file}
+    file = tmp_path / "a.toml"
+    file.write_text(f'experiment = "bert_banking77"\n[task.data]\n{named_in_file} = "in_file"\n')
+    data = load_config_file(str(file), [f"--config.task.data.{other}=typed"]).task.data
+    assert (getattr(data, named_in_file), getattr(data, other), data.validation_share) == ("in_file", "typed", 0)
+    assert "holds out" not in caplog.text
+
+
+def test_a_mistake_of_the_command_line_does_not_name_the_file(tmp_path):
+    (tmp_path / "a.yaml").write_text("experiment: gpt_wikitext2\nnum_steps: 3")
+    with pytest.raises(UserError, match=r"^config has no field num_step; did you mean"):
+        load_config_file(str(tmp_path / "a.yaml"), ["--config.num_step=3"])
+
+
 def test_values_that_are_not_text_or_numbers(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("experiment: transformer_files\noptimizer: {peak_learning_rate: null}\n"

@@ -183,6 +183,8 @@ def test_a_terminal_is_one_conversation(generate, chat_folder, monkeypatch):
     monkeypatch.setattr("tfx_jax.cli.generate.LineReader", TerminalReader)
     status, out, _ = generate(*options, lines=["Hi", "So?"], model=chat_folder)
     assert (status, out) == (0, f"{first}\n{second}\n")
+    status, out, _ = generate(*options, "--json", lines=["Hi", "So?"], model=chat_folder)
+    assert [json.loads(line)["text"] for line in out.splitlines()] == [first, second]
 
 
 class TerminalReader(LineReader):
@@ -198,9 +200,9 @@ def test_a_bad_conversation_is_named_by_its_line(generate, chat_folder, capsys):
     status, out, err = generate("--chat", "--max-new-tokens=6", lines=lines, model=chat_folder)
     assert (status, out.count("\n")) == (2, 1)
     assert 'line 2: message 1 must have a string "content"' in err
-    assert (main(["generate", "--chat", "--workdir=x"]), capsys.readouterr().err[:33]) == (
+    assert (main(["generate", "--chat", "--workdir=x"]), capsys.readouterr().err[:40]) == (
         2,
-        "tfx-jax generate: --chat needs --",
+        "tfx-jax generate: --chat works with --mo",
     )
 
 

@@ -72,7 +72,7 @@ def test_first_cell_installs_what_the_runtime_needs_and_says_when_to_restart(
     code = _first_cell(SOURCES[0]).replace('"/dev', f'"{tmp_path}/dev')
     exec(code, {})
     assert commands[0][1:4] == ["-m", "pip", "install"]
-    assert commands[0][-2:] == ["tfx-jax @ git+https://github.com/tfx-jax/tfx-jax@main", wanted]
+    assert commands[0][-2:] == ["tfx-jax[parquet] @ git+https://github.com/tfx-jax/tfx-jax@main", wanted]
     monkeypatch.setattr(subprocess, "run", lambda command, check: versions.update(numpy="3"))
     with pytest.raises(SystemExit, match="Restart session"):
         exec(code, {})
@@ -89,6 +89,17 @@ def test_translation_trains_the_demo_experiment(variant, monkeypatch):
     wanted = runpy.run_path(str(ROOT / "experiments" / "transformer_demo.py"))["get_config"](variant)
     wanted.eval_every = names["config"].eval_every
     assert names["config"] == wanted
+
+
+def test_fine_tuning_trains_no_model_in_place_of_one_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = jupytext.read(ROOT / "colab" / "fine_tuning.py").cells
+    (cell,) = (one.source for one in cells if one.cell_type == "code" and "BASE = OWN" in one.source)
+    names = {"RUNS": tmp_path / "runs", "IS_TEST": True, "pathlib": pathlib}  # there is no `tfx` to train with
+    exec(cell.replace("BASE = OWN", 'BASE = "HuggingFaceTB/SmolLM2-135M"'), names)
+    assert names["BASE"] == "HuggingFaceTB/SmolLM2-135M"
+    with pytest.raises(NameError, match="tfx"):
+        exec(cell, names)
 
 
 @pytest.mark.slow

@@ -87,6 +87,15 @@ def test_the_validation_file_of_an_experiment_goes_with_its_training_file(caplog
     assert getattr(load_config_file(experiment).task.data, other) not in ("", "mine")
 
 
+def test_nothing_is_held_out_of_a_mixture(caplog):
+    overrides = ["--config.task.data.train_file=a.txt,b.txt", "--config.task.mixture=3,1"]
+    config = load_config_file("gpt_wikitext2", overrides)
+    assert (config.task.data.validation_file, config.task.data.validation_share) == ("", 0)
+    assert "holds out" not in caplog.text
+    config = validate(load_config_file("gpt_wikitext2", [*overrides, "--config.task.data.validation_file=dev.txt"]))
+    assert config.task.data.validation_file == "dev.txt"
+
+
 def test_a_share_beside_a_validation_file_is_rejected():
     for name in ("bert_banking77", "bert_wnut17", "bert_jaquad", "transformer_treebank:wsj"):
         with pytest.raises(UserError, match="validation_file and validation_share must not both be set"):

@@ -138,7 +138,7 @@ def test_what_a_model_writes_attends_to_its_input(name, tmp_path):
         with pytest.raises(UserError, match="--source must be text, but has 1 TABs"):
             run.task.attention(model, "a\tb")
     else:
-        with pytest.raises(UserError, match="a parsing model draws the tree that it writes"):
+        with pytest.raises(UserError, match="attention is drawn for the tree that the model itself predicts: leave"):
             run.task.attention(model, "the dog runs", "a")
     assert run.task.attention_example(model) is None or _draw(run.task.attention_example(model))
 

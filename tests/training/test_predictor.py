@@ -231,6 +231,8 @@ def test_recordings_are_files_or_arrays(tmp_path, monkeypatch, capfd):
     assert Predictor(run, params).predict(str(tmp_path)) == from_files
     expected = [f"{one['file']}\t{one['transcript']}" for one in from_files]
     assert commanded(monkeypatch, capfd, run, params, tmp_path) == expected
+    refused = commanded(monkeypatch, capfd, run, params, "--conll", "none.wav")
+    assert "--conll is for models that tag words: leave it out" in refused  # before any file is read
     for wrong in (sounds[0].astype(np.float32), sounds[0][None]):
         with pytest.raises(UserError, match=r"^a recording must be an array \[samples\] of int16, got"):
             Predictor(run, params).predict([wrong])
@@ -367,7 +369,7 @@ def test_translations_are_explained(tmp_path, monkeypatch, capfd):
     typed(monkeypatch, "\n".join(lines))
     assert main(["translate", "--workdir=w", "--json"]) == 0
     captured = capfd.readouterr()
-    assert captured.err == "line 3: unknown to the model, which guesses: '\u2603', '\u2604'\n"
+    assert captured.err == "line 3: the model does not know, and guesses, '\u2603', '\u2604'\n"
     found = [json.loads(line) for line in captured.out.splitlines()]
     assert found[1] == {"translation": ""}
     call = jax.jit(lambda params, *pair: nnx.merge(run.graphdef, params)(*pair, return_attention=True))

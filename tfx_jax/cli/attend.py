@@ -63,12 +63,17 @@ def run(argv: Sequence[str]) -> int:
 def _attend_to_sentence(arguments: argparse.Namespace) -> int:
     """Writes the maps of all heads for a text, a pair of texts, or a text and what the model writes."""
     if is_blank(arguments.source):
-        raise UserError("--source is empty: give a sentence")
+        raise UserError("--source is empty: give a text")
     set_up_program()
     run, params = load_model(arguments)
     task = run.task
-    if not hasattr(task, "attention") or isinstance(task, CaptioningTask | ImageClassificationTask):
-        raise UserError(f"--source needs a model of text, but {arguments.workdir} holds another")
+    if not hasattr(task, "attention") or isinstance(
+        task, CaptioningTask | ImageClassificationTask | EventClassificationTask
+    ):
+        raise UserError(
+            f"--source needs a model of text, but {arguments.workdir} holds another: name another run, or give "
+            "--image or --row"
+        )
     maps, source, target = task.attention(run.trained(params), arguments.source, arguments.target)
     # The decoder of a pair reads the target delayed by one step; a language model reads the text itself.
     target_inputs = ["<s>", *target[:-1]] if source else target

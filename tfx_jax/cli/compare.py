@@ -1,6 +1,7 @@
 """`tfx-jax compare`: sets training runs side by side, in a table and a picture."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from tfx_jax.training.config import flat, load_config
 from tfx_jax.training.reporting.attention_plot import save_figure
 from tfx_jax.training.reporting.learning_curves import COMPARED, draw_comparison
 from tfx_jax.training.reporting.progress import History, read_history
+
+_MISSING = object()  # value of a field that a configuration does not have
 
 
 def run(argv: Sequence[str]) -> int:
@@ -28,9 +31,9 @@ def run(argv: Sequence[str]) -> int:
     fields = list(dict.fromkeys(field for config in configs for field in config))
     rows = [("", *names)]
     for field in fields:
-        values = [config.get(field, "") for config in configs]
+        values = [config.get(field, _MISSING) for config in configs]
         if any(value != values[0] for value in values):
-            rows.append((field, *(str(value) if value != "" else '""' for value in values)))
+            rows.append((field, *map(_shown, values)))
     rows += _results(histories)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -39,6 +42,10 @@ def run(argv: Sequence[str]) -> int:
         save_figure(arguments.output, lambda: draw_comparison(histories))
         print(f"drew the curves in {arguments.output}")
     return 0
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is _MISSING else '""' if value == "" else str(value)
 
 
 def _results(histories: Mapping[str, History]) -> list[tuple[str, ...]]:

@@ -17,7 +17,9 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "completion",
         'Prints a completion script. For bash: tfx-jax completion bash > ~/.tfx-jax-completion; then add "source '
-        '~/.tfx-jax-completion" to ~/.bashrc. For zsh: write it to a file _tfx-jax in a folder of $fpath.',
+        '~/.tfx-jax-completion" to ~/.bashrc. For zsh: write it to a file _tfx-jax in a folder of $fpath. For tcsh: '
+        "tfx-jax completion tcsh > ~/.tfx-jax-completion.tcsh; then add "
+        '"source ~/.tfx-jax-completion.tcsh" to ~/.tcshrc.',
     )
     parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="shell that reads the script")
     shell = parser.parse_args(argv).shell

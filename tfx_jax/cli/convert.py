@@ -13,11 +13,11 @@ from etils import epath
 from flax import nnx
 
 from tfx_jax.arguments import Parser
-from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_trained, set_up_program
+from tfx_jax.cli.support.options import add_folder_options, check_local, check_one_source, load_trained, set_up_program
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.data.tokenizers.hf_tokenizer import TEMPLATE_FILES, TOKENIZER_FILES, HFTokenizer, write_template
 from tfx_jax.errors import UserError
-from tfx_jax.files import is_local, read_small_file
+from tfx_jax.files import read_small_file
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import Tensors, read_json
@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
     if arguments.adapter:
         return _write_adapter(arguments)
     options = {"dtype": arguments.dtype, "allow_nonfinite": arguments.allow_nonfinite}
-    output = pathlib.Path(_local(arguments.output))
+    output = pathlib.Path(check_local(arguments.output, "convert"))
     progress = Progress("read {} parameters")
     progress.stage(f"reading {arguments.model or arguments.workdir}")
     if arguments.workdir is not None:
@@ -80,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
         left_out, source_bytes = [], None
         _write_special_tokens(output, tokenizer, model.config.kind)
     else:
-        source = pathlib.Path(hf.base_folder(_local(arguments.model)))
+        source = pathlib.Path(hf.base_folder(check_local(arguments.model, "convert")))
         _check_output(source, output, allowed=arguments.overwrite)
         source_fields = _config(source)
         model = hf.load(arguments.model, allow_nonfinite=arguments.allow_nonfinite, on_read=progress.update)
@@ -125,7 +125,7 @@ def _write_adapter(arguments: argparse.Namespace) -> int:
         raise UserError("--adapter needs the --workdir of a run trained with config.lora, not --model")
     if arguments.dtype != "float32":
         raise UserError(f"--adapter writes float32: leave out --dtype={arguments.dtype}")
-    output = pathlib.Path(_local(arguments.output))
+    output = pathlib.Path(check_local(arguments.output, "convert"))
     base = load_config(arguments.workdir).init_from
     if base and is_workdir(local_folder(base)):
         raise UserError(
@@ -158,16 +158,6 @@ def _save(
     except ValueError as error:
         raise UserError(f"{output}: {error}") from None
     _remove_parts(output)
-
-
-def _local(path: str) -> str:
-    """Returns the path of a local folder; raises UserError for a folder in a store."""
-    if not is_local(path):
-        raise UserError(
-            f"{path} is in a store, but convert needs local folders: convert a local copy, then copy the output folder "
-            "to the store"
-        )
-    return path
 
 
 def _check_output(source: pathlib.Path | None, output: pathlib.Path, *, allowed: bool) -> None:

@@ -4,8 +4,11 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+import jax
+from flax import nnx
+
 from tfx_jax.arguments import Parser
-from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_trained, set_up_program
+from tfx_jax.cli.support.options import add_folder_options, check_local, check_one_source, load_model, set_up_program
 from tfx_jax.errors import UserError
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
@@ -21,7 +24,7 @@ def run(argv: Sequence[str]) -> int:
         "and cached decoding step, any other as one call.",
     )
     add_folder_options(parser, "to export")
-    parser.add_argument("--output", required=True, help="folder to write, which must not exist or be empty")
+    parser.add_argument("--output", required=True, help="folder to write, which is empty or does not exist yet")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),
@@ -31,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--int8", action="store_true", help="decode with int8 weights: faster, but not exact")
     arguments = parser.parse_args(argv)
     check_one_source(arguments)
-    output = pathlib.Path(arguments.output)
+    output = pathlib.Path(check_local(arguments.output, "export"))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"--output={output} exists and is not an empty folder: name another one")
     set_up_program()
@@ -46,8 +49,10 @@ def run(argv: Sequence[str]) -> int:
         )
         eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
     else:
-        model, tokenizer = load_trained(arguments, arguments.dtype)
-        eos_ids, first_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,), ()
+        run, params = load_model(arguments, dtype=arguments.dtype)
+        model = nnx.merge(run.graphdef, jax.device_put(params))
+        eos_id = getattr(getattr(run.task, "tokenizer", None), "eos_id", None)  # no tokenizer: images
+        eos_ids, first_ids = () if eos_id is None else (eos_id,), ()
     export(model, output, eos_ids=eos_ids, first_ids=first_ids, int8=arguments.int8)
     size = (output / "model.npz").stat().st_size
     print(f"{output}: model.npz ({size:,} bytes, for {', '.join(PLATFORMS)}), run.py, README.md", file=sys.stderr)

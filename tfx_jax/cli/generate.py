@@ -83,7 +83,8 @@ def run(argv: Sequence[str]) -> int:
         "--chat",
         action="store_true",
         help="reply to each line by the model's chat template: a message, or a conversation as a JSON list of "
-        '{"role": ..., "content": ...}; on a terminal, all lines are one conversation, and replies are streamed',
+        '{"role": ..., "content": ...}; on a terminal, all lines are one conversation, and replies are streamed except '
+        "with --json",
     )
     parser.add_argument(
         "--slide",
@@ -141,7 +142,7 @@ def run(argv: Sequence[str]) -> int:
     reader, num_done = LineReader(sys.stdin.buffer), 0
     progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
     is_dialog = arguments.chat and reader.is_terminal
-    is_streaming = arguments.stream or is_dialog
+    is_streaming = arguments.stream or (is_dialog and not arguments.json)
     history: list[Message] = []
     unwritten = ""  # the prompt, which is written with the first part of its continuation: an error may come before
 
@@ -195,7 +196,7 @@ def run(argv: Sequence[str]) -> int:
         beginnings = chunk if has_prompt else [""] * len(chunk)
         return [_on_one_line(line + output.text) for line, output in zip(beginnings, outputs, strict=True)]
 
-    while chunk := reader.take(1 if is_streaming else arguments.batch):
+    while chunk := reader.take(1 if is_streaming or is_dialog else arguments.batch):
         for answers in answered(chunk, answer, num_done):
             sys.stdout.write("".join(f"{shown(text)}\n" for text in answers))
             sys.stdout.flush()
@@ -221,7 +222,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.stream and arguments.json:
         raise UserError("--stream prints each token at once, --json only complete texts: choose one of them")
     if arguments.chat and arguments.model is None:
-        raise UserError("--chat needs --model: convert the run first, with the chat template of its tokenizer")
+        raise UserError("--chat works with --model=FOLDER only: write the run as a folder with tfx-jax convert")
     if arguments.beam > 1 and (arguments.slide or arguments.chat):
         raise UserError("--slide and --chat need sampling, but --beam is above 1 (beam search): leave one of them out")
     if not all(arguments.stop):

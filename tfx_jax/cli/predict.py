@@ -50,7 +50,10 @@ def run(argv: Sequence[str]) -> int:
 
     if not arguments.files:  # counted before the model is loaded, in case nothing can be read
         num_lines = count_lines(sys.stdin.buffer)
-    predictor = Predictor(*load_model(arguments), on_batch=show)
+    run, params = load_model(arguments)
+    if arguments.conll and "tags" not in getattr(run.task, "empty_answer", {}):
+        raise UserError("--conll is for models that tag words: leave it out")
+    predictor = Predictor(run, params, on_batch=show)
     if predictor.suffixes and not arguments.files:
         raise UserError(f"the model reads files: name some that end with {' or '.join(predictor.suffixes)}, or folders")
 
@@ -129,6 +132,4 @@ def _as_line(answer: Prediction) -> str:
 
 def _as_conll(answer: Prediction) -> str:
     """Returns the words of a sentence with their tags, a line each, and an empty line."""
-    if "tags" not in answer:
-        raise UserError("--conll is for models that tag words: leave it out")
     return "".join(f"{word}\t{tag}\n" for word, tag in zip(answer["words"], answer["tags"], strict=True))

@@ -81,7 +81,7 @@ def load_config_file(config: str, overrides: Sequence[str] = ()) -> ExperimentCo
       UserError: if the experiment, the variant, the file or a field does not exist, or a value has the wrong type.
     """
     if epath.Path(config).suffix in _READERS:
-        return override(_read_fields(epath.Path(config)), overrides)
+        return _read_fields(epath.Path(config), overrides)
     return override(_call_get_config(config), overrides)
 
 
@@ -93,8 +93,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _read_fields(path: epath.Path) -> ExperimentConfig:
-    """Reads a configuration from a file of fields; see `load_config_file`.
+def _read_fields(path: epath.Path, overrides: Sequence[str]) -> ExperimentConfig:
+    """Reads a configuration from a file of fields and applies overrides; see `load_config_file`.
 
     Raises:
       UserError: if the file cannot be read, or a field does not exist or has an impossible value.
@@ -103,19 +103,25 @@ def _read_fields(path: epath.Path) -> ExperimentConfig:
         values = _READERS[path.suffix](read_small_file(path).decode("utf-8-sig"))
         if not isinstance(values, dict):
             raise ValueError(f"it holds a {type(values).__name__}, not fields")
-        if "experiment" not in values:
-            return config_of_fields(values)
+        config = None if "experiment" in values else config_of_fields(values)
     except UserError:
         raise
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, TypeError, AttributeError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
-    experiment = values.pop("experiment")
-    try:
-        return override(_call_get_config(str(experiment)), list(_flags(values)))
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+    if config is not None:
+        return override(config, overrides)
+    experiment = str(values.pop("experiment"))
+    in_file = list(_flags(values))
+    try:  # together: a validation file of one belongs to a training file of the other
+        return override(_call_get_config(experiment), [*in_file, *overrides])
+    except UserError:
+        try:
+            override(_call_get_config(experiment), in_file)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+        raise
 
 
 def _flags(values: Mapping[str, Any], prefix: str = "--config.") -> Iterator[str]:

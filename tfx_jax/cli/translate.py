@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
                 if num_reported <= _MAX_REPORTS:
                     progress.clear()
                     parts = ", ".join(repr(part) for part in dict.fromkeys(unknown))
-                    print(f"line {number}: unknown to the model, which guesses: {parts}", file=sys.stderr)
+                    print(f"line {number}: the model does not know, and guesses, {parts}", file=sys.stderr)
         for translations in answered(lines, translate, 0):
             progress.clear()
             sys.stdout.buffer.write("".join(f"{shown(translation)}\n" for translation in translations).encode())

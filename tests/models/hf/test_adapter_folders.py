@@ -98,7 +98,7 @@ def test_missing_and_damaged_weights_are_refused(adapter):
     assert_refused(adapter, "is damaged or cut short")
     path.unlink()
     assert_refused(
-        adapter, r"adapter_model\.safetensors does not exist: the folder of an adapter holds it beside adapter"
+        adapter, r"adapter_model\.safetensors does not exist: an adapter's folder must contain both it and adapter"
     )
 
 

@@ -14,6 +14,8 @@ from matplotlib.image import imread
 
 from tfx_jax.cli import compare, main
 from tfx_jax.errors import UserError
+from tfx_jax.models import GPTConfig
+from tfx_jax.tasks import LanguageModelConfig
 from tfx_jax.tasks.task import ReportTable
 from tfx_jax.tasks.text.translation import TranslationTask
 from tfx_jax.training.checkpoint.artifacts import write_sealed
@@ -287,6 +289,11 @@ def test_runs_are_compared(workdir, tmp_path_factory, capsys, monkeypatch):
     assert table["last step"] == ["30", "20"]
     assert table["train/loss, last"] == ["2", "5"]
     assert table["train/loss, range"] == ["2 to 9", "5 to 7"]
+    third = tmp_path_factory.mktemp("third")
+    save_config(ExperimentConfig(GPTConfig(), LanguageModelConfig(), num_steps=30), third)
+    assert main(["compare", str(workdir), str(third)]) == 0
+    table = {cells[0]: cells[1:] for cells in (re.split("  +", line) for line in capsys.readouterr().out.splitlines())}
+    assert table["task.data.test_source"] == ['""', "-"]  # empty, and a field that language models do not have
     ((path, figure),) = drawn
     loss, bleu = figure.axes
     assert path == "a.png"

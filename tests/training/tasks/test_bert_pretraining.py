@@ -262,5 +262,5 @@ def test_what_does_not_fit_is_refused(folder, tmp_path):
     with pytest.raises(UserError, match=r"^config.task.data.max_length=7 must be at least 8, for pairs of segments$"):
         opened(folder, tmp_path, data__max_length=7)
     run = opened(folder, tmp_path, data__validation_file="")
-    with pytest.raises(UserError, match=r"^config.task.data.test_file names no file for the test split$"):
+    with pytest.raises(UserError, match=r"^config.task.data.test_file is not set: the test split needs a file$"):
         run.evaluate(nnx.to_pure_dict(nnx.state(nnx.eval_shape(run.make_model))), "test")

@@ -161,7 +161,7 @@ def test_images_of_files_are_read_with_their_captions(folder, tmp_path):
     searching = [True]
     found = run.task.evaluate(Told(answer))
     assert found.metrics == pytest.approx({"bleu": 100.0, "accuracy": 75.0, "exact_match": 100.0})
-    with pytest.raises(UserError, match=r"^config\.task\.data\.test_file names no file"):
+    with pytest.raises(UserError, match=r"^config\.task\.data\.test_file is not set: the test split needs a file"):
         run.task.rows("test")
 
 

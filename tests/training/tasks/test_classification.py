@@ -186,7 +186,9 @@ def test_columns_that_are_turned_are_found_before_anything_is_made(tmp_path):
 def test_splits_that_are_named(files, tmp_path):
     run = opened(tmp_path / "workdir", **files)
     assert "validation" not in run.config.task.splits()
-    with pytest.raises(UserError, match=r"^config.task.data.validation_file names no file for the validation split$"):
+    with pytest.raises(
+        UserError, match=r"^config.task.data.validation_file is not set: the validation split needs a file$"
+    ):
         run.task.evaluate(Told(no_answer))
     columns = {"first_column": "one", "second_column": "two", "label_column": "label"}
     named = files | columns | {"train_file": "pairs.tsv", "validation_file": "pairs.tsv"}

@@ -96,7 +96,7 @@ class TestData:
             image, label = images[index]
             assert (image.shape, image.dtype) == ((8, 8, 1), np.uint8)
             assert (image.mean() > 128) == (label == "light")
-        with pytest.raises(UserError, match="test_folder names no file for the test split"):
+        with pytest.raises(UserError, match="test_folder is not set: the test split needs a folder"):
             splits["test"]
 
     @pytest.mark.parametrize(

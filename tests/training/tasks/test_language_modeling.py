@@ -372,7 +372,7 @@ def test_mistakes_are_one_line(folder, tmp_path, trained):
     with pytest.raises(UserError, match=r"eval_every and config\.patience need a validation split"):
         train(config, tmp_path / "work")
     assert not (tmp_path / "work").exists()
-    with pytest.raises(UserError, match=r"config\.task\.data\.test_file names no file for the test split"):
+    with pytest.raises(UserError, match=r"config\.task\.data\.test_file is not set: the test split needs a file"):
         load_run(trained[0]).evaluate(load_params(trained[0]), "test")
 
 

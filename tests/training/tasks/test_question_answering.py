@@ -270,7 +270,9 @@ def test_splits_that_are_named(tmp_path):
     assert "validation" not in run.config.task.splits()
     assert run.task.model_config.labels == run.config.model.labels  # it has none of its own
     assert not (tmp_path / "workdir" / "labels.json").exists()
-    with pytest.raises(UserError, match=r"^config.task.data.validation_file names no file for the validation split$"):
+    with pytest.raises(
+        UserError, match=r"^config.task.data.validation_file is not set: the validation split needs a file$"
+    ):
         run.task.evaluate(Told(no_answer))
 
 

@@ -201,7 +201,7 @@ def test_a_label_that_training_does_not_have_is_refused(trained):
 
 def test_a_split_that_is_not_named_is_refused(trained):
     task = load_run(trained[0], TextToTextTask).task
-    with pytest.raises(UserError, match=r"config.task.data.test_file names no file for the test split"):
+    with pytest.raises(UserError, match=r"config.task.data.test_file is not set: the test split needs a file"):
         task.evaluate(Told(no_answer), "test")
 
 

@@ -103,7 +103,7 @@ def test_without_a_validation_file_a_tenth_is_set_aside(folder):
     assert splits["train"] == [pair for pair in everything if pair not in splits["validation"]]
     assert sorted(splits["train"] + splits["validation"]) == sorted(everything)
     assert "validation" in opened
-    with pytest.raises(UserError, match=r"^config.task.data.test_source names no file for the test split$"):
+    with pytest.raises(UserError, match=r"^config.task.data.test_source is not set: the test split needs a file$"):
         opened["test"]
 
 

@@ -18,6 +18,7 @@ from tfx_jax.cli.support.overrides import override
 from tfx_jax.cli.support.process import check_cache_folder, check_file_limit
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError, printable
+from tfx_jax.files import is_local
 from tfx_jax.training.checkpoint.checkpoints import load_best_params, load_params
 from tfx_jax.training.config import load_config, validate
 from tfx_jax.training.run import AnyTask, Run, load_run
@@ -82,6 +83,16 @@ def check_one_source(arguments: argparse.Namespace) -> None:
         raise UserError("give exactly one of --model=FOLDER and --workdir=FOLDER")
     if arguments.step is not None and arguments.workdir is None:
         raise UserError("--step needs --workdir: it chooses a checkpoint of a training run")
+
+
+def check_local(path: str, verb: str) -> str:
+    """Returns the path of a local folder; raises UserError for a folder in a store, such as gs://."""
+    if not is_local(path):
+        raise UserError(
+            f"{path} is in a store, but {verb} needs local folders: {verb} a local copy, then copy the output folder "
+            "to the store"
+        )
+    return path
 
 
 def add_decoding_options(parser: Parser) -> None:

@@ -31,7 +31,6 @@ def override(config: ExperimentConfig, overrides: Sequence[str]) -> ExperimentCo
         if name not in flat(config):
             raise unknown_field(name, config)
         last[name] = argument
-    _hold_out(config, last)
     none_fields = [name for name, argument in last.items() if argument.endswith("=None") and _may_be_none(config, name)]
     argv = ["tfx-jax", *(argument for name, argument in last.items() if name not in none_fields)]
     values = flags.FlagValues()
@@ -44,6 +43,7 @@ def override(config: ExperimentConfig, overrides: Sequence[str]) -> ExperimentCo
     for name in none_fields:
         owner, field = _owner(changed, name)
         setattr(owner, field, None)
+    _hold_out(changed, last)
     return changed
 
 
@@ -53,9 +53,10 @@ _HELD_OUT = {"validation_share": 0.1, "validation_pairs": 500}  # fields of data
 def _hold_out(config: ExperimentConfig, overridden: Collection[str]) -> None:
     """Drops the experiment's validation file if only a training file is named: it belongs to other training data.
 
-    Where the data can hold out training examples for validation, it does.
+    Where the data can hold out training examples for validation, it does, unless they are a mixture of files.
     """
     data = config.task.data
+    held_out = {} if getattr(config.task, "mixture", ()) else _HELD_OUT
     for kind in ("file", "source", "folder"):
         names = {f"task.data.validation_{end}" for end in (kind, "target", "share", "pairs")}
         if f"task.data.train_{kind}" not in overridden or names & set(overridden):
@@ -63,7 +64,7 @@ def _hold_out(config: ExperimentConfig, overridden: Collection[str]) -> None:
         for name in (f"validation_{kind}", "validation_target"):
             if hasattr(data, name):
                 setattr(data, name, "")
-        for name, value in _HELD_OUT.items():
+        for name, value in held_out.items():
             if getattr(data, name, None) == 0:
                 setattr(data, name, value)
                 logging.warning(

@@ -2,10 +2,9 @@
 
 import argparse
 import importlib
-from typing import Any, NoReturn
-from unittest import mock
+from typing import NoReturn
 
-from tfx_jax.arguments import Parser
+from tfx_jax.arguments import Parser, calls_on_use
 
 
 class _FoundError(Exception):
@@ -18,10 +17,10 @@ def parser_of(verb: str, *arguments: str) -> argparse.ArgumentParser:
     Runs the verb, but leaves it with an exception as soon as its parser begins to parse.
     """
 
-    def stop(parser: Parser, *_: Any, **__: Any) -> NoReturn:
+    def stop(parser: Parser) -> NoReturn:
         raise _FoundError(parser)
 
-    with mock.patch.object(Parser, "parse_known_args", stop), mock.patch.object(Parser, "print_help", stop):
+    with calls_on_use(stop):
         try:
             importlib.import_module(f"tfx_jax.cli.{verb.replace('-', '_')}").run(arguments)
         except _FoundError as found:

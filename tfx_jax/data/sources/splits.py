@@ -39,7 +39,8 @@ class Splits(Generic[Data]):
         """
         if split not in self._loaded:
             if split not in self:
-                raise UserError(f"config.task.data.{split}_{self._field} names no file for the {split} split")
+                kind = "folder" if self._field == "folder" else "file"
+                raise UserError(f"config.task.data.{split}_{self._field} is not set: the {split} split needs a {kind}")
             try:
                 self._loaded[split] = self._load(split)
             except ImportError as error:  # the client of a remote file system is not installed

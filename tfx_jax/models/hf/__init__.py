@@ -375,7 +375,7 @@ def token_ids(path: epath.PathLike, field: str) -> tuple[int, ...]:
         if value is not None:
             ids = value if isinstance(value, list) else [value]
             if not all(type(index) is int and index >= 0 for index in ids):
-                raise UserError(f"{file}: {field} is {value!r}, not a token or a list of them")
+                raise UserError(f"{file}: {field} must be a token id or a list of token ids, got {value!r}")
             return tuple(ids)
     return ()
 
@@ -480,7 +480,10 @@ def _family_for(model: Any, fields: Mapping[str, Any]) -> Family:
         families = [named, *families]
     family = next((family for family in families if family.fits(model.config)), None)
     if family is None:
-        raise ValueError(f"a Hugging Face folder cannot say that a model has {_described(model.config)}")
+        raise ValueError(
+            f"no Hugging Face architecture supports {_described(model.config)}, so the model cannot be written as a "
+            "folder"
+        )
     return family
 
 

@@ -141,7 +141,7 @@ def _read(path: epath.Path) -> dict[str, np.ndarray]:
         check_regular(pathlib.Path(path))
         return safetensors.numpy.load_file(path)
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist: the folder of an adapter holds it beside {CONFIG}") from None
+        raise UserError(f"{path} does not exist: an adapter's folder must contain both it and {CONFIG}") from None
     except UserError:
         raise
     except (safetensors.SafetensorError, OSError, ValueError, TypeError) as error:

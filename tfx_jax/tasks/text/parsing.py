@@ -273,7 +273,7 @@ class ParsingTask:
           UserError: if a target is given.
         """
         if target is not None:
-            raise UserError("a parsing model draws the tree that it writes: leave --target out")
+            raise UserError("attention is drawn for the tree that the model itself predicts: leave --target out")
         (parse,) = self.parse(model, [source])
         (example,) = self.encode([parse.tree])
         symbols = [*self.config.target(parse.tree), "</s>"]
