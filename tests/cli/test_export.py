@@ -18,13 +18,17 @@ from tfx_jax.training.run import make_run
 def test_a_folder_is_exported_with_its_ends(tmp_path, draw_model, capsys):
     pytest.importorskip("flatbuffers")
     config = GPTConfig(vocab_size=9, max_length=16, num_layers=1, d_model=8, num_heads=2)
-    hf.save(draw_model(lambda: GPT(config, rngs=nnx.Rngs(0))), tmp_path / "gpt", fields={"eos_token_id": 3})
+    hf.save(
+        draw_model(lambda: GPT(config, rngs=nnx.Rngs(0))),
+        tmp_path / "gpt",
+        fields={"eos_token_id": 3, "forced_bos_token_id": 4},
+    )
     assert main(["export", f"--model={tmp_path / 'gpt'}", f"--output={tmp_path / 'out'}"]) == 0
     assert "for cpu, cuda, tpu), run.py, README.md" in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "model.npz", "run.py"]
     with np.load(tmp_path / "out" / "model.npz") as stored:
         settings = json.loads(stored["settings"].tobytes())
-    assert (settings["eos_ids"], settings["max_length"], settings["model"]) == ([3], 16, "GPT")
+    assert [settings[name] for name in ("eos_ids", "first_ids", "max_length", "model")] == [[3], [4], 16, "GPT"]
 
 
 def test_a_run_without_a_tokenizer_is_exported(tmp_path, draw_model, monkeypatch, capsys):

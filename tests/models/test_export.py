@@ -147,7 +147,7 @@ def test_what_cannot_be_exported(tmp_path, draw_model):
 )
 def test_the_usage_is_printed_for_what_run_does_not_read(inputs, arguments):
     model = types.SimpleNamespace(settings={"inputs": inputs, "programs": ["call"]})
-    with pytest.raises(SystemExit, match="python run.py 464"):
+    with pytest.raises(SystemExit, match=r"python run\.py 464"):
         exported_run.main(model, arguments)
 
 

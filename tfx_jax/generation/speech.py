@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.functional.audio import whisper_features
+from tfx_jax.functional.search import LENGTH_PENALTY
 from tfx_jax.generation.decoding import BeamSearch, Greedy, decode
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import read_json
@@ -38,7 +39,7 @@ class Transcriber:
         banned_ids: Sequence[int] = (),
         banned_next_ids: Sequence[int] = (),
         beam_size: int = 1,
-        length_penalty: float = 0.6,
+        length_penalty: float = LENGTH_PENALTY,
         is_multilingual: bool = True,
     ):
         """Prepares the model for decoding.
@@ -51,7 +52,12 @@ class Transcriber:
           beam_size: above 1, beam search instead of greedy search.
           length_penalty: exponent of the length penalty of beam search.
           is_multilingual: False for a model of English only, whose tokenizer may have tokens of languages as well.
+
+        Raises:
+          UserError: if `beam_size` is below 1.
         """
+        if beam_size < 1:
+            raise UserError(f"beam_size must be at least 1, got {beam_size}")
         c = model.config
         self._model, self._decoder, self._tokenizer = model, model.decoder(), tokenizer
         self.max_samples, self.languages = c.num_frames * 160, tokenizer.languages if is_multilingual else {}
@@ -94,10 +100,16 @@ class Transcriber:
           task: "transcribe", or "translate" into English.
 
         Raises:
-          UserError: if the recording is longer than `max_samples`, or the model lacks the language or the task.
+          UserError: if the recording has several channels or is longer than `max_samples`, or the model lacks the
+            language or the task.
         """
+        if samples.ndim != 1:
+            raise UserError(f"the samples have the shape {samples.shape}, not one axis: mix the channels into one")
         if len(samples) > self.max_samples:
-            raise UserError(f"the recording has {len(samples):,} samples, but at most {self.max_samples:,} are read")
+            raise UserError(
+                f"the recording has {len(samples):,} samples, but at most {self.max_samples:,} are read: cut it into "
+                "parts"
+            )
         padded = np.pad(samples.astype(np.float32), (0, self.max_samples - len(samples)))
         frames = self._features(padded[None])
         tokens = np.asarray(self._decode(self._decoder, frames, self._first_ids(frames, language, task)))[0]

@@ -58,7 +58,8 @@ def bracket_scores(predictions: Sequence[Tree], references: Sequence[Tree]) -> B
     """
     if len(predictions) != len(references):
         raise ValueError(
-            f"{len(predictions)} trees predicted, but {len(references)} references: each needs exactly one"
+            f"{len(predictions)} trees predicted, but {len(references)} references: pass one prediction for "
+            "each reference"
         )
     num_correct = num_predicted = num_expected = num_exact = num_errors = 0
     for prediction, reference in zip(predictions, references, strict=True):

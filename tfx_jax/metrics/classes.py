@@ -21,7 +21,7 @@ class ClassScores(NamedTuple):
     balanced_accuracy: float
 
 
-class OneClass(NamedTuple):
+class ScoresOfClass(NamedTuple):
     """Scores of one class, in percent but for the number of examples.
 
     Attributes:
@@ -54,7 +54,7 @@ def confusion_matrix(
     return counts
 
 
-def scores_by_class(counts: Int[np.ndarray, "C C"], labels: Sequence[Any]) -> list[OneClass]:
+def scores_by_class(counts: Int[np.ndarray, "C C"], labels: Sequence[Any]) -> list[ScoresOfClass]:
     """Returns the scores of each class from a `confusion_matrix`, in the order of `labels`.
 
     >>> [(one.label, one.recall, one.support) for one in scores_by_class(np.array([[3, 1], [0, 1]]), ["a", "b"])]
@@ -64,7 +64,7 @@ def scores_by_class(counts: Int[np.ndarray, "C C"], labels: Sequence[Any]) -> li
     precision, recall = (100 * correct / np.maximum(total, 1) for total in (predicted, expected))
     f1 = 200 * correct / np.maximum(predicted + expected, 1)
     columns = (column.tolist() for column in (precision, recall, f1, expected))
-    return [OneClass(*row) for row in zip(labels, *columns, strict=True)]
+    return [ScoresOfClass(*row) for row in zip(labels, *columns, strict=True)]
 
 
 def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: Sequence[Any]) -> ClassScores:
@@ -87,8 +87,8 @@ def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: 
     """
     if len(predictions) != len(references) or not len(references):
         raise ValueError(
-            f"{len(predictions)} predictions cannot be scored by {len(references)} references: both must be equally "
-            "many, and at least one"
+            f"{len(predictions)} predictions cannot be scored by {len(references)} references: pass one prediction "
+            "for each reference, at least one"
         )
     label_ids = {label: index for index, label in enumerate(labels)}
     unknown = {*predictions, *references} - label_ids.keys()

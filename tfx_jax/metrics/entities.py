@@ -135,7 +135,8 @@ def _count(
     """
     if len(references) != len(predictions):
         raise ValueError(
-            f"{len(predictions)} sentences of predictions but {len(references)} of references: each needs exactly one"
+            f"{len(predictions)} sentences of predictions but {len(references)} of references: pass one prediction for "
+            "each reference"
         )
     correct, predicted, expected = Counter(), Counter(), Counter()
     for number, (prediction, reference) in enumerate(zip(predictions, references, strict=True)):

@@ -103,6 +103,6 @@ def _check_inputs(
     if len(scores) != len(is_positive) or not 0 < is_positive.sum() < len(is_positive):
         raise ValueError(
             f"{len(scores)} scores cannot be ranked by {len(is_positive)} labels, of which {is_positive.sum()} are 1: "
-            "each score needs a label, and both labels must occur"
+            "each score needs a label, and labels 0 and 1 must both occur"
         )
     return scores, is_positive

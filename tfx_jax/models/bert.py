@@ -81,7 +81,7 @@ class BertConfig:
     has_pooler: bool = True  # whether a model without a head has a linear layer over the first token's vector
     pooler_activation: str = one_of(POOLERS, "tanh")  # activation of that layer, also where it is part of a head
     pooling: str = one_of(POOLINGS, "first")  # what that layer reads: the first token's vector, or the mean of all
-    head_norm: bool = False  # whether a classifier or tagger normalizes its input: ModernBERT
+    head_norm: bool = False  # whether a classifier or tagger normalizes what its last layer reads: ModernBERT
     is_tied: bool = True  # true: logits of masked tokens use the embedding; false: a separate output matrix
     head_dropout_rate: float | None = fraction(None)  # dropout before a classifier or tagger; None: dropout_rate
     activation: str = one_of(ACTIVATIONS, "gelu")  # "gelu" is exact; "gelu_tanh" approximates it

@@ -70,15 +70,15 @@ class ClipOutput(NamedTuple):
     """Similarities of images and texts.
 
     Attributes:
-      logits: similarity of each image with each text, times a learned scale (SigLIP: plus a learned bias), [B, T].
+      logits: similarity of each image with each text, times a learned scale (SigLIP: plus a learned bias), [B, N].
         CLIP's probabilities are softmaxes of a row or a column, those of SigLIP are sigmoids.
       images: unit vectors of the images, [B, E].
-      texts: unit vectors of the texts, [T, E].
+      texts: unit vectors of the texts, [N, E].
     """
 
-    logits: Float[Array, "B T"]
+    logits: Float[Array, "B N"]
     images: Float[Array, "B E"]
-    texts: Float[Array, "T E"]
+    texts: Float[Array, "N E"]
 
 
 def _layers(c: TowerConfig, *, dtype: Any, rngs: nnx.Rngs) -> EncoderLayer:
@@ -147,7 +147,7 @@ class AttentionPooling(nnx.Module):
 
     def __init__(self, config: TowerConfig, *, dtype: Any, rngs: nnx.Rngs):
         c = config
-        self.probe = nnx.Param(0.02 * nnx.initializers.normal(1.0)(rngs.params(), (c.d_model,)))
+        self.probe = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (c.d_model,)))
         self.attention = MultiHeadAttention(c.d_model, c.num_heads, use_bias=True, dtype=dtype, rngs=rngs)
         self.feed_forward_residual = Residual(c.d_model, pre_norm=True, epsilon=c.layer_norm_epsilon)
         self.feed_forward = _feed_forward(c, dtype=dtype, rngs=rngs)
@@ -197,7 +197,8 @@ class ImageTower(nnx.Module):
         x = _run(self.encoder_layers, x if self.embedding_norm is None else self.embedding_norm(x), rngs)
         if self.pooling is not None:
             return self.pooling(self.norm(x))
-        return self.projection(self.norm(x[:, 0])) if self.projection is not None else x[:, 0]
+        assert self.projection is not None  # as in every CLIP
+        return self.projection(self.norm(x[:, 0]))
 
 
 class Clip(nnx.Module):
@@ -237,6 +238,10 @@ class Clip(nnx.Module):
             `config.max_length`, and padding is read like other tokens.
           token_mask: tokens that may be attended to; None means all.
           rngs: stream `dropout`; None means evaluation.
+
+        Raises:
+          ValueError: if the images do not have the size and channels of the model, or a text is longer than
+            `config.max_length`.
         """
         image, text = (
             (x / jnp.linalg.norm(x, axis=-1, keepdims=True))

@@ -237,7 +237,7 @@ class EncoderDecoderDecoder(nnx.Module):
         return limit if limit is None or max_new_tokens <= limit else 0
 
     def encode(self, inputs: Shaped[Array, "B S ..."], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
-        """Encodes sources, [B, S]; where `token_mask` is False, tokens count as padding."""
+        """Encodes sources, tokens [B, S] or frames [B, T, F]; tokens where `token_mask` is False count as padding."""
         return self.model.remember(with_padding(inputs, token_mask, self.pad_id))[0]
 
     def init_cache(

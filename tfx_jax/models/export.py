@@ -47,8 +47,8 @@ def export(
 
     model.npz has the weights and, of a model that generates, three programs: "prepare" arranges the weights for
     decoding, "prefill" reads prompts into a KV cache, and "step" reads one token of each row. Of any other model it has
-    one program, "call". run.py calls them, and README.md says how. Token types are not exported: they are those that
-    the model takes by default.
+    one program, "call". run.py calls them, and README.md says how. An argument `token_type_ids` is not exported: every
+    token has the model's default type.
 
     Args:
       model: a model of tokens or images.
@@ -71,9 +71,8 @@ def export(
     settings["dtypes"] = [weight.dtype.name for weight in weights]
     for index, weight in enumerate(weights):
         array = np.asarray(weight)
-        arrays[f"weight_{index}"] = (
-            array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}")
-        )  # bfloat16
+        is_of_numpy = array.dtype.isbuiltin == 1  # not bfloat16
+        arrays[f"weight_{index}"] = array if is_of_numpy else array.view(f"u{array.itemsize}")
     try:
         serialized = {name: bytes(program.serialize()) for name, program in programs.items()}
     except ImportError as error:

@@ -4,7 +4,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tfx_jax.data.sources.images import read_center, read_image
+from tfx_jax.data.sources.images import image_of, read_center, read_image
 from tfx_jax.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (7, 7, 3)).astype(np.uint8)
@@ -16,6 +16,15 @@ def test_pixels_are_those_of_the_file_in_rows_and_columns(tmp_path):
         np.testing.assert_array_equal(read_image(tmp_path / name, 7), PIXELS)
     PIL.Image.fromarray(PIXELS[..., 0]).save(tmp_path / "gray.png")
     np.testing.assert_array_equal(read_image(tmp_path / "gray.png", 7), np.repeat(PIXELS[..., :1], 3, axis=2))
+
+
+@pytest.mark.parametrize("is_cropped", [True, False])
+def test_files_have_the_channels_of_the_model(tmp_path, is_cropped):
+    PIL.Image.fromarray(PIXELS[..., 0]).save(tmp_path / "gray.png")
+    found = image_of(tmp_path / "gray.png", 7, 1, is_cropped=is_cropped)
+    np.testing.assert_array_equal(found, PIXELS[..., :1])
+    with pytest.raises(UserError, match=r"of uint8, got \[7, 7, 3\] of uint8: resize and convert it"):
+        image_of(PIXELS, 7, 1, is_cropped=is_cropped)
 
 
 def test_what_cannot_be_read_is_named_in_one_line(tmp_path):

@@ -44,6 +44,11 @@ def test_where_a_folder_has_its_template(tmp_path, place):
         ("{{ messages.append(1) }}", "refuses the conversation: .*append"),
         ("{{ 1 / 0 }}", "refuses the conversation: division by zero"),
         ("{% for %}", "is no valid template"),
+        ("{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}", "is no valid template"),
+        (
+            "{{ [namespace]|tojson(default=namespace) }}",
+            "refuses the conversation: .*unexpected keyword argument 'default'",
+        ),
     ],
 )
 def test_what_a_template_may_not_do(source, message):

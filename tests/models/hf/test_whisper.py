@@ -128,8 +128,16 @@ def test_what_cannot_be_transcribed(transcriber, tmp_path, folder):
     ):
         with pytest.raises(UserError, match=match):
             transcriber(sounds()[0], **options)
-    with pytest.raises(UserError, match=r"the recording has 16,001 samples, but at most 16,000 are read"):
+    with pytest.raises(
+        UserError, match=r"the recording has 16,001 samples, but at most 16,000 are read: cut it into parts"
+    ):
         transcriber(np.zeros(16_001, np.float32))
+    with pytest.raises(
+        UserError, match=r"the samples have the shape \(99, 2\), not one axis: mix the channels into one"
+    ):
+        transcriber(np.zeros((99, 2), np.float32))
+    with pytest.raises(UserError, match="beam_size must be at least 1, got 0"):
+        Transcriber(make_model(), transcriber._tokenizer, beam_size=0)
     config = GPTConfig(vocab_size=9, max_length=8, num_layers=1, d_model=8, num_heads=2)
     hf.save(draw(lambda: GPT(config, rngs=nnx.Rngs(0))), tmp_path)
     with pytest.raises(UserError, match="holds a GPT, which does not transcribe: name a Whisper"):

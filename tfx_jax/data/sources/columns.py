@@ -29,8 +29,7 @@ def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[s
       UserError: if the file cannot be read, is empty or not UTF-8, a column is missing or named twice, or a row has
         another number of columns or a blank value; and as for `tfx_jax.data.sources.parquet.read_columnar`.
     """
-    kind = str(path).removesuffix(".gz").rpartition(".")[2].lower()
-    read = read_columnar if is_columnar(path) else {"csv": _csv, "jsonl": _json_lines}.get(kind, _tsv)
+    read = read_columnar if is_columnar(path) else {"csv": _csv, "jsonl": _json_lines}.get(_kind(path), _tsv)
     unit = "row" if is_columnar(path) else "line"
     for number, values in read(path, names):
         where = f"{path}, {unit} {number}"
@@ -43,12 +42,12 @@ def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[s
 def describe_columns(path: epath.PathLike) -> str | None:
     """Describes the format and the columns of a text file, such as "CSV with columns text, stars".
 
-    Returns None if the name is not that of a `.csv` or `.jsonl`, and line 1 does not have several columns.
+    Returns None if line 1 does not have several columns or, in a `.jsonl`, is no JSON object.
 
     Raises:
       UserError: if the file cannot be read, is empty or not UTF-8.
     """
-    kind = str(path).removesuffix(".gz").rpartition(".")[2].lower()
+    kind = _kind(path)
     first_line = next(read_lines(path))
     if kind == "jsonl":
         try:
@@ -62,6 +61,11 @@ def describe_columns(path: epath.PathLike) -> str | None:
     except csv.Error:
         return None
     return f"{name} with columns {', '.join(map(str.strip, columns))}" if len(columns) > 1 else None
+
+
+def _kind(path: epath.PathLike) -> str:
+    """Returns the suffix of a name without ".gz", in lower case and without its dot."""
+    return str(path).removesuffix(".gz").rpartition(".")[2].lower()
 
 
 def csv_lines(path: epath.PathLike) -> Iterator[str]:

@@ -13,26 +13,30 @@ from tfx_jax.errors import UserError
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of the names of image files."""
 
+_MODES = {1: "L", 3: "RGB"}  # Pillow's modes of grayscale and color, by the number of channels
 
-def read_image(path: epath.PathLike, size: int) -> np.ndarray:
+
+def read_image(path: epath.PathLike, size: int, num_channels: int = 3) -> np.ndarray:
     """Reads an image in any format that Pillow supports.
 
     Args:
       path: path of the file.
       size: required width and height in pixels.
+      num_channels: 3 for RGB, 1 for grayscale.
 
     Returns:
-      RGB values, [size, size, 3] uint8. Transparency is ignored. Grayscale of 16 bits or floats is scaled to 8 bits,
+      [size, size, num_channels] uint8. Transparency is ignored. Grayscale of 16 bits or floats is scaled to 8 bits,
       and the EXIF orientation is applied; `read_center` does the same.
 
     Raises:
       UserError: if the file does not exist, is not an image, or has another size.
     """
-    image = np.array(_read(path, "RGB"))
-    if image.shape[:2] != (size, size):
-        height, width, _ = image.shape
-        raise UserError(f"{path} has {width} x {height} pixels, but the model reads {size} x {size}: resize it")
-    return image
+    picture = _read(path, _MODES[num_channels])
+    if picture.size != (size, size):
+        raise UserError(
+            f"{path} has {picture.width} x {picture.height} pixels, but the model reads {size} x {size}: resize it"
+        )
+    return np.array(picture).reshape(size, size, num_channels)
 
 
 def read_center(path: epath.PathLike, size: int, num_channels: int) -> np.ndarray:
@@ -49,7 +53,7 @@ def read_center(path: epath.PathLike, size: int, num_channels: int) -> np.ndarra
     Raises:
       UserError: if the file does not exist or is not an image.
     """
-    picture = _read(path, {1: "L", 3: "RGB"}[num_channels])  # Pillow's modes of grayscale and color
+    picture = _read(path, _MODES[num_channels])
     fitted = PIL.ImageOps.fit(picture, (size, size), PIL.Image.Resampling.BICUBIC)
     return np.array(fitted).reshape(size, size, num_channels)
 
@@ -68,12 +72,12 @@ def image_of(source: Any, size: int, num_channels: int, *, is_cropped: bool = Tr
       UserError: if a file cannot be read, or an array has another shape or dtype.
     """
     if not hasattr(source, "shape"):
-        return read_center(source, size, num_channels) if is_cropped else read_image(source, size)
+        return read_center(source, size, num_channels) if is_cropped else read_image(source, size, num_channels)
     image = np.asarray(source)
     if image.shape != (size, size, num_channels) or image.dtype != np.uint8:
         raise UserError(
             f"an image must be an array [{size}, {size}, {num_channels}] of uint8, got {list(image.shape)} of "
-            f"{image.dtype}"
+            f"{image.dtype}: resize and convert it"
         )
     return image
 

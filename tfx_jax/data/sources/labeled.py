@@ -34,8 +34,8 @@ def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) ->
       labels: allowed labels, such as those of the training split; None allows any.
 
     Raises:
-      UserError: if the file cannot be read, is empty, not UTF-8 or a `.parquet`, a line is not a label, one TAB and a
-        text, or a label is not allowed.
+      UserError: if the file cannot be read, is empty, not UTF-8, a `.parquet` or an `.arrow`, a line is not a label,
+        one TAB and a text, or a label is not allowed.
     """
     if is_columnar(path):
         raise UserError(f"{path} has columns: name two as config.task.data.first_column and label_column")

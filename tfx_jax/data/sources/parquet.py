@@ -1,6 +1,7 @@
-"""Reader of columns of Parquet and Arrow files, which needs pyarrow, with a few rows in memory at a time.
+"""Reader of columns of Parquet and Arrow files, which needs pyarrow, with few rows in memory at a time.
 
-An Arrow file has one of the two IPC formats: "stream", which Hugging Face datasets write, or "file" (Feather 2).
+An Arrow file has one of the two IPC formats: "stream", which Hugging Face datasets write, or "file" (Feather 2). Of a
+Parquet file a few rows are in memory, of an Arrow file a whole record batch.
 """
 
 import importlib
@@ -72,7 +73,7 @@ def _text(value: Any, where: str) -> str:
 
 def _rows(path: epath.PathLike, names: list[str], kinds: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     if os.fspath(path).endswith(".gz"):
-        raise UserError(f"{path} is packed: unpack it with gunzip (what Parquet holds is compressed already)")
+        raise UserError(f"{path} is packed: unpack it with gunzip (Parquet and Arrow compress what they hold)")
     is_parquet = os.fspath(path).lower().endswith(".parquet")
     arrow, parquet = _import_pyarrow(path)
     try:
@@ -144,14 +145,14 @@ def _check_columns(path: epath.PathLike, types: Any, schema: Any, names: Sequenc
             raise UserError(
                 f"{path}: {schema.names.count(name)} columns named {name!r}; there are {', '.join(schema.names)}"
             )
-        kind = schema.field(name).type
-        value_kind = kind.value_type if types.is_dictionary(kind) else kind
+        type_ = schema.field(name).type
+        value_kind = type_.value_type if types.is_dictionary(type_) else type_
         is_text = types.is_string(value_kind) or types.is_large_string(value_kind) or types.is_string_view(value_kind)
         is_number = types.is_integer(value_kind) or types.is_floating(value_kind) or types.is_boolean(value_kind)
-        is_kind = {"text": is_text, "numbers": is_number, "lists": types.is_list(kind) or types.is_large_list(kind)}
+        is_kind = {"text": is_text, "numbers": is_number, "lists": types.is_list(type_) or types.is_large_list(type_)}
         if not any(is_kind[kind] for kind in kinds):
-            wanted = ", ".join("numbers, or true and false" if name == "numbers" else name for name in kinds)
-            raise UserError(f"{path}: the column {name!r} must be {wanted}, got {str(kind)[:40]}")
+            wanted = ", ".join("numbers, or true and false" if kind == "numbers" else kind for kind in kinds)
+            raise UserError(f"{path}: the column {name!r} must be {wanted}, got {str(type_)[:40]}")
 
 
 def _import_pyarrow(path: epath.PathLike) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ class ChatTemplate:
     """A chat template, which needs the package jinja2.
 
     A template is a program that its author wrote. It runs in Jinja's sandbox, which gives it no access to files, to
-    the network or to Python's internals.
+    the network or to Python's internals. It does not limit time or memory.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, where: str = "the chat template"):
@@ -42,7 +42,7 @@ class ChatTemplate:
             raise UserError(f"{where} needs jinja2 ({one_line(error)}): {install_command('chat')}") from None
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError, SyntaxError) as error:  # the last two of deep nesting
             raise UserError(f"{where} is no valid template ({one_line(error)}): fetch it again") from None
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
@@ -143,15 +143,19 @@ def _environment() -> Any:
             super().__setitem__(name, value)
 
     def namespace(*arguments: Any, **values: Any) -> Namespace:
-        made = Namespace()
+        result = Namespace()
         for name, value in dict(*arguments, **values).items():
-            made[name] = value
-        return made
+            result[name] = value
+        return result
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    def tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        # No further options of `json.dumps`, some of which are functions or classes that it calls.
+        options: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(

@@ -70,17 +70,18 @@ def write_config(architecture: str, config: ClipConfig) -> dict[str, Any]:
     c = config
     kind = next(kind for kind, name in MODEL_TYPES.items() if name == architecture)
     size = {"projection_size": c.d_output} if c.is_siglip else {"projection_dim": c.d_output}
+    own_size = {} if c.is_siglip else size  # of a SigLIP, only the text model has it
     text = {"vocab_size": c.vocab_size, "max_position_embeddings": c.max_length, "eos_token_id": c.eos_id}
     vision = {"image_size": c.image_size, "patch_size": c.patch_size, "num_channels": c.num_channels}
     return {
         "model_type": kind,
         "architectures": [architecture],
-        **({} if c.is_siglip else size),
+        **own_size,
         "text_config": {"model_type": f"{kind}_text_model", **text, **size, **_write_tower(c.text)},
         "vision_config": {
             "model_type": f"{kind}_vision_model",
             **vision,
-            **({} if c.is_siglip else size),
+            **own_size,
             **_write_tower(c.image),
         },
     }

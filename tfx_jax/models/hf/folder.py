@@ -55,8 +55,11 @@ class Fields:
         return Fields(self._values, self._path, names)
 
     def nested(self, name: str) -> "Fields":
-        """Returns the fields of an object in a field, which older files continue in another, `name` and "_dict"."""
-        return Fields({**self.get(name, {}), **self.get(f"{name}_dict", {})}, self._path)
+        """Returns the fields of the object in the field `name`; those in `name` and "_dict", of older files, win.
+
+        Errors name the file and the field with the object.
+        """
+        return Fields({**self.get(name, {}), **self.get(f"{name}_dict", {})}, f"{self._path}: {name}")
 
     def get(self, name: str, default: Any) -> Any:
         """Returns a field's value, or `default` if the field is missing or null.
@@ -225,8 +228,8 @@ class _Map:
 class Tensors:
     """The tensors of a folder by name; values are read only by `read`.
 
-    A file is open only while consecutive tensors are read from it. It is mapped into memory, so while it is open, the
-    pages read so far count as used memory in addition to the arrays made from them.
+    Files stay mapped into memory as long as this object exists. The pages of a tensor count as used memory, in addition
+    to the array made from them, until the next tensor is read.
 
     Attributes:
       shapes: shapes of all tensors, by name.
