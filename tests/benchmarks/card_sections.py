@@ -24,7 +24,7 @@ def main() -> None:
     if name == "correctness":
         sys.exit("ValueError: something is wrong")
     if name == "runs" and options["size"] == "saves":
-        subprocess.Popen([sys.executable, "-c", SAVING, options["output"]])
+        subprocess.Popen([sys.executable, "-c", SAVING, options["output"]], stdout=subprocess.DEVNULL)
         time.sleep(600)
     if name == "prediction":
         time.sleep(600)
