@@ -82,7 +82,8 @@ GENERATING = [
         ("llama", [name for name in CAUSAL + PATTERNS if takes_one_key_head(name)]),
         ("transformer", CAUSAL + PATTERNS),
         ("t5", [*WITH_BIAS, "additive,dense"]),
-        *((kind, ["gated_delta_rule,dense", "linear", "lsh"]) for kind in CONVOLVED),
+        *((kind, ["gated_delta_rule,dense", "linear"]) for kind in CONVOLVED),
+        ("gpt with convolutions", ["lsh"]),  # which takes no grouped queries
         *((kind, ["dense"] if "t5" in kind else ["dense", "window,dense"]) for kind in SPARSE),
     )
     for name in names

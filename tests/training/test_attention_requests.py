@@ -75,7 +75,7 @@ def trained(attention, call):
     arrays |= {gate: jax.typeof(np.zeros((b, t, *shape), np.float32)) for gate, shape in shapes.items()}
 
     def total(inputs, others):
-        core = attention.make(*call["query"].shape[2:], rngs=nnx.Rngs(0))
+        core = attention.make(n, h, num_kv_heads=call["key"].shape[2], rngs=nnx.Rngs(0))
         learns = {"is_training": True} if getattr(core, "has_running_statistics", False) else {}
         return core(**inputs, **others, **options, **learns).sum()
 

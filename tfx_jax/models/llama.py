@@ -107,7 +107,7 @@ class LlamaConfig:
             raise ValueError(f"logits_divisor must be above 0, got {self.logits_divisor}")
         self.experts.validate()
         try:
-            self.rotary.frequencies(self.head_size)
+            self.rotary.validate(self.head_size)
         except ValueError as error:
             raise ValueError(f"rotary: {error}") from None
 

@@ -416,10 +416,15 @@ class RotaryConfig:
         """Whether the frequencies depend on the length of the text."""
         return self.scaling in ("dynamic", "longrope")
 
-    def validate(self) -> None:
-        """Raises ValueError for options that `rotary_frequencies` rejects for every head size."""
-        head_size = 2 * len(self.short_factors) if self.scaling == "longrope" and self.short_factors else 4
-        dataclasses.replace(self, fraction=1.0).frequencies(head_size)
+    def validate(self, head_size: int | None = None) -> None:
+        """Raises ValueError for options that `rotary_frequencies` rejects, for any head size or for this one.
+
+        Computes no array of the head size, which may be a mistake of a configuration.
+        """
+        size = 2 * len(self.short_factors) if self.scaling == "longrope" and self.short_factors else 4
+        dataclasses.replace(self, fraction=1.0).frequencies(size)
+        if head_size is not None and self.scaling == "longrope":
+            self.frequencies(head_size)  # raises before it computes anything if there are more or fewer factors
 
     def check_packed(self) -> None:
         """Raises ValueError if the frequencies depend on the length of a text, of which a packed row has several."""

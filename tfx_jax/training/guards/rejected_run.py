@@ -32,7 +32,7 @@ def removes_rejected_run(workdir: epath.Path, *, is_new: bool) -> Iterator[None]
       workdir: folder of the run, which the caller has locked.
       is_new: whether this run created the folder, which is deleted too if it would be empty.
     """
-    before = {path.name for path in workdir.iterdir()}
+    before = {path.name for path in workdir.iterdir()} if workdir.exists() else set()  # a store has no empty folders
     try:
         yield
     except UserError:
