@@ -421,10 +421,10 @@ class RotaryConfig:
 
         Computes no array of the head size, which may be a mistake of a configuration.
         """
-        size = 2 * len(self.short_factors) if self.scaling == "longrope" and self.short_factors else 4
-        dataclasses.replace(self, fraction=1.0).frequencies(size)
-        if head_size is not None and self.scaling == "longrope":
+        if self.scaling == "longrope" and head_size is not None:
             self.frequencies(head_size)  # raises before it computes anything if there are more or fewer factors
+        else:
+            dataclasses.replace(self, fraction=1.0).frequencies(max(4, 2 * len(self.short_factors)))
 
     def check_packed(self) -> None:
         """Raises ValueError if the frequencies depend on the length of a text, of which a packed row has several."""
