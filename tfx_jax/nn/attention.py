@@ -424,7 +424,7 @@ class RotaryConfig:
         if self.scaling == "longrope" and head_size is not None:
             self.frequencies(head_size)  # raises before it computes anything if there are more or fewer factors
         else:
-            dataclasses.replace(self, fraction=1.0).frequencies(max(4, 2 * len(self.short_factors)))
+            dataclasses.replace(self, fraction=1.0).frequencies(2 * len(self.short_factors) or 4)
 
     def check_packed(self) -> None:
         """Raises ValueError if the frequencies depend on the length of a text, of which a packed row has several."""
