@@ -49,7 +49,7 @@ def _prepare(tmp_path, monkeypatch):
 
 
 def _list_events(tmp_path, monkeypatch):
-    task = types.SimpleNamespace(attention=lambda *_: (0.5, 1, [EventShare(HOSTILE, 2.0, 0.0, (0.25,))]))
+    task = types.SimpleNamespace(event_attention=lambda *_: (0.5, 1, [EventShare(HOSTILE, 2.0, 0.0, (0.25,))]))
     run = types.SimpleNamespace(task=task, trained=lambda params: params)
     monkeypatch.setattr("tfx_jax.cli.attend.load_model", lambda *_: (run, {}))
     main(["attend", "--workdir=w", "--row=1"])

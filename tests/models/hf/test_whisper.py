@@ -197,7 +197,7 @@ def test_logits_and_maps(net, tmp_path):
             output_attentions=True,
         )
     logits, maps = jitted(lambda model: model(frames, target, return_attention=True))(model)
-    np.testing.assert_allclose(logits, want.logits, atol=1e-4 * np.abs(want.logits).max())
+    np.testing.assert_allclose(logits, want.logits, atol=1e-4 * want.logits.abs().max().item())
     for kind, name in (("encoder/{}/self", "encoder_attentions"), ("decoder/{}/cross", "cross_attentions")):
         for index, weights in enumerate(want[name]):
             np.testing.assert_allclose(maps[kind.format(index)], weights, atol=1e-5)

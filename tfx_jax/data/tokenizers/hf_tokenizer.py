@@ -506,6 +506,7 @@ class PieceTokenizer(HFTokenizer):
         more_spaces: str = "",
         dropped: str = "",
         first: str | None = None,
+        languages: Sequence[str] = (),
         is_pair_separated: bool,
     ):
         """Combines model and vocabulary.
@@ -519,6 +520,7 @@ class PieceTokenizer(HFTokenizer):
           more_spaces: characters to be replaced by spaces, because the model does not know them as spaces.
           dropped: characters to be dropped, by replacing them with a control character, which the model drops.
           first: name of a special token that `encode_with_specials` writes before the text.
+          languages: names of tokens that decoding leaves out, and that a text spells without meaning them.
           is_pair_separated: whether the first of two texts ends with EOS.
 
         Raises:
@@ -526,7 +528,7 @@ class PieceTokenizer(HFTokenizer):
         """
         vocabulary = {**{token["content"]: index for index, token in config.added.items()}, **vocabulary}
         special = config.special & vocabulary.keys()
-        super().__init__(vocabulary, config, special=special)
+        super().__init__(vocabulary, config, special={*special, *languages})
         if self.eos_id is None or self.unk_id is None:
             raise UserError(f"{config.folder}: the vocabulary lacks the end of sentence or the unknown token")
         self._eos, self._unk = self.eos_id, self.unk_id
@@ -819,7 +821,6 @@ def _from_m2m100(config: TokenizerConfig) -> HFTokenizer:
     vocabulary = _read_vocabulary(config)
     languages = [f"__{code}__" for code in _M2M100_LANGUAGES.split()]
     vocabulary = {**vocabulary, **{name: len(vocabulary) + index for index, name in enumerate(languages)}}
-    config.special.update(languages)
     first = f"__{config.option('src_lang', 'en')}__"
     if first not in vocabulary:
         raise UserError(f"{config.folder / 'tokenizer_config.json'}: src_lang has no token {first}")
@@ -829,6 +830,7 @@ def _from_m2m100(config: TokenizerConfig) -> HFTokenizer:
         config,
         text_of=lambda pieces: processor.decode_pieces(pieces).strip(),
         first=first,
+        languages=languages,
         is_pair_separated=False,
     )
 
