@@ -8,7 +8,7 @@ full fine-tuning needs 16. Checkpoints hold the adapters alone: 27 MB, and 82 MB
 
     tfx-jax train --config=llama_lora --workdir=runs/llama_lora --config.task.data.data_dir=DIR --config.mesh.fsdp=16
     tfx-jax convert --workdir=runs/llama_lora --output=adapter --adapter
-    tfx-jax plan --config=llama_lora:full --topology=v5e:4x4 --config.mesh.fsdp=16
+    tfx-jax plan --config=llama_lora:lora --topology=v5e:4x4 --config.mesh.fsdp=16
 
 DIR holds `train.txt` and `valid.txt`, a text on each line, which are packed into rows of 2,048 tokens and do not attend
 to each other. For conversations, set `--config.task.data.documents=messages` and name files of JSON lines or Parquet.
