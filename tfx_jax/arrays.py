@@ -1,4 +1,4 @@
-"""Copies of pytrees of arrays between host and devices."""
+"""Pytrees of arrays: copies between host and devices, and the paths of leaves."""
 
 from typing import Any
 
@@ -23,3 +23,13 @@ def to_host(tree: Any) -> Any:
         return multihost_utils.process_allgather(leaf, tiled=True)
 
     return jax.device_get(jax.tree.map(gather, tree))
+
+
+def path_name(path: Any) -> str:
+    """Returns the path of a leaf, as `jax.tree_util` has it, as text, such as "bert/layers/out/kernel"."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """Returns the leaves of a tree by `path_name`."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}

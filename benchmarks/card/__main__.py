@@ -7,8 +7,8 @@ Pillow, and no network; `python -m benchmarks.card.wheels` collects what else su
 `input.txt` of tiny Shakespeare and Multi30k's `train.en.gz`, `train.de.gz`, `valid.en` and `valid.de` with BPE applied;
 without it nothing is trained.
 
-Sections run in this order, each in a process of its own, which is killed at its time limit. What a section does not
-use goes to the later ones. Every row is written when it is measured, as a line of OUTPUT/card.jsonl and in the tables
+Sections run in this order, each in a separate process that is killed at its time limit. Later sections get the time
+that a section does not use. Every row is written when it is measured, as a line of OUTPUT/card.jsonl and in the tables
 of OUTPUT/card.md, so a section that fails or is killed loses only the rows that it has not measured.
 
     machine      devices and versions

@@ -13,7 +13,7 @@ transformers alone would draw the one for CUDA):
     pip install torch==2.13.0
     pip install transformers==5.23.0 ctranslate2==4.8.5
 
-for a GPU `pip install "jax[cuda13]" torch transformers ctranslate2`. PyTorch's compiler wants a C++ compiler besides.
+for a GPU `pip install "jax[cuda13]" torch transformers ctranslate2`. PyTorch's compiler also needs a C++ compiler.
 
 Every side is a process of its own, which has compiled and warmed up before the first round and sleeps while the others
 have their turn; all may use all cores. Figures are medians of ratios inside rounds (see `measure`): the machine's noise

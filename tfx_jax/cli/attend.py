@@ -67,9 +67,7 @@ def _attend_to_sentence(arguments: argparse.Namespace) -> int:
     set_up_program()
     run, params = load_model(arguments)
     task = run.task
-    if not hasattr(task, "attention") or isinstance(
-        task, CaptioningTask | ImageClassificationTask | EventClassificationTask
-    ):
+    if not hasattr(task, "attention") or isinstance(task, CaptioningTask | ImageClassificationTask):
         raise UserError(
             f"--source needs a model of text, but {arguments.workdir} holds another: name another run, or give "
             "--image or --row"

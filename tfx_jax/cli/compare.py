@@ -9,7 +9,7 @@ from tfx_jax.arguments import Parser, folder
 from tfx_jax.errors import UserError
 from tfx_jax.training.config import flat, load_config
 from tfx_jax.training.reporting.attention_plot import save_figure
-from tfx_jax.training.reporting.learning_curves import COMPARED, draw_comparison
+from tfx_jax.training.reporting.learning_curves import compared_tags, draw_comparison
 from tfx_jax.training.reporting.progress import History, read_history
 
 _MISSING = object()  # value of a field that a configuration does not have
@@ -52,8 +52,7 @@ def _results(histories: Mapping[str, History]) -> list[tuple[str, ...]]:
     """Returns the rows of the results: last step, and last value and range of each loss and metric."""
     points = [history.points for history in histories.values()]
     rows = [("last step", *(f"{max((point.step for point in one), default=0):,}" for one in points))]
-    tags = dict.fromkeys(tag for one in points for point in one for tag in point.scalars if tag.startswith(COMPARED))
-    for tag in tags:
+    for tag in compared_tags(histories):
         curves = [history.curve(tag)[1] for history in histories.values()]
         rows.append((f"{tag}, last", *(f"{curve[-1]:.4g}" if curve.size else "" for curve in curves)))
         rows.append((f"{tag}, range", *(_range(curve) for curve in curves)))

@@ -8,10 +8,16 @@ import jax
 from flax import nnx
 
 from tfx_jax.arguments import Parser
-from tfx_jax.cli.support.options import add_folder_options, check_local, check_one_source, load_model, set_up_program
+from tfx_jax.cli.support.options import (
+    add_folder_options,
+    check_local,
+    check_one_source,
+    load_generating_folder,
+    load_model,
+    set_up_program,
+)
 from tfx_jax.errors import UserError
 from tfx_jax.hub import local_folder
-from tfx_jax.models import hf
 from tfx_jax.models.export import PLATFORMS, export
 
 
@@ -39,15 +45,7 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"--output={output} exists and is not an empty folder: name another one")
     set_up_program()
     if arguments.model is not None:
-        folder = local_folder(arguments.model)
-        model = hf.load(
-            folder,
-            dtype=arguments.dtype,
-            allow_nonfinite=arguments.allow_nonfinite,
-            # Decoding then casts nothing; int8 weights are rounded from float32.
-            keep_bfloat16=arguments.dtype == "bfloat16" and not arguments.int8,
-        )
-        eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
+        model, eos_ids, first_ids = load_generating_folder(arguments, local_folder(arguments.model))
     else:
         run, params = load_model(arguments, dtype=arguments.dtype)
         model = nnx.merge(run.graphdef, jax.device_put(params))

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 from tfx_jax.arguments import Parser, at_least_one, beam_width, length_penalty, not_negative, seed
 from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
-from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_trained, set_up_program
+from tfx_jax.cli.support.options import (
+    add_folder_options,
+    check_one_source,
+    load_generating_folder,
+    load_trained,
+    set_up_program,
+)
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.data.tokenizers.chat import Message, check_messages, load_chat_template
 from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
@@ -16,7 +22,6 @@ from tfx_jax.functional.search import LENGTH_PENALTY
 from tfx_jax.generation.decoding import BeamSearch, Sampling, Search
 from tfx_jax.generation.text import TextGenerator
 from tfx_jax.hub import local_folder
-from tfx_jax.models import hf
 from tfx_jax.nn.decoding import DecodingModel
 
 
@@ -121,14 +126,7 @@ def run(argv: Sequence[str]) -> int:
         folder = local_folder(arguments.model)
         tokenizer = load_folder_tokenizer(folder)
         template = load_chat_template(folder) if arguments.chat else None
-        model = hf.load(
-            folder,
-            dtype=arguments.dtype,
-            allow_nonfinite=arguments.allow_nonfinite,
-            # Decoding then casts nothing; int8 weights are rounded from float32.
-            keep_bfloat16=arguments.dtype == "bfloat16" and not arguments.int8,
-        )
-        eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
+        model, eos_ids, first_ids = load_generating_folder(arguments, folder)
     else:
         model, tokenizer = load_trained(arguments, arguments.dtype)
         eos_ids, first_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,), ()

@@ -5,14 +5,14 @@ import sys
 from collections.abc import Sequence
 
 import numpy as np
-from etils import epath
 
 from tfx_jax.arguments import Parser, beam_width
 from tfx_jax.cli.support.lines import shown
 from tfx_jax.cli.support.options import add_folder_options, check_one_source, load_model, set_up_program
-from tfx_jax.data.sources.audio import read_wav
+from tfx_jax.data.sources.audio import read_wav_file
 from tfx_jax.errors import UserError
-from tfx_jax.generation.speech import SAMPLE_RATE, TASKS, Transcriber
+from tfx_jax.functional.audio import WHISPER_SAMPLE_RATE
+from tfx_jax.generation.speech import TASKS, Transcriber
 from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech, utterance_of
 from tfx_jax.tasks.speech.speech_data import Utterance
 from tfx_jax.tasks.speech.speech_recognition import SpeechRecognitionTask
@@ -52,9 +52,9 @@ def _with_whisper(arguments: argparse.Namespace) -> int:
     for file in arguments.files:
         text = ""
         try:
-            samples = read_wav(_content(file), SAMPLE_RATE, name=file) / np.float32(32_768)
+            samples = read_wav_file(file, WHISPER_SAMPLE_RATE) / np.float32(32_768)
             if len(samples) > transcriber.max_samples:
-                seconds, most = len(samples) / SAMPLE_RATE, transcriber.max_samples / SAMPLE_RATE
+                seconds, most = len(samples) / WHISPER_SAMPLE_RATE, transcriber.max_samples / WHISPER_SAMPLE_RATE
                 raise UserError(
                     f"{file} lasts {seconds:.1f} seconds, but the model reads at most {most:.1f}: cut the file"
                 )
@@ -86,11 +86,3 @@ def _with_run(arguments: argparse.Namespace) -> int:
     for index in range(len(arguments.files)):
         print(shown(transcript_of.get(index, "")))
     return 0 if len(utterances) == len(arguments.files) else 2
-
-
-def _content(file: str) -> bytes:
-    """Returns the content of a file; raises UserError if it cannot be read."""
-    try:
-        return epath.Path(file).read_bytes()
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror or error}") from None

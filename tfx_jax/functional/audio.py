@@ -7,6 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+WHISPER_SAMPLE_RATE, WHISPER_HOP = 16_000, 160
+"""Samples per second, and samples between the starts of frames, of `whisper_features`."""
+
 
 def log_mel(
     samples: Float[Array, "B samples"],
@@ -76,7 +79,7 @@ def whisper_features(samples: Float[Array, "B samples"], *, num_bands: int = 80)
     >>> jax.eval_shape(whisper_features, jnp.zeros((2, 480_000))).shape
     (2, 3000, 80)
     """
-    window, hop = 400, 160
+    window, hop = 400, WHISPER_HOP
     if samples.shape[1] <= window // 2:
         raise ValueError(
             f"samples must have at least {window // 2 + 1} samples in each row, got {samples.shape[1]}: pad with "
@@ -84,7 +87,7 @@ def whisper_features(samples: Float[Array, "B samples"], *, num_bands: int = 80)
         )
     padded = jnp.pad(samples.astype(jnp.float32), ((0, 0), (window // 2, window // 2)), mode="reflect")
     power = _powers(padded, samples.shape[1] // hop, window, hop, window)
-    energies = power @ mel_filters(num_bands, window, 16_000, scale="slaney").T
+    energies = power @ mel_filters(num_bands, window, WHISPER_SAMPLE_RATE, scale="slaney").T
     x = jnp.log10(jnp.maximum(energies, 1e-10))
     return (jnp.maximum(x, x.max(axis=(1, 2), keepdims=True) - 8) + 4) / 4
 

@@ -12,14 +12,13 @@ from jaxtyping import Array, Float, Int
 
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, load_folder_tokenizer
 from tfx_jax.errors import UserError
-from tfx_jax.functional.audio import whisper_features
+from tfx_jax.functional.audio import WHISPER_HOP, whisper_features
 from tfx_jax.functional.search import LENGTH_PENALTY
 from tfx_jax.generation.decoding import BeamSearch, Greedy, decode
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import read_json
 from tfx_jax.models.whisper import Whisper
 
-SAMPLE_RATE = 16_000
 TASKS = ("transcribe", "translate")
 
 
@@ -60,7 +59,7 @@ class Transcriber:
             raise UserError(f"beam_size must be at least 1, got {beam_size}")
         c = model.config
         self._model, self._decoder, self._tokenizer = model, model.decoder(), tokenizer
-        self.max_samples, self.languages = c.num_frames * 160, tokenizer.languages if is_multilingual else {}
+        self.max_samples, self.languages = c.num_frames * WHISPER_HOP, tokenizer.languages if is_multilingual else {}
         self._features = jax.jit(functools.partial(whisper_features, num_bands=c.num_bands))
         options: dict[str, Any] = {
             "search": BeamSearch(beam_size, length_penalty) if beam_size > 1 else Greedy(),

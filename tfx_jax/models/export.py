@@ -147,7 +147,7 @@ def _decoding_programs(
     specs = _specs(leaves)
     inputs = _spec((batch, length), jnp.int32), _spec((batch, length), bool), _spec((room,), bool)
     exported_prefill = _exported(prefill, specs, *inputs)
-    # A size of the cache such as p + n is a symbol of its own: a program must read each symbol from some axis.
+    # Each size of the cache, such as p + n, gets a separate symbol: a program must read each symbol from some axis.
     *cache, _ = exported_prefill.out_avals
     sizes = dict.fromkeys(str(size) for array in cache for size in array.shape if not isinstance(size, int))
     sizes["b"] = None

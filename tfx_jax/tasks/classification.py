@@ -138,10 +138,8 @@ class ClassificationBase(Generic[Config, Model, Rows]):
         by_class = sorted(scores_by_class(counts, self.labels), key=lambda one: one.f1)
         title = "Classes of the validation split"
         if len(by_class) > _MOST_CLASSES:
-            title, by_class = (
-                f"The {_MOST_CLASSES} classes of the validation split with the lowest F1",
-                by_class[:_MOST_CLASSES],
-            )
+            title = f"The {_MOST_CLASSES} classes of the validation split with the lowest F1"
+            by_class = by_class[:_MOST_CLASSES]
         scores = [
             (str(one.label), *(f"{value:.1f} %" for value in (one.precision, one.recall, one.f1)), f"{one.support:,}")
             for one in by_class
@@ -162,13 +160,13 @@ class ClassificationBase(Generic[Config, Model, Rows]):
         # Mistakes first, then the first examples.
         order = sorted(range(len(predicted)), key=lambda index: (predicted[index] == expected[index], index))
         samples = [
-            (self.shown(cast(Any, rows)[index], index), str(expected[index]), str(predicted[index]))
+            (self.describe_row(cast(Any, rows)[index], index), str(expected[index]), str(predicted[index]))
             for index in [*order[:5], *(index for index in range(min(5, len(predicted))) if index not in order[:5])]
         ]
         return [*tables, ReportTable("Sample predictions, mistakes first", ("input", "true", "predicted"), samples)]
 
-    def shown(self, row: Any, index: int) -> str:
-        """Returns how a report shows a row: its text, or its number in the split, from 1."""
+    def describe_row(self, row: Any, index: int) -> str:
+        """Returns the text of a row for reports; by default its number in the split, from 1."""
         del row
         return f"number {index + 1}"
 

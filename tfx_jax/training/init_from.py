@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from tfx_jax.arrays import leaves_by_path, path_name
 from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.hub import local_folder
@@ -84,8 +85,8 @@ def init_from_state(
       UserError: if no array can be copied, or the model cannot be read.
     """
     state = training.first_state()
-    own = {path: (leaf.shape, leaf.dtype) for path, leaf in _by_path(state.variables).items()}
-    initial = _by_path(initial_params(local_folder(init_from), load_best_params))
+    own = {path: (leaf.shape, leaf.dtype) for path, leaf in leaves_by_path(state.variables).items()}
+    initial = leaves_by_path(initial_params(local_folder(init_from), load_best_params))
     copied = {
         path: np.asarray(value, own[path][1])
         for path, value in initial.items()
@@ -96,7 +97,7 @@ def init_from_state(
 
     def copy(path: Any, leaf: jax.Array) -> jax.Array:
         """Returns the initial model's array with the dtype and sharding of `leaf`, or `leaf` if there is none."""
-        value = copied.get(_path_name(path[1:]))  # path[0] is the index in the pair (params, model_state)
+        value = copied.get(path_name(path[1:]))  # path[0] is the index in the pair (params, model_state)
         if value is None:
             return leaf
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
@@ -123,12 +124,3 @@ def _initial_config(folder: epath.Path) -> Any:
         return hf.load_config(folder)
     model: Any = load_valid_config(folder).model
     return dataclasses.replace(model, vocab_size=load_folder_tokenizer(tokenizer_folder(folder)).vocab_size)
-
-
-def _by_path(params: Any) -> dict[str, Any]:
-    """Returns the leaves of a tree by path, such as "bert/layers/out/kernel"."""
-    return {_path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-
-
-def _path_name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -11,6 +11,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from optax.contrib import MuonDimensionNumbers, scale_by_muon, schedule_free
 
+from tfx_jax.arrays import path_name
 from tfx_jax.nn.stack import is_stack
 from tfx_jax.training.config import OptimizerConfig
 
@@ -170,12 +171,9 @@ def _muon(
 ) -> optax.GradientTransformation:
     """Returns Muon for `matrices` (see `make_optimizer`) and the optimizer `others` for all other parameters."""
 
-    def name(path: Any) -> str:
-        return jax.tree_util.keystr(path, simple=True, separator="/")
-
     def axes(path: Any, update: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the input axes and the output axes of a matrix; the axes before them are those of a stack."""
-        num_inputs, num_outputs = matrices[name(path)]
+        num_inputs, num_outputs = matrices[path_name(path)]
         first = update.ndim - num_inputs - num_outputs
         return tuple(range(first, first + num_inputs)), tuple(range(first + num_inputs, update.ndim))
 
@@ -192,7 +190,9 @@ def _muon(
         return jax.tree_util.tree_map_with_path(scaled, updates)
 
     def labels(params: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(lambda path, _: "muon" if name(path) in matrices else "others", params)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: "muon" if path_name(path) in matrices else "others", params
+        )
 
     muon = optax.chain(
         scale_by_muon(_NEWTON_SCHULZ, beta=config.b1, weight_dimension_numbers=dimension_numbers),
@@ -211,7 +211,7 @@ def is_decayed(params: Any) -> Any:
     """
 
     def is_decayed_leaf(path: Any, _: Any) -> bool:
-        return not jax.tree_util.keystr(path, simple=True, separator="/").endswith(("bias", "scale"))
+        return not path_name(path).endswith(("bias", "scale"))
 
     return jax.tree_util.tree_map_with_path(is_decayed_leaf, params)
 

@@ -12,7 +12,7 @@ from etils import epath
 from flax import nnx
 from jax.sharding import Mesh
 
-from tfx_jax.arrays import to_host
+from tfx_jax.arrays import leaves_by_path, to_host
 from tfx_jax.data.batching.batches import Batch, LoaderOptions, ProcessShard
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError, one_line
@@ -59,8 +59,7 @@ class Run(Generic[AnyTask]):
     @property
     def frozen_paths(self) -> set[str]:
         """Paths of the parameters that are not trained, such as "decoder_layers/feed_forward/up"."""
-        leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(self._abstract_model, Frozen)))
-        return {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves}
+        return {*leaves_by_path(nnx.to_pure_dict(nnx.state(self._abstract_model, Frozen)))}
 
     def check_params(self, params: Params) -> None:
         """Checks that parameters and model state have the names and shapes of the configured model.
@@ -70,8 +69,7 @@ class Run(Generic[AnyTask]):
         """
 
         def shapes(tree: Params) -> dict[str, tuple[int, ...]]:
-            leaves = jax.tree_util.tree_leaves_with_path(tree)
-            return {jax.tree_util.keystr(path, simple=True, separator="/"): tuple(leaf.shape) for path, leaf in leaves}
+            return {name: tuple(leaf.shape) for name, leaf in leaves_by_path(tree).items()}
 
         expected = shapes(nnx.to_pure_dict(nnx.state(self._abstract_model)))
         actual = shapes(params)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from etils import epath
 from flax import nnx
 
 from tfx_jax.arguments import Parser, beam_width, folder, length_penalty
@@ -19,6 +20,7 @@ from tfx_jax.cli.support.process import check_cache_folder, check_file_limit
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError, printable
 from tfx_jax.files import is_local
+from tfx_jax.models import hf
 from tfx_jax.training.checkpoint.checkpoints import load_best_params, load_params
 from tfx_jax.training.config import load_config, validate
 from tfx_jax.training.run import AnyTask, Run, load_run
@@ -75,6 +77,27 @@ def load_trained(arguments: argparse.Namespace, dtype: str | None = None) -> tup
     if tokenizer is None:
         raise UserError(f"{arguments.workdir} holds a model without a tokenizer, but text needs one: name another run")
     return nnx.merge(run.graphdef, jax.device_put(params)), tokenizer
+
+
+def load_generating_folder(
+    arguments: argparse.Namespace, folder: epath.Path
+) -> tuple[Any, Sequence[int], Sequence[int]]:
+    """Loads a Hugging Face folder for decoding, with the flags --dtype, --int8 and --allow-nonfinite.
+
+    Returns:
+      The model, and the tokens that end and that begin its outputs.
+
+    Raises:
+      UserError: if the folder holds no model, or it is damaged.
+    """
+    model = hf.load(
+        folder,
+        dtype=arguments.dtype,
+        allow_nonfinite=arguments.allow_nonfinite,
+        # Decoding then casts nothing; int8 weights are rounded from float32.
+        keep_bfloat16=arguments.dtype == "bfloat16" and not arguments.int8,
+    )
+    return model, hf.end_ids(folder), hf.first_ids(folder)
 
 
 def check_one_source(arguments: argparse.Namespace) -> None:
@@ -180,7 +203,7 @@ def set_up_program() -> None:
 def quiet_libtpu() -> None:
     """Sets what keeps libtpu, if it is installed for `tfx-jax plan`, from warning that this machine has no TPU."""
     if importlib.util.find_spec("libtpu") and not has_tpu():
-        from tfx_jax.planning.topologies import ENVIRONMENT  # slow, and not needed without libtpu
+        from tfx_jax.planning.topologies import ENVIRONMENT  # not needed without libtpu
 
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)

@@ -63,6 +63,15 @@ class SoundFiles:
         return read_wav(self.read(name), sample_rate, name=f"{name} in {self.path}")
 
 
+def read_wav_file(path: epath.PathLike, sample_rate: int) -> np.ndarray:
+    """Returns the samples of a WAV file, see `read_wav`; raises UserError also if the file cannot be read."""
+    try:
+        content = epath.Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
+    return read_wav(content, sample_rate, name=str(path))
+
+
 def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
     """Decodes a WAV file with integer or floating-point samples, any sample rate and any number of channels.
 

@@ -23,6 +23,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 from jax.typing import DTypeLike
 
+from tfx_jax.arrays import leaves_by_path
 from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
 from tfx_jax.hub import local_folder
@@ -298,7 +299,7 @@ def load(
         _refuse_other_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
         options: dict[str, Any] = {"keep_bfloat16": keep_bfloat16}
         if shardings is not None:
-            options["shardings"] = _by_path(shardings(nnx.to_pure_dict(state)))
+            options["shardings"] = leaves_by_path(shardings(nnx.to_pure_dict(state)))
         for name, param, new_nonfinite_names in read_params(rows, tensors, prefix, shapes, **options):
             # Wait for each array, so that at most one exists on the host and on the device at the same time.
             _set(params, name, jax.block_until_ready(param if shardings is not None else jax.device_put(param)))
@@ -588,12 +589,6 @@ def _refuse_other_copies(theirs: set[str], tensors: Tensors, prefix: str, copies
             original_values, values = tensors.read([original_name, name])
             if not np.array_equal(original_values, values, equal_nan=True):
                 raise UserError(f"the tensor {name} is not {original_name}, with which the model shares it")
-
-
-def _by_path(nested: Any) -> dict[str, Any]:
-    """Returns the leaves of nested dictionaries by path, such as "a/b/c"."""
-    leaves = jax.tree_util.tree_leaves_with_path(nested)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _set(nested: dict[str, Any], path: str, value: Any) -> None:

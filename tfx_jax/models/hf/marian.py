@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from tfx_jax.arrays import path_name
 from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
 from tfx_jax.models.hf.names import Row, feed_forward, linear, norm, projections, table, with_zeros
 from tfx_jax.models.transformer import Transformer, TransformerConfig
@@ -150,7 +151,7 @@ def as_marian(model: Transformer) -> Transformer:
         )  # even features, sines, then odd features, cosines
 
         def reorder(path: Any, leaf: jax.Array) -> jax.Array:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            name = path_name(path)
             axes = (axis for end, axis in _RESIDUAL_AXES.items() if re.search(f"(^|/)({end})$", name))
             axis = next(axes, None)
             return leaf if axis is None else jax.device_put(np.take(np.asarray(leaf), order, axis=axis))

@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Array, Float, Int
 
-from tfx_jax.data.sources.audio import TABLE, SoundFiles, read_wav
+from tfx_jax.data.sources.audio import TABLE, SoundFiles, read_wav_file
 from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.data.sources.splits import SPLITS, Split
 from tfx_jax.errors import UserError
@@ -376,11 +376,7 @@ def utterance_of(source: Any, data: RecordedSpeech) -> Utterance:
             )
     else:
         name = os.fspath(source)
-        try:
-            content = epath.Path(name).read_bytes()
-        except OSError as error:
-            raise UserError(f"{name} cannot be read: {error.strerror or error}") from None
-        samples = read_wav(content, data.sample_rate, name=name)
+        samples = read_wav_file(name, data.sample_rate)
     frames = in_frames(samples, data.hop)
     if len(frames) > data.max_length:
         seconds, max_seconds = (count * data.hop / data.sample_rate for count in (len(frames), data.max_length))

@@ -188,7 +188,7 @@ class TextLabelTask(TextAttention, ClassificationBase[Config, Model, Any]):
     def inputs(self) -> tuple[str, ...]:
         return inputs_of(cast(Any, self.config).data)
 
-    def shown(self, row: Any, index: int) -> str:
+    def describe_row(self, row: Any, index: int) -> str:
         return " / ".join(row[:-1])[:200]
 
     def attention_inputs(self) -> Iterator[Sequence[str]]:

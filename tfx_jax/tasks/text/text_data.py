@@ -58,7 +58,7 @@ class TextData(FileData):
         return self._open(split)
 
     def train_sources(self) -> list[TextDocuments]:
-        """Opens each entry of `train_file`, a file or a pattern, as documents of its own.
+        """Opens each entry of `train_file`, a file or a pattern, as a separate source of documents.
 
         Raises:
           UserError: as `load`.

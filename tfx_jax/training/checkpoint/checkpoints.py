@@ -25,6 +25,7 @@ from etils import epath
 from orbax.checkpoint import path as orbax_path
 from orbax.checkpoint import v1 as ocp
 
+from tfx_jax.arrays import leaves_by_path, path_name
 from tfx_jax.errors import UserError, one_line, printable
 from tfx_jax.files import absolute, check_no_links, check_tree, is_local, parse_json, reach, read_small_file
 from tfx_jax.models.finite import is_finite, nonfinite
@@ -313,12 +314,13 @@ class Checkpoints:
     def _completed(self, model_state: Params, abstract: Params, record: dict[str, Any]) -> Params:
         """Returns the model state with the arrays of a record, sharded as in the `abstract` model state."""
         arrays, _ = read_base(record, self.directory.parent, load_best_params)
-        saved = {_path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(model_state)}
+        saved = leaves_by_path(model_state)
 
         def complete(path: Any, leaf: Any) -> jax.Array:
-            value = arrays.get(_path_name(path))
+            name = path_name(path)
+            value = arrays.get(name)
             if value is None:
-                return saved[_path_name(path)]
+                return saved[name]
             return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
 
         return jax.tree_util.tree_map_with_path(complete, abstract)
@@ -609,15 +611,10 @@ def _with_base(params: Params, record: dict[str, Any] | None, workdir: epath.Pat
 
 def _check_finite(params: Params, source: Any) -> Params:
     """Returns the parameters; raises UserError, which names their `source`, if one is NaN or infinite."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    bad_paths = [path for path, leaf in leaves if not is_finite(leaf)]
-    if bad_paths:
-        raise nonfinite([*map(_path_name, bad_paths)], source)
+    bad_names = [name for name, leaf in leaves_by_path(params).items() if not is_finite(leaf)]
+    if bad_names:
+        raise nonfinite(bad_names, source)
     return params
-
-
-def _path_name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _as_numpy(metadata: Any) -> Any:

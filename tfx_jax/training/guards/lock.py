@@ -16,6 +16,9 @@ from etils import epath
 from tfx_jax.errors import UserError, is_store_error, one_line
 from tfx_jax.files import is_local
 
+LOCK_NAME = "train.lock"
+"""File of the workdir that a run holds locked."""
+
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _HOLDER = "process "  # first word of a lock file
 _MAX_LOCK = 1_000  # characters read of a lock file
@@ -56,7 +59,7 @@ def locked(workdir: epath.Path) -> Iterator[None]:
     if not is_local(workdir):
         yield
         return
-    with _open_lock(pathlib.Path(workdir) / "train.lock") as file:
+    with _open_lock(pathlib.Path(workdir) / LOCK_NAME) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

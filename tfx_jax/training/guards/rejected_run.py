@@ -7,9 +7,9 @@ from etils import epath
 
 from tfx_jax.errors import UserError
 from tfx_jax.training.checkpoint.artifacts import has_checkpoints
+from tfx_jax.training.guards.lock import LOCK_NAME
 from tfx_jax.training.reporting.progress import read_history
 
-_LOCK = "train.lock"
 _WRITTEN = {
     # the trainer
     *("config.json", "artifacts.json", "data.json", "checkpoints", "tensorboard", "profile"),
@@ -53,6 +53,6 @@ def _remove_new(workdir: epath.Path, before: Collection[str], *, is_new: bool) -
             path.rmtree()
         else:
             path.unlink()
-    if is_new and {path.name for path in workdir.iterdir()} <= {_LOCK}:
-        (workdir / _LOCK).unlink(missing_ok=True)
+    if is_new and {path.name for path in workdir.iterdir()} <= {LOCK_NAME}:
+        (workdir / LOCK_NAME).unlink(missing_ok=True)
         workdir.rmdir()  # fails if it is not empty

@@ -123,8 +123,11 @@ def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
     return np.convolve(values, weights, "same") / np.convolve(np.ones_like(values), weights, "same")
 
 
-COMPARED = ("train/loss", "validation/")
-"""Beginnings of the names of the scalars that `draw_comparison` draws."""
+def compared_tags(histories: Mapping[str, History]) -> list[str]:
+    """Returns the names of the losses and metrics that runs have logged, in the order of their first values."""
+    points = [point for history in histories.values() for point in history.points]
+    tags = dict.fromkeys(tag for point in points for tag in point.scalars)
+    return [tag for tag in tags if tag.startswith(("train/loss", "validation/"))]
 
 
 def draw_comparison(histories: Mapping[str, History]) -> Figure:
@@ -133,8 +136,7 @@ def draw_comparison(histories: Mapping[str, History]) -> Figure:
     Raises:
       UserError: if no run has logged a loss or a metric.
     """
-    points = [point for history in histories.values() for point in history.points]
-    tags = [*dict.fromkeys(tag for point in points for tag in point.scalars if tag.startswith(COMPARED))]
+    tags = compared_tags(histories)
     if not tags:
         raise UserError("none of the runs has logged a loss or a metric: there is nothing to draw")
     figure = Figure(figsize=(8.0, 1.0 + 2.9 * len(tags)), layout="constrained")

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
+from tfx_jax.arrays import path_name
 from tfx_jax.data.batching.batches import ProcessShard
 from tfx_jax.errors import UserError
 from tfx_jax.nn.stack import is_stack
@@ -151,7 +152,7 @@ def state_shardings(tree: Any, mesh: Mesh, strategies: Sequence[Rules] = STRATEG
     """
 
     def sharding_of(path: Any, leaf: Any) -> NamedSharding:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        name = path_name(path)
         shape = np.shape(leaf)
         if name.startswith("carry/"):
             return NamedSharding(mesh, P(_dividing_axes(mesh, shape[0], BATCH_AXES)))
