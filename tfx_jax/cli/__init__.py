@@ -28,7 +28,7 @@ VERBS = {
     "average": "average the newest checkpoints of a training run",
     "attend": "show the attention weights for a text, a pair of texts, an image or a record of events",
     "convert": "rewrite a Hugging Face folder as one weights file in a chosen dtype, or export a trained model",
-    "export": "write a model as programs that JAX alone runs, on CPUs, GPUs and TPUs",
+    "export": "write a model as programs for CPUs, GPUs and TPUs that run without tfx_jax",
     "prepare": "download and build a TFDS translation data set, such as WMT14",
     "bench": "measure training, decoding, an attention or the input pipeline on this machine",
     "check-attention": "compare any attention function, yours or a library's, with the formula on 94 cases",

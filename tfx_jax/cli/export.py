@@ -26,8 +26,8 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "export",
         "Writes a folder with model.npz, the weights and programs of a model for any batch and length; run.py, which "
-        "runs them with JAX alone on CPUs, GPUs and TPUs; and README.md. A model that generates is exported as prefill "
-        "and cached decoding step, any other as one call.",
+        "runs them with jax and flatbuffers on CPUs, GPUs and TPUs; and README.md. A model that generates is exported "
+        "as prefill and cached decoding step, any other as one call.",
     )
     add_folder_options(parser, "to export")
     parser.add_argument("--output", required=True, help="folder to write, which is empty or does not exist yet")

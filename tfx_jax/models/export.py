@@ -1,4 +1,4 @@
-"""Exports models as `jax.export` programs that run with JAX alone, on CPUs, GPUs and TPUs, for any batch and length."""
+"""Exports models as `jax.export` programs for CPUs, GPUs and TPUs, which run without tfx_jax at any batch size."""
 
 import inspect
 import json

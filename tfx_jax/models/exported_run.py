@@ -1,4 +1,4 @@
-"""Runs an exported model with JAX and NumPy alone; `tfx-jax export` writes this file beside model.npz as run.py.
+"""Runs an exported model with jax, numpy and flatbuffers; `tfx-jax export` writes this file beside model.npz as run.py.
 
 python run.py 464 3797 3332    # continues the tokens, or prints the outputs of an encoder; of a model of images, call
                                # ExportedModel("model.npz") in Python
