@@ -122,8 +122,7 @@ def chunks(monkeypatch):
     monkeypatch.setattr(predict, "set_up_program", lambda: None)
     monkeypatch.setattr(generate, "set_up_program", lambda: None)
     monkeypatch.setattr(generate, "load_folder_tokenizer", lambda _: None)
-    monkeypatch.setattr(generate.hf, "load", lambda *_, **__: T5.__new__(T5))
-    monkeypatch.setattr(generate.hf, "end_ids", lambda _: ())
+    monkeypatch.setattr(generate, "load_generating_folder", lambda *_: (T5.__new__(T5), (), ()))
     monkeypatch.setattr(generate, "TextGenerator", Generator)
     return seen
 
