@@ -241,7 +241,7 @@ def print_token(tokens):
 
 print("ken saw", end="")
 generator = Generator(
-    gpt, eos_ids=hf.end_ids(GPT_FOLDER), max_new_tokens=60, search=Sampling(0.7), observer=print_token
+    gpt, eos_ids=hf.end_ids(GPT_FOLDER), max_new_tokens=60, search=Sampling(temperature=0.7), observer=print_token
 )
 written = generator([tokenizer.encode("ken saw")], seed=1)
 
