@@ -73,7 +73,7 @@ def _walk(
             is_next = bool(rng.random() < 0.5)
             if is_next:
                 second = _join(text[middle:end])
-                begin = end
+                begin = end  # of the next pair
             else:
                 second = _random_sentences(texts, text_index, rng, num_tokens - len(first))
                 begin = middle  # the sentences from `middle` on were not used

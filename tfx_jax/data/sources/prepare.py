@@ -235,8 +235,8 @@ def _shuffling_without_tensorflow() -> Iterator[None]:
     if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
         limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    stand_in = types.SimpleNamespace(io=types.SimpleNamespace(gfile=files), errors=errors)
-    tensorflow, shuffle.tf = shuffle.tf, stand_in
+    tensorflow = shuffle.tf
+    shuffle.tf = types.SimpleNamespace(io=types.SimpleNamespace(gfile=files), errors=errors)
     try:
         yield
     finally:
