@@ -48,7 +48,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
             raise KeyboardInterrupt
         request.signum = signum
         if jax.process_count() > 1:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)  # for JAX's handler, which notifies the other processes
 
     handled = [signal.SIGINT] if jax.process_count() > 1 else [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
