@@ -173,7 +173,7 @@ def duplicate(word: Sequence[int] | np.ndarray) -> Example:
     >>> {name: array.tolist() for name, array in duplicate([5, 7]).items()}
     {'inputs': [0, 5, 7, 0, 5, 7], 'targets': [5, 7, 0, 5, 7, 0], 'weights': [0.0, 0.0, 0.0, 1.0, 1.0, 0.0]}
     """
-    half = np.concatenate([[0], np.asarray(word)]).astype(np.int32)
+    half = np.concatenate([[0], np.asarray(word)]).astype(np.int32)  # 0 w
     inputs = np.tile(half, 2)
     weights = np.zeros(len(inputs), np.float32)
     weights[len(half) : -1] = 1
@@ -249,8 +249,8 @@ def duplication_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None)
     targets, weights = batch["targets"], batch["weights"]
     logits = model(batch["inputs"], rngs=rngs)
     output = summed_cross_entropy(logits, targets, weights)
-    is_row = (weights > 0).any(axis=-1)
-    is_right = (is_first_choice(logits, targets) | (weights == 0)).all(axis=-1)
+    is_row = (weights > 0).any(axis=-1)  # [B], False for padding examples
+    is_right = (is_first_choice(logits, targets) | (weights == 0)).all(axis=-1)  # [B]
     num_rows = is_row.sum(dtype=jnp.float32)
     exact_match = Metric((is_right & is_row).sum(dtype=jnp.float32), num_rows)
     return output._replace(

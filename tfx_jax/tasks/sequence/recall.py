@@ -68,11 +68,13 @@ def recall_example(data: RecallData, rng: np.random.Generator) -> Example:
     >>> example["inputs"].tolist(), example["targets"].tolist()
     ([6, 11, 8, 11, 6, 0, 0, 8], [0, 0, 0, 0, 11, 0, 0, 11])
     """
+    # Token 0 fills gaps; then come the keys, and then the values.
     keys = 1 + rng.choice(data.num_keys, data.num_pairs, replace=False)
     values = 1 + data.num_keys + rng.integers(data.num_keys, size=data.num_pairs)
     pairs_length = 2 * data.num_pairs  # tokens of all pairs: key, value, key, value, ...
     inputs, targets = np.zeros((2, data.max_length), np.int32)
     inputs[0:pairs_length:2], inputs[1:pairs_length:2] = keys, values
+    # Where the keys occur again, after the pairs, and which key is at each position.
     positions = pairs_length + np.sort(rng.choice(data.max_length - pairs_length, data.num_pairs, replace=False))
     order = rng.permutation(data.num_pairs)
     inputs[positions], targets[positions] = keys[order], values[order]

@@ -73,6 +73,7 @@ class BertPretrainingConfig(TaskConfig):
         return PlannedTask(BertPretrainingTask(self, model, NO_DATA, NO_DATA), batch)
 
     def _load(self, split: Split) -> Documents:
+        """Reads the sentences of each document of a split; raises UserError if there are too few for pairs."""
         texts = ["".join(document) for document in self.data.load(split).by_document()]
         kind = self.data.documents
         if kind == "articles":
@@ -158,6 +159,7 @@ class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig,
     def _encode(self, split: Split) -> list[list[list[int]]]:
         """Returns the tokens of each sentence of each document of a split."""
         documents = self._splits[split]
+        # One call for all sentences, whose results are then grouped by document again.
         encoded = iter(self.tokenizer.encode_batch([sentence for document in documents for sentence in document]))
         return [[next(encoded) for _ in document] for document in documents]
 
@@ -202,8 +204,10 @@ def pretraining_loss(
     """
     encoded = model.bert(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs)
     positions = masked_positions(batch["weights"], max_predictions(batch["tokens"].shape[1], rate))
-    targets, weights = (jnp.take_along_axis(batch[name], positions, axis=1) for name in ("targets", "weights"))
-    sequence = jnp.take_along_axis(encoded.sequence, positions[:, :, None], axis=1)
+    # Only masked tokens get logits, of which there is one for each id of the vocabulary: [B, T] -> [B, P].
+    targets = jnp.take_along_axis(batch["targets"], positions, axis=1)
+    weights = jnp.take_along_axis(batch["weights"], positions, axis=1)
+    sequence = jnp.take_along_axis(encoded.sequence, positions[:, :, None], axis=1)  # [B, P, D]
     output = summed_cross_entropy(
         model.masked_lm(sequence, model.bert.embedding),
         targets,
@@ -243,4 +247,4 @@ def masked_positions(weights: Float[Array, "B T"], count: int) -> Int[Array, "B 
     >>> masked_positions(jnp.array([[0.0, 1.0, 0.0, 1.0]]), 3).tolist()
     [[1, 3, 0]]
     """
-    return jnp.argsort(weights == 0, axis=1, stable=True)[:, :count]
+    return jnp.argsort(weights == 0, axis=1, stable=True)[:, :count]  # False, a position with a weight, sorts first

@@ -97,6 +97,7 @@ class LabeledData(FileData):
         return texts
 
     def _read_files(self, paths: Sequence[epath.Path]) -> list[LabeledText | LabeledPair]:
+        """Reads the texts or pairs of several files."""
         return [text for path in paths for text in self._read(path)]
 
     def _read(self, path: epath.Path) -> LabeledTexts:
@@ -232,13 +233,11 @@ class ClassificationTask(TextLabelTask[ClassificationConfig, BertConfig]):
         token_ids = [list(itertools.chain(*texts)) for texts in zip(firsts, *seconds, strict=True)]
         warn_shortened(token_ids, limit, what="texts", effect="only their beginnings are read")
         second_texts = seconds[0] if seconds else [[]] * len(firsts)
-        return ExampleList(
-            [
-                bert_example(self.tokenizer, first, second, self.config.data.max_length)
-                | label_arrays(self.label_ids[row.label])
-                for first, second, row in zip(firsts, second_texts, rows, strict=True)
-            ]
-        )
+        examples = []
+        for first, second, row in zip(firsts, second_texts, rows, strict=True):
+            arrays = bert_example(self.tokenizer, first, second, self.config.data.max_length)
+            examples.append(arrays | label_arrays(self.label_ids[row.label]))
+        return ExampleList(examples)
 
     def loss(self, model: BertClassifier, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return classification_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
@@ -253,7 +252,7 @@ def inputs_of(data: LabeledData) -> tuple[str, ...]:
 
 def unlabeled(rows: Sequence[Sequence[str]], label: str) -> LabeledTexts:
     """Returns texts (rows of one string) or pairs (rows of two) as examples with an arbitrary `label`."""
-    texts: list[Any] = [(LabeledText if len(row) == 1 else LabeledPair)._make((*row, label)) for row in rows]
+    texts: list[Any] = [LabeledText(*row, label) if len(row) == 1 else LabeledPair(*row, label) for row in rows]
     return texts
 
 

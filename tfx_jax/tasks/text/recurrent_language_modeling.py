@@ -146,11 +146,12 @@ class RecurrentLanguageModelTask(
         }
 
         def read_segment(memories: Memory, segment: dict[str, Array]) -> tuple[Memory, Any]:
+            """Body of a scan whose carry is the memory of each row."""
             output = recurrent_language_model_loss(model, segment, rngs=None, carry=memories)
             return output.carry, output.metrics
 
         _, metrics = jax.lax.scan(read_segment, self.model_config.init_memories(rows, memory_length), segments)
-        return jax.tree.map(lambda parts: parts.sum(axis=0), metrics)
+        return jax.tree.map(lambda parts: parts.sum(axis=0), metrics)  # the scan stacks those of all segments
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Computes the metrics of all tokens of a split but the first, with all long rows in one batch."""

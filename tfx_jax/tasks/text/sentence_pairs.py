@@ -124,7 +124,8 @@ class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig
             raise UserError(
                 f"config.task.swapped_labels: {min(unknown)!r} must be one of the labels {', '.join(self.labels)}"
             )
-        return [*pairs, *(LabeledPair(pair.second, pair.first, pair.label) for pair in pairs if pair.label in swapped)]
+        swapped_pairs = [LabeledPair(pair.second, pair.first, pair.label) for pair in pairs if pair.label in swapped]
+        return [*pairs, *swapped_pairs]
 
     def encode(self, rows: Pairs) -> ExampleList:
         """Returns one example per pair; its sentences are cut, then padded to the longer one.

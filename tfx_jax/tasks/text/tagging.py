@@ -350,7 +350,9 @@ def align_tags(
         raise ValueError(f"{len(pieces)} words but {len(tags)} tags: each word needs exactly one")
     words = [word if len(word) else [unk_id] for word in pieces]
     ids = [piece for word in words for piece in word]
-    targets = [target for word, tag in zip(words, tags, strict=True) for target in (tag, *[IGNORED] * (len(word) - 1))]
+    targets: list[int] = []
+    for word, tag in zip(words, tags, strict=True):
+        targets += [tag, *[IGNORED] * (len(word) - 1)]
     return np.array(ids[:max_length], np.int32), np.array(targets[:max_length], np.int32)
 
 
@@ -375,9 +377,8 @@ def tagging_loss(
     """
     logits = _logits(model, batch, rngs)
     is_word = batch["targets"] != IGNORED
-    output = summed_cross_entropy(
-        logits, jnp.where(is_word, batch["targets"], 0), is_word.astype(jnp.float32), label_smoothing=label_smoothing
-    )
+    targets = jnp.where(is_word, batch["targets"], 0)  # a valid tag, because weight 0 does not hide an invalid one
+    output = summed_cross_entropy(logits, targets, is_word.astype(jnp.float32), label_smoothing=label_smoothing)
     return output._replace(num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
 
 
