@@ -93,6 +93,7 @@ class LineReader:
         return descriptor is None or bool(select.select([descriptor], [], [], self._pause)[0])
 
     def _ask(self, prompt: str) -> None:
+        """Writes a prompt, if the screen is a terminal."""
         if self._screen.isatty():
             self._screen.write(prompt)
             self._screen.flush()

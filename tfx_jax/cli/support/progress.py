@@ -76,6 +76,7 @@ class Progress:
         self._is_shown = self._is_terminal
 
     def _message(self, now: float) -> str:
+        """Returns the work done and, if the total is known, the estimated remaining time."""
         if self._total is None:
             return self._what.format(f"{self._done:,}")
         message = self._what.format(f"{self._done:,} of {self._total:,}")
