@@ -77,7 +77,7 @@ class LabeledData(FileData):
     first_column: str = ""  # files: column of the text, or of the first text of a pair
     second_column: str = ""  # files: column of the second text of a pair; empty for single texts
     label_column: str = ""
-    tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
+    tokenizer: str = "wordpiece"  # characters, words, wordpiece, bpe or unigram; ignored with init_from
     max_length: int = at_least(1, 128)  # tokens of an input, including special tokens; longer texts are cut
     tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, including padding
 

@@ -218,7 +218,7 @@ class QuestionData(FileData):
     scoring: str = one_of(
         ("words", "characters"), "words"
     )  # comparison of answers: words as in SQuAD, characters as in JaQuAD
-    tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
+    tokenizer: str = "wordpiece"  # characters, words, wordpiece, bpe or unigram; ignored with init_from
     max_length: int = at_least(1, 384)  # tokens of a window: question, part of the context and special tokens
     max_answer_length: int = at_least(1, 30)  # maximum tokens of an answer
     tokens_per_batch: int = at_least(1, 12_288)  # positions of a global batch, including padding

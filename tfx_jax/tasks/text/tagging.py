@@ -53,7 +53,7 @@ class TaggedData(FileData):
         0.0
     )  # without validation_file: fraction of the training sentences held out for it
     test_file: str = ""
-    # One of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from, and for a model that reads characters.
+    # characters, words, wordpiece, bpe or unigram; ignored with init_from, and for a model that reads characters.
     tokenizer: str = "wordpiece"
     max_length: int = at_least(1, 128)  # tokens of a sentence, including special tokens; words beyond get the tag O
     tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, including padding

@@ -41,7 +41,7 @@ class TextData(FileData):
     # only.
     documents: str = one_of(("file", "lines", "articles", "messages"), "file")
     text_column: str = "text"  # of a Parquet or Arrow file: the column of the documents
-    tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
+    tokenizer: str = "wordpiece"  # characters, words, wordpiece, bpe or unigram; ignored with init_from
     max_length: int = at_least(1, 256)  # tokens of an example
     tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
 
