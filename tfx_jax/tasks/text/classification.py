@@ -252,7 +252,10 @@ def inputs_of(data: LabeledData) -> tuple[str, ...]:
 
 def unlabeled(rows: Sequence[Sequence[str]], label: str) -> LabeledTexts:
     """Returns texts (rows of one string) or pairs (rows of two) as examples with an arbitrary `label`."""
-    texts: list[Any] = [LabeledText(*row, label) if len(row) == 1 else LabeledPair(*row, label) for row in rows]
+    texts: list[Any] = []
+    for row in rows:
+        example_type = LabeledText if len(row) == 1 else LabeledPair
+        texts.append(example_type._make((*row, label)))
     return texts
 
 
