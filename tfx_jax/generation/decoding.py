@@ -396,6 +396,7 @@ def _with_end(
     """
 
     def step(tokens: Array, cache: _EndCache) -> tuple[Array, _EndCache]:
+        """Takes a step of the model; rows that are over choose the extra token."""
         is_over = jnp.isin(tokens, jnp.asarray(eos_ids, jnp.int32)) if eos_ids else jnp.zeros(tokens.shape, bool)
         if observer is not None:
             # The input of the first step is not a generated token.
@@ -436,6 +437,7 @@ def _constrained(
     possible = jnp.concatenate([ids[None] == first[:, None], following[None], later[None]])
 
     def step(tokens: Array, cache: _CountingCache) -> tuple[Array, _CountingCache]:
+        """Takes a step of the model, with log probability 0 for a forced token and -inf for banned ones."""
         logits, model = step_fn(tokens, cache.model)
         row = jnp.minimum(cache.num_steps, num_first + 1)
         # A forced token is certain, so its logit must not be -inf, whatever the model says.

@@ -31,6 +31,7 @@ def _from_spec(name: str) -> Measured:
     spec = SPECS[name]
 
     def make(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:
+        """Returns the attention for these shapes; one with gates gets them as `_with_gates` makes them."""
         options = AttentionOptions(**spec.example(length))
         core = AttentionConfig(name, options).make(num_heads, head_size, rngs=nnx.Rngs(0))
         if spec.gates is None:

@@ -178,6 +178,7 @@ class Cohort:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Record:
+        """Generates record `index`, whose label is whether any of its events is a cause."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         data, count = self._data, self.lengths[index]

@@ -186,6 +186,7 @@ def _muon(
         del params  # the signature is that of optax
 
         def scaled(path: Any, update: Array) -> Array:
+            """Scales the update of one matrix."""
             input_axes, output_axes = axes(path, update)
             num_inputs = math.prod(update.shape[axis] for axis in input_axes)
             num_outputs = math.prod(update.shape[axis] for axis in output_axes)
@@ -239,6 +240,7 @@ def _for_each_layer(optimizer: optax.GradientTransformation) -> optax.GradientTr
         return apply(optimizer.init, _split_at_stacks(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        """Updates each part by itself, and each layer of a stack."""
         results = apply(optimizer.update, _split_at_stacks(updates), state, _split_at_stacks(params))
         new_updates = {name: part_updates for name, (part_updates, _) in results.items()}
         new_state = {name: part_state for name, (_, part_state) in results.items()}

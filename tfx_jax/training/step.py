@@ -213,6 +213,7 @@ def update(
         batch, carry = examples
 
         def loss(params: Params) -> tuple[Array, tuple[Metrics, Params, Any]]:
+            """Returns (loss to minimize, (metrics, model state after the step, carry))."""
             model = nnx.merge(graphdef, merge_trees(params, model_state))
             rngs = nnx.Rngs(dropout=rng)
             count_before = rngs.dropout.count[...]

@@ -432,6 +432,7 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
         self._loaded: _Portion | None = None
 
     def __next__(self) -> Batch:
+        """Returns the next batch; loads the next portion first if all batches of the last one are done."""
         self._assert_not_closed()
         if self._loaded is None:
             self._loaded = self._dataset.load(self._portion)

@@ -73,6 +73,7 @@ def mixed_epochs(
     counts = [max(1, int(examples_per_share * share + 1e-6)) for share in shares]
 
     def epoch_examples(epoch: int) -> JoinedExamples:
+        """Selects the examples of an epoch: of each source the next `count` ones of its shuffled passes."""
         parts: list[tuple[ExampleSource, np.ndarray]] = []
         for number, (source, size, count) in enumerate(zip(sources, sizes, counts, strict=True)):
             # Places of this epoch's examples in the endless sequence of passes over the source.

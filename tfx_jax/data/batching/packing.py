@@ -53,6 +53,7 @@ class TokenBlocks:
         return self._count
 
     def __getitem__(self, index: int) -> Example:
+        """Returns block `index`: "inputs" and "targets" [length] int32, "weights" [length] float32."""
         if not 0 <= index < self._count:
             raise IndexError(f"there is no example {index}: examples are numbered from 0 to {self._count - 1}")
         start, end = index * self._length, (index + 1) * self._length
@@ -123,6 +124,7 @@ class PackedDocuments:
         return len(self._edges) - 1
 
     def __getitem__(self, index: int) -> Example:
+        """Returns row `index`: its pieces one after the other, then padding with weight 0 and segment 0."""
         if not 0 <= index < len(self):
             raise IndexError(f"there is no row {index}: rows are numbered from 0 to {len(self) - 1}")
         row: Example = {name: np.full(self._length, self._pad_id, np.int32) for name in ("inputs", "targets")}

@@ -64,6 +64,7 @@ class PretrainingExamples:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Example:
+        """Returns example `index` without padding."""
         inputs, targets, weights = (array[index, : self.lengths[index]] for array in self._masked)
         return {
             "tokens": inputs,

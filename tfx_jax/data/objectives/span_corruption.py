@@ -249,6 +249,7 @@ class CorruptedTexts:
         return len(self._edges) - 1
 
     def __getitem__(self, index: int) -> Example:
+        """Returns text `index` with spans dropped: {"source": [S], "target": [T]} int32."""
         if not 0 <= index < len(self):
             raise IndexError(f"there is no example {index}: examples are numbered from 0 to {len(self) - 1}")
         text = np.full((1, self._text_length), self._ids["pad_id"], np.int32)

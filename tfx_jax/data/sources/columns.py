@@ -91,6 +91,7 @@ def _csv(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[int, list
     reader = csv.reader(csv_lines(path), strict=True)
 
     def rows() -> Iterator[tuple[int, list[str]]]:
+        """Yields (number of its first line, fields) of each row that is not empty."""
         begin = reader.line_num + 1  # first line of the next row, which may span several lines
         try:
             for row in reader:

@@ -116,6 +116,7 @@ def _arrow_batches(arrow: Any, opened: BinaryIO) -> tuple[Any, Iterator[Any]]:
     reader = ipc.open_file(opened) if is_file_format else ipc.open_stream(opened)
 
     def batches() -> Iterator[Any]:
+        """Yields the batches, checked and cut to at most `_BATCH_ROWS` rows."""
         whole = map(reader.get_batch, range(reader.num_record_batches)) if is_file_format else iter(reader)
         for batch in whole:
             batch.validate(full=True)  # pyarrow trusts the offsets of texts in a file

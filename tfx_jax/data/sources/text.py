@@ -102,6 +102,7 @@ class JoinedPairs:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Pair]:
+        """Returns several pairs in the order of `indices`, with one read of each source."""
         requested = np.asarray(indices, np.int64)
         if requested.size and not (requested.min() >= 0 and requested.max() < len(self)):
             raise IndexError(f"indices must be in 0 .. {len(self) - 1}, got {requested.min()} to {requested.max()}")
@@ -170,6 +171,7 @@ class TextPairs:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Pair]:
+        """Returns several pairs, with one read of each side."""
         lines = np.asarray(indices, np.int64)
         if self._line_numbers is not None:
             lines = self._line_numbers[lines]

@@ -143,6 +143,7 @@ def _environment() -> Any:
             super().__setitem__(name, value)
 
     def namespace(*arguments: Any, **values: Any) -> Namespace:
+        """Returns an object with the given values, which a template may change: Jinja's `namespace`."""
         result = Namespace()
         for name, value in dict(*arguments, **values).items():
             result[name] = value

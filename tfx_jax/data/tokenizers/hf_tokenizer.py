@@ -142,6 +142,7 @@ class TokenizerConfig:
         ids = set(vocabulary.values())
 
         def find(role: str) -> int | None:
+            """Returns the id of a role such as "eos": by its configured name, its configured id, or a usual name."""
             if role in self.names:
                 return vocabulary.get(self.names[role])
             for config in self._configs:
@@ -707,6 +708,7 @@ def _from_tokenizer_json(config: TokenizerConfig) -> HFTokenizer:
     path = config.folder / "tokenizer.json"
 
     def make(data: bytes) -> Any:
+        """Builds the pipeline from the bytes of a tokenizer.json."""
         text = data.decode("utf-8-sig")
         values = json.loads(text)
         check_pipeline(values, path)
@@ -733,6 +735,7 @@ def _from_merges(config: TokenizerConfig) -> HFTokenizer:
         config.name_by_default(**dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"))
 
     def make(data: bytes) -> Any:
+        """Builds the pipeline from the bytes of a merges.txt, one merge of two pieces a line."""
         lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig").split("\n")]
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         options = {"unk_token": config.names["unk"], "end_of_word_suffix": "</w>"} if is_gpt1 else {}

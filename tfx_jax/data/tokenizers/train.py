@@ -337,6 +337,7 @@ def _word_pieces(training: _Training) -> tokenizers.Tokenizer:
     """
 
     def untrained(model: models.Model) -> tokenizers.Tokenizer:
+        """Returns a pipeline with this model between BERT's normalization and WordPiece's decoding."""
         pipeline = tokenizers.Tokenizer(model)
         pipeline.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.BertNormalizer(lowercase=False)])
         pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

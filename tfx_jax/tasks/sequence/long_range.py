@@ -126,6 +126,7 @@ class ListOpsData:
         return split in SPLITS
 
     def load(self, split: Split) -> LabeledSequences:
+        """Generates the expressions of a split, each labeled with its value."""
         names = ("max_depth", "max_args", "min_length", "max_length")
         limits: dict[str, int] = {name: getattr(self, name) for name in names}
         count = self.num_train if split == "train" else self.num_heldout
@@ -172,6 +173,7 @@ class SectionData(FileData):
         return tuple(heading.strip() for heading in self.headings.split(","))
 
     def load(self, split: Split) -> LabeledSequences:
+        """Returns the passages of a split, each labeled with the heading of its section or the kind of its sentence."""
         if self.dataset == "grammar":
             question, statement = _GRAMMAR_LABELS
             sequences = []
@@ -239,6 +241,7 @@ class PassagePairData(FileData):
         return ("different", "same")
 
     def load(self, split: Split) -> LabeledSequences:
+        """Returns pairs of passages of a split, labeled with whether both are from one article."""
         if self.dataset == "grammar":
             texts = [" ".join(lines) for lines in grammar_documents(split, _GRAMMAR_SIZES[split])]
             source = f"the built-in {split} split"

@@ -146,6 +146,7 @@ class Tones:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Utterance:
+        """Generates utterance `index`: frames [T, hop] int16 of samples, with its transcript."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         letters, durations, rng = self._plan(index)
@@ -218,6 +219,7 @@ class SpokenDigits:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Utterance:
+        """Joins recordings to utterance `index`: frames [T, hop] int16 of samples, with its transcript."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         _, sounds, silences, rng = self._plan(index)
@@ -309,6 +311,7 @@ class AtSpeeds:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Utterance:
+        """Returns an utterance at a speed; all utterances at one speed come before those at the next."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         speed_index, index = divmod(index, len(self._utterances))

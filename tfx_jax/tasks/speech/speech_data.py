@@ -149,6 +149,7 @@ class SyntheticSpeech:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Utterance:
+        """Generates utterance `index`: frames [T, num_features] float32, with its transcript."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         characters, durations, rng = self._plan(index)

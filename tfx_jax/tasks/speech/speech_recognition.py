@@ -168,6 +168,7 @@ class SpeechRecognitionTask:
         return [self._example(utterances[index], label_ids) for index in range(len(utterances))]
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """Sums the CTC loss; computes the features of recorded sound, and masks them in training."""
         data, masks = self.config.data, self.config.masks
         if data.sound is not None:
             batch = batch | {"frames": log_mel_features(batch["frames"], batch["num_frames"], data.sound)}

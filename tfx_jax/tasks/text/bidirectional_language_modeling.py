@@ -162,6 +162,7 @@ class WordBlocks:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Example:
+        """Returns block `index` of T words with the next and the previous word of each."""
         start = 1 + index * self._length  # the first word of the stream is only predicted
         positions = np.arange(start, start + self.lengths[index])
         neighbors = np.stack([positions + 1, positions - 1], axis=-1)  # next and previous word, [T, 2]

@@ -143,6 +143,7 @@ class ClassificationConfig(TaskConfig):
         self.data.validate(model)
 
     def setup(self, model: BertConfig, splits: Splits[LabeledTexts], artifacts: Artifacts) -> "ClassificationTask":
+        """Trains or loads the tokenizer, and collects the labels of the training split."""
         tokenizer, model = setup_tokenizer(
             artifacts,
             model,

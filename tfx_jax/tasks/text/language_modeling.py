@@ -56,6 +56,7 @@ class LanguageModelConfig(TaskConfig):
             raise UserError("config.task.mixture and data.validation_share must not both be set: set validation_file")
 
     def setup(self, model: DecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts) -> "LanguageModelTask":
+        """Trains or loads the tokenizer, and loads the chat template if the documents are conversations."""
         kind = self.data.tokenizer
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
@@ -121,6 +122,7 @@ class LanguageModelTask(TextAttention, TokenPredictionBase[LanguageModelConfig, 
         return cut
 
     def attention_inputs(self) -> Iterator[Sequence[str]]:
+        """Yields the beginnings of validation lines, at most 12 words each."""
         if self._template is not None:  # the lines are JSON, which the model never reads
             return iter(())
         lines = (line for text in self._splits["validation"] for line in text.splitlines())

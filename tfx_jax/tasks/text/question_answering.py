@@ -339,6 +339,7 @@ class QuestionAnsweringTask(TextAttention):
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values=pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """Returns endless batches of all windows of all training questions."""
         questions = self._splits["train"]
         pairs = zip(questions, self.encode(questions), strict=True)
         examples = ExampleList([example for pair in pairs for example in _window_examples(*pair)])

@@ -72,6 +72,7 @@ class SentencePairConfig(TaskConfig):
         self.data.dataset, self.swapped_labels = "grammar_pairs", ""
 
     def setup(self, model: SentencePairModelConfig, splits: Splits[Pairs], artifacts: Artifacts) -> "SentencePairTask":
+        """Trains or loads the tokenizer, and collects the labels of the training split."""
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: self.texts(splits["train"]), kind=self.data.tokenizer, family="bert"
         )

@@ -91,6 +91,7 @@ class TaggingConfig(TaskConfig):
         self.data.validate(model)
 
     def setup(self, model: Any, splits: Splits[TaggedSentences], artifacts: Artifacts) -> "TaggingTask":
+        """Chooses how words are read (subwords or characters), and collects the labels of the training split."""
         if model.kind == "elmo":
             encoding = Characters(model.word_length)
         else:

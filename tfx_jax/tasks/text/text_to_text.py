@@ -73,6 +73,7 @@ class TextToTextConfig(TaskConfig):
         self.decoding.tiny()
 
     def setup(self, model: EncoderDecoderConfig, splits: Splits[Any], artifacts: Artifacts) -> "TextToTextTask":
+        """Trains or loads the tokenizer, and collects labels and the maximum target length of the training split."""
         text_format = _FORMATS[type(self.data)]
         tokenizer, model = setup_tokenizer(
             artifacts,
@@ -226,6 +227,7 @@ class TextToTextTask:
         return [{"answer": text} for text in self.predict(model, self._format.unanswered(rows))]
 
     def attention_example(self, model: TrainedModel) -> PairAttention | None:
+        """Returns the attention for the first short example among 100 of validation; None if all are longer."""
         for example in itertools.islice(self._splits["validation"], 100):
             (encoded,) = self.encode([example])
             if all(len(encoded[name]) <= 24 for name in ("source", "target")):

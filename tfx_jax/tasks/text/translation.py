@@ -204,6 +204,7 @@ class TranslationConfig(TaskConfig):
         return Splits(self.data.has_split, self.data.load, field="source")
 
     def setup(self, model: EncoderDecoderConfig, splits: Splits[PairSource], artifacts: Artifacts) -> "TranslationTask":
+        """Trains or loads the tokenizer, on a limited number of training pairs."""
         limit = _GRAMMAR_TOKENIZER_PAIRS if self.data.dataset == "grammar" else _TOKENIZER_PAIRS
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: lines_of(splits["train"], limit), kind=self.data.tokenizer, family="marian"

@@ -154,6 +154,7 @@ class ShapeImages:
         return self._count
 
     def __getitem__(self, index: int) -> Captioned:
+        """Generates image `index` with its caption and, for each word, the box of the shape that it names."""
         if not 0 <= index < self._count:
             raise IndexError(index)
         scene = draw_scene((*self._key, index), held_out=self._held_out)

@@ -173,6 +173,7 @@ class CountedShapes:
         return self._count
 
     def __getitem__(self, index: int) -> LabeledImage:
+        """Generates image `index`, labeled with the number of its shapes."""
         if not 0 <= index < self._count:
             raise IndexError(index)
         scene = draw_scene((*self._key, index), held_out=self._held_out)

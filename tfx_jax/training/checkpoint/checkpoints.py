@@ -323,6 +323,7 @@ class Checkpoints:
         saved = leaves_by_path(model_state)
 
         def complete(path: Any, leaf: Any) -> jax.Array:
+            """Returns the array of the record, sharded like `leaf`, or the restored one if the record has none."""
             name = path_name(path)
             value = arrays.get(name)
             if value is None:
@@ -426,6 +427,7 @@ def average_checkpoints(
         bases: list[tuple[dict[str, Any], Params]] = []  # record and arrays that the checkpoints leave out, if any
 
         def load(step: int) -> Params:
+            """Loads and checks the parameters of a checkpoint; keeps the record of frozen ones of the first."""
             params, record = _load_step(checkpointer, step, allow_nonfinite)
             if record is not None and not bases:
                 bases.append((record, _with_base({}, record, reach(workdir))))

@@ -44,6 +44,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
         return
 
     def request_stop(signum: int, _: object) -> None:
+        """Handles a signal: records it; a second Ctrl-C interrupts at once."""
         if request.signum is not None and signum == signal.SIGINT:
             raise KeyboardInterrupt
         request.signum = signum

@@ -42,6 +42,7 @@ def state_memory(state: TrainState) -> StateMemory:
     """Computes the bytes of a training state per device; shapes, dtypes and shardings suffice."""
 
     def bytes_per_device(tree: Any) -> int:
+        """Returns the bytes that the shards of a tree take on one device."""
         total = 0
         for leaf in jax.tree.leaves(tree):
             shard_shape = leaf.sharding.shard_shape(leaf.shape)  # shape of the part on one device

@@ -136,6 +136,7 @@ def _attend_on_each_device(
     arrays = {name: array for name, array in arrays.items() if array is not None}
 
     def sharding_spec(name: str, array: Any) -> Any:
+        """Returns how an argument of the attention is sharded: by examples, and where it has heads by heads."""
         if name in ("bias", "mask"):  # [B or 1, N or 1, T, S]: an axis of size 1 is broadcast, and cannot be sharded
             return P(BATCH_AXES if array.shape[0] > 1 else None, "tensor" if array.shape[1] > 1 else None)
         if name in ("segment_ids", "query_lengths", "key_lengths"):  # [B, ...]
@@ -228,6 +229,7 @@ def expert_exchange(mesh: Mesh, num_groups: int, num_experts: int) -> Exchange |
         return None
 
     def make_all_to_all(*, split_axis: int, concat_axis: int, in_spec: P, out_spec: P) -> Callable[[Array], Array]:
+        """Returns an all-to-all over the mesh axis "expert" that splits one axis and concatenates another."""
         return jax.shard_map(
             lambda buffers: jax.lax.all_to_all(
                 buffers, "expert", split_axis=split_axis, concat_axis=concat_axis, tiled=True

@@ -150,6 +150,7 @@ def state_shardings(tree: Any, mesh: Mesh, strategies: Sequence[Rules] = STRATEG
     """
 
     def sharding_of(path: Any, leaf: Any) -> NamedSharding:
+        """Returns the sharding of one array by the strategies' rules, as far as they divide its shape evenly."""
         name = path_name(path)
         shape = np.shape(leaf)
         if name.startswith("carry/"):
@@ -201,6 +202,7 @@ def gather_embeddings(mesh: Mesh, loss_fn: LossFn) -> LossFn:
     other_strategies = [rules for rules in STRATEGIES if rules is not FSDP]
 
     def loss(model: nnx.Module, *arguments: Any) -> LossOutput:
+        """Computes the loss with parameters outside of stacks gathered over "fsdp"."""
         if mesh.shape["fsdp"] == 1:
             return loss_fn(model, *arguments)
         params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
@@ -381,6 +383,7 @@ def shard_whole_batch(batch: Batch, mesh: Mesh) -> Batch:
     """
 
     def spread(examples: np.ndarray) -> jax.Array | np.ndarray:
+        """Shards an array over its examples, or returns it unchanged if they do not divide evenly."""
         if len(examples) % num_batch_shards(mesh):
             return examples
         by_example = batch_sharding(mesh, num_axes=1)  # positions are not sharded
