@@ -176,6 +176,7 @@ def _called(line: str, operation: str, bodies: dict[str, list[str]]) -> Iterator
         for name in re.findall(r"(?:calls|to_apply)=%?([\w.-]+)", line):
             yield name, 1
     elif operation == "conditional":
+        # "branch_computations={%first, %second}", or "true_computation=%first, false_computation=%second".
         for names in re.findall(r"(?:branch_computations=\{|_computation=)([^,}]*(?:, %[^,}]*)*)", line):
             for name in names.split(", "):
                 yield name.strip("% "), 1

@@ -205,7 +205,8 @@ def moved(url: str, base_url: str | None) -> str:
     if base_url is None:
         return url
     parts = urllib.parse.urlsplit(url)
-    return base_url.rstrip("/") + urllib.parse.urlunsplit(("", "", *parts[2:]))
+    path = urllib.parse.urlunsplit(parts._replace(scheme="", netloc=""))  # with query and fragment, if any
+    return base_url.rstrip("/") + path
 
 
 def registered_checksums() -> dict[str, Checksum]:

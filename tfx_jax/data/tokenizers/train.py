@@ -296,12 +296,12 @@ def _joined_words(training: _Training) -> tokenizers.Tokenizer:
     counts = collections.Counter(word for part in training.read() for word in _plain().normalize_str(part).split())
     pipeline = _tokens_between_spaces(training, [word for word, _ in counts.most_common()])
     unk = training.roles["unk"]
-    spelled = "|".join(re.escape(token) for token in training.roles.values() if token != unk)
+    special_tokens = "|".join(re.escape(token) for token in training.roles.values() if token != unk)
     pipeline.normalizer = normalizers.Sequence(
         [
             _plain(),
             normalizers.Replace(tokenizers.Regex("[\x1c-\x1f]"), " "),  # spaces to Python, and not to `tokenizers`
-            normalizers.Replace(tokenizers.Regex(rf"(?<!\S)({spelled})(?!\S)"), unk),
+            normalizers.Replace(tokenizers.Regex(rf"(?<!\S)({special_tokens})(?!\S)"), unk),  # as whole words only
         ]
     )
     # WordPiece's decoder joins words with spaces, except those that begin with `prefix`; no word begins with " ".

@@ -110,8 +110,7 @@ class RecallConfig(DrawnConfig):
         if data.max_length < 3 * data.num_pairs:
             raise UserError(
                 f"config.task.data.max_length={data.max_length} must be at least 3 * num_pairs={data.num_pairs}: a "
-                "pair and "
-                "its key again are three tokens"
+                "pair and its key again are three tokens"
             )
         check_max_length(model, data.max_length)
 

@@ -120,8 +120,7 @@ class LabeledData(FileData):
         if bool(self.first_column) != bool(self.label_column) or (self.second_column and not self.first_column):
             raise UserError(
                 "config.task.data.first_column, second_column and label_column must be given together, or all be "
-                "empty; "
-                "only second_column stays empty for single texts"
+                "empty; only second_column stays empty for single texts"
             )
 
     def tiny(self) -> None:

@@ -295,7 +295,9 @@ class TaggingTask(TextAttention):
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns tags and words of each sentence of space-separated words."""
-        sentences = [TaggedSentence(words := split_words(row[0]), [self.labels[0]] * len(words)) for row in rows]
+        word_lists = [split_words(row[0]) for row in rows]
+        placeholder = self.labels[0]  # a tag for each word, which the prediction ignores
+        sentences = [TaggedSentence(words, [placeholder] * len(words)) for words in word_lists]
         tags = self.predict(model, sentences)
         pairs = zip(tags, sentences, strict=True)
         return [{"tags": predicted, "words": sentence.words} for predicted, sentence in pairs]

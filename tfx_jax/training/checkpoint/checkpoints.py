@@ -309,8 +309,7 @@ class Checkpoints:
         if steps:
             raise UserError(
                 f"no checkpoint in {self.directory} can be read (newest: {problem}): restore a copy of one, or use "
-                "another "
-                "--workdir to start again"
+                "another --workdir to start again"
             )
         return None
 
@@ -420,8 +419,7 @@ def average_checkpoints(
         if not 1 <= last <= len(steps):
             raise UserError(
                 f"cannot average the last {last} checkpoints: {workdir} has {len(steps)}; --last must be 1 to "
-                f"{len(steps)} "
-                "(config.keep_last limits how many are kept)"
+                f"{len(steps)} (config.keep_last limits how many are kept)"
             )
         steps = steps[-last:]
         bases: list[tuple[dict[str, Any], Params]] = []  # record and arrays that the checkpoints leave out, if any

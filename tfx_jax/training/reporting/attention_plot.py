@@ -270,7 +270,7 @@ def _frame(panel: _Panel, style: _Style) -> _Frame:
     # apart, and a line of text is 1 / 0.8 = 1.25 times as high as its type.
     fitting_size = min(style.label_size, 0.8 * _POINTS * cell * math.sin(math.radians(style.tilt)))
     label_size = max(fitting_size, _SMALLEST_TYPE)
-    every = math.ceil(_SMALLEST_TYPE / fitting_size)  # 1 unless the labels of neighbors would touch
+    every = math.ceil(_SMALLEST_TYPE / fitting_size)  # every n-th token has a label: 1 unless neighbors would touch
     longest_row = max((_text_width(label, label_size) for label in panel.rows), default=0.0)
     longest_column = max(_text_width(label, label_size) for label in panel.columns)
     # Column labels are horizontal if the longest one fits, with some space around it, above the cells of its token.
