@@ -35,9 +35,8 @@ def next_sentence_pairs(
 
     As in the authors' program, the sentences of a pair fill the input. With probability `short_rate` they fill a
     shorter random length, so that the model also sees short inputs. Sentences that a random B replaced begin the next
-    pair.
-    Unlike the program, the last sentence of a document begins no pair: the program always gives it a random B, so that
-    it reveals the label. Pairs may exceed the input by a part of a sentence; `pair_inputs` truncates them.
+    pair. Unlike the program, the last sentence of a document begins no pair: the program always gives it a random B, so
+    that it reveals the label. Pairs may exceed the input by a part of a sentence; `pair_inputs` truncates them.
 
     Args:
       documents: tokens of the sentences (or lines, or paragraphs) of each document.

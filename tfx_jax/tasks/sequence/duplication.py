@@ -92,6 +92,7 @@ class DrawnConfig(TaskConfig):
         return self.task_class(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits, NO_DATA)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         model = dataclasses.replace(cast(Any, model), vocab_size=self.data.vocab_size)
         arrays = dict.fromkeys(("inputs", "targets"), (np.int32, LENGTH)) | {"weights": (np.float32, LENGTH)}
         task = self.task_class(self, model, NO_DATA, NO_DATA)
@@ -219,6 +220,7 @@ class DuplicationConfig(DrawnConfig):
     task_class = DuplicationTask
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is a decoder with enough positions, and that the length is even."""
         require_kind(model, "decoder", "duplication")
         if self.data.max_length % 2:
             raise UserError(

@@ -199,6 +199,7 @@ class SectionData(FileData):
         return passages
 
     def validate(self) -> None:
+        """Checks the lengths of passages, and that there are two or more different headings."""
         _check_lengths(self)
         if len(set(self.labels)) < max(2, len(self.labels)) or not all(self.labels):
             raise UserError(

@@ -103,6 +103,7 @@ class RecallConfig(DrawnConfig):
     task_class = RecallTask
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is a decoder with enough positions, and that all pairs fit into an example."""
         require_kind(model, "decoder", "recall")
         data = self.data
         if data.num_pairs > data.num_keys:

@@ -46,6 +46,7 @@ class BertPretrainingConfig(TaskConfig):
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of masked tokens
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is a BERT, and that a pair of segments fits into the maximum length."""
         require_kind(model, "bert", "BERT's pre-training")
         self.data.validate(model)
         if self.data.max_length < _MIN_LENGTH:
@@ -59,6 +60,7 @@ class BertPretrainingConfig(TaskConfig):
         return Splits(self.data.has_split, self._load)
 
     def setup(self, model: BertConfig, splits: Splits[Documents], artifacts: Artifacts) -> "BertPretrainingTask":
+        """Trains or loads the tokenizer, which needs [MASK]."""
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: map("\n".join, splits["train"]), kind=self.data.tokenizer, family="bert"
         )
@@ -66,6 +68,7 @@ class BertPretrainingConfig(TaskConfig):
         return BertPretrainingTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("tokens", "token_type_ids", "targets"), (np.int32, LENGTH))
         arrays |= {"token_mask": (np.bool_, LENGTH), "weights": (np.float32, LENGTH)}
         arrays |= {"next_sentence_label": (np.int32,), "row_weights": (np.float32,)}

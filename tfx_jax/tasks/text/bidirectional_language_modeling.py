@@ -38,6 +38,7 @@ class BidirectionalLanguageModelConfig(TaskConfig):
     data: TextData = dataclasses.field(default_factory=lambda: TextData(tokenizer="words"))
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is an ELMo, which reads words."""
         require_kind(model, "elmo", "bidirectional language modeling")
         if self.data.tokenizer != "words":
             raise UserError(f'config.task.data.tokenizer must be "words" for ELMo, got {self.data.tokenizer!r}')
@@ -50,6 +51,7 @@ class BidirectionalLanguageModelConfig(TaskConfig):
     def setup(
         self, model: ElmoConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "BidirectionalLanguageModelTask":
+        """Builds or loads the vocabulary of words."""
         kind = self.data.tokenizer
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
@@ -57,6 +59,7 @@ class BidirectionalLanguageModelConfig(TaskConfig):
         return BidirectionalLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: ElmoConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         arrays = {
             "characters": (np.int32, LENGTH, model.word_length),
             "targets": (np.int32, LENGTH, 2),

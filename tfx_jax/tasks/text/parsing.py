@@ -86,6 +86,7 @@ class ParsingConfig(TaskConfig):
     )
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is an encoder-decoder with enough positions for a tree."""
         require_kind(model, "encoder_decoder", "parsing")
         check_batch(self.data, what="tree")
         check_share(self.data)

@@ -266,6 +266,7 @@ class QuestionAnsweringConfig(TaskConfig):
     max_question_length: int = at_least(1, 64)  # maximum tokens of a question; the rest is cut
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is a BERT, and that the longest question leaves room for the context."""
         require_kind(model, "bert", "question answering")
         self.data.validate(model)
         if self.data.max_length < self.max_question_length + NUM_PAIR_SPECIALS + 1:
@@ -279,12 +280,14 @@ class QuestionAnsweringConfig(TaskConfig):
         self.stride = self.max_question_length = 16
 
     def setup(self, model: BertConfig, splits: Splits[Questions], artifacts: Artifacts) -> "QuestionAnsweringTask":
+        """Trains or loads the tokenizer, on questions and contexts."""
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: _texts(splits["train"]), kind=self.data.tokenizer, family="bert"
         )
         return QuestionAnsweringTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("tokens", "token_type_ids"), (np.int32, LENGTH))
         arrays |= dict.fromkeys(("token_mask", "context_mask"), (np.bool_, LENGTH))
         arrays |= {"first": (np.int32,), "last": (np.int32,), "row_weights": (np.float32,)}

@@ -70,6 +70,7 @@ class RecurrentLanguageModelConfig(TaskConfig):
     def setup(
         self, model: RecurrentDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "RecurrentLanguageModelTask":
+        """Trains or loads the tokenizer."""
         kind = self.data.tokenizer
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
@@ -77,6 +78,7 @@ class RecurrentLanguageModelConfig(TaskConfig):
         return RecurrentLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: RecurrentDecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("inputs", "targets"), (np.int32, LENGTH))
         arrays |= {"weights": (np.float32, LENGTH), "begins": (np.bool_,)}
         batch = planned_batch(self.data, options, arrays)

@@ -59,6 +59,7 @@ class SentencePairConfig(TaskConfig):
     label_smoothing: float = fraction(0.0)
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model compares two sentences, and that the data have two."""
         require_kind(model, "sentence_pair", "classification of sentence pairs")
         self.data.validate(model)
         if self.data.dataset == "grammar" or (self.data.dataset == "files" and not self.data.second_column):
@@ -81,6 +82,7 @@ class SentencePairConfig(TaskConfig):
         return SentencePairTask(self, model, splits, tokenizer)
 
     def planned(self, model: SentencePairModelConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("premise", "hypothesis"), (np.int32, LENGTH))
         batch = planned_batch(self.data, options, LABEL_ARRAYS | arrays)
         model = dataclasses.replace(cast(Any, model), labels=("one", "other"))

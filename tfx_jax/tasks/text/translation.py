@@ -190,6 +190,7 @@ class TranslationConfig(TaskConfig):
     decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is an encoder-decoder with enough positions for a translation."""
         require_kind(model, "encoder_decoder", "translation")
         self.data.validate()
         check_batch(self.data, what="sentence")

@@ -223,12 +223,14 @@ class CaptioningConfig(TaskConfig):
         self.decoding.beam_size = 1
 
     def setup(self, model: CaptionerConfig, splits: Splits[CaptionedImages], artifacts: Artifacts) -> "CaptioningTask":
+        """Trains or loads the tokenizer, on the captions."""
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: splits["train"].captions(), kind=self.data.tokenizer, family="marian"
         )
         return CaptioningTask(self, model, splits, tokenizer)
 
     def planned(self, model: CaptionerConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         image = (np.uint8, model.image_size, model.image_size, 3)
         arrays = {"caption": (np.int32, LENGTH), "boxes": (np.int32, LENGTH, 4), "image": image}
         batch = planned_batch(self.data, options, arrays)
