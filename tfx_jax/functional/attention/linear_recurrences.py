@@ -17,6 +17,7 @@ from tfx_jax.functional.attention.recurrent import (
     Updates,
     check_recurrent,
     check_size,
+    per_channel,
     recurrent_attention,
     recurrent_decoding,
     to_float32,
@@ -261,7 +262,7 @@ def _state_space(
     """Returns the updates of `state_space_duality`."""
     key = to_float32(key)
     step, rate = steps_and_rates(key, dt, log_rate_scale, dt_bias)
-    return Updates(key * step[..., None], -(rate * step)[..., None])
+    return Updates(key * per_channel(step[..., None], key.shape[-1]), -(rate * step)[..., None])
 
 
 def steps_and_rates(
