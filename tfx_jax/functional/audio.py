@@ -88,12 +88,17 @@ def whisper_features(samples: Float[Array, "B samples"], *, num_bands: int = 80)
     padded = jnp.pad(samples.astype(jnp.float32), ((0, 0), (window // 2, window // 2)), mode="reflect")
     power = _powers(padded, samples.shape[1] // hop, window, hop, window)
     energies = power @ mel_filters(num_bands, window, WHISPER_SAMPLE_RATE, scale="slaney").T
-    x = jnp.log10(jnp.maximum(energies, 1e-10))
-    return (jnp.maximum(x, x.max(axis=(1, 2), keepdims=True) - 8) + 4) / 4
+    log_energies = jnp.log10(jnp.maximum(energies, 1e-10))
+    smallest = log_energies.max(axis=(1, 2), keepdims=True) - 8
+    return (jnp.maximum(log_energies, smallest) + 4) / 4
 
 
 def _powers(padded: Array, num_frames: int, window: int, hop: int, size: int) -> Float[Array, "B T bins"]:
-    """Returns the squared spectra of frames that start every `hop` samples, windowed and zero-padded to `size`."""
+    """Returns the power spectra of frames that start every `hop` samples, windowed and zero-padded to `size`.
+
+    `padded` are the samples, [B, samples], long enough for all frames; a frame has `window` samples, and a spectrum
+    size / 2 + 1 bins.
+    """
     # Frames are concatenated from pieces of one hop: slices are faster than a gather by indices.
     num_pieces = -(-window // hop)  # of a frame, rounded up
     pieces = jnp.pad(padded, ((0, 0), (0, -padded.shape[1] % hop))).reshape(padded.shape[0], -1, hop)

@@ -387,7 +387,7 @@ def dropout(x: Float[Array, "*shape"], rate: float, rng: Array | None) -> Float[
 
 
 def num_kept_levels(rate: float) -> int | None:
-    """Returns how many of 65,536 equally likely hashes keep an element at this dropout rate, at least 1; None if all."""
+    """Returns how many of 65,536 equally likely hashes keep an element at a dropout rate, at least 1; None if all."""
     num_kept = _LEVELS - round(rate * _LEVELS)
     return None if num_kept == _LEVELS else max(num_kept, 1)
 

@@ -85,13 +85,13 @@ def latent_attention(
     scale = h**-0.5 if scale is None else scale
     is_absorbed = query.shape[1] < key.shape[1] if absorbed is None else absorbed
     if is_absorbed:
-        inner = jnp.einsum("BTNH,NCH->BTNC", query[..., r:], key_up.astype(query.dtype))
-        query = jnp.concatenate([query[..., :r], inner], axis=-1)
+        latent_query = jnp.einsum("BTNH,NCH->BTNC", query[..., r:], key_up.astype(query.dtype))  # q_c W_K^T
+        query = jnp.concatenate([query[..., :r], latent_query], axis=-1)
         key = jnp.concatenate([key, value.astype(key.dtype)], axis=-1)
     else:
         key, latent = (jnp.repeat(x, n // k, axis=2) for x in (key, value))
-        inner = jnp.einsum("BSNC,NCH->BSNH", latent, key_up.astype(latent.dtype))
-        key = jnp.concatenate([key, inner.astype(key.dtype)], axis=-1)
+        content_key = jnp.einsum("BSNC,NCH->BSNH", latent, key_up.astype(latent.dtype))  # c W_K
+        key = jnp.concatenate([key, content_key.astype(key.dtype)], axis=-1)
         value = jnp.einsum("BSNC,NCU->BSNU", latent, value_up.astype(latent.dtype))
     result = dot_product_attention(
         query,

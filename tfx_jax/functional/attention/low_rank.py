@@ -87,6 +87,7 @@ def linformer_attention(
         jnp.where(visible[..., None], jnp.asarray(x, dtype).T[position], 0)  # [B, S, M]
         for x in (key_projection, value_projection)
     )
+    # Row s of `key_columns` is the column of E for the token at index s; zeros for padding.
     projected_keys = jnp.einsum("BSM,BSKH->BMKH", key_columns, key.astype(dtype))
     projected_values = jnp.einsum("BSM,BSKU->BMKU", value_columns, value.astype(dtype))
     weights = dot_product_weights(query.astype(dtype), projected_keys, scale=scale)
@@ -168,6 +169,7 @@ def _init_projections(
 def _init_points(
     rng: Array, *, num_heads: int, d_k: int, dtype: DTypeLike, num_inducing: int, **_: Any
 ) -> dict[str, Array]:
+    """Samples the inducing points from a standard normal distribution."""
     return {"inducing": jax.random.normal(rng, (num_heads, num_inducing, d_k), jnp.float32).astype(dtype)}
 
 
