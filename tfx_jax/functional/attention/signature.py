@@ -406,6 +406,7 @@ def shard_like_query(attention: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(attention)
     def attend(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Calls `attention`; on a mesh with explicit axes, with these axes as Auto and results sharded like `query`."""
         # NumPy float64 becomes float32 unless jax_enable_x64 is set. Cast once here, to avoid a warning at each use.
         args, kwargs = jax.tree.map(_canonical, (args, kwargs), is_leaf=lambda x: x is None)
         sharding = jax.typeof(bind_inputs(args, kwargs)[0]).sharding

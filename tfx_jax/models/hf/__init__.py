@@ -94,8 +94,9 @@ _GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config, copies=((r"lm_head\.wei
 
 
 def _t5(architecture: str) -> Family:
-    """Returns the family of an architecture of `t5`."""
+    """Returns the family of an architecture of `t5`: a whole T5, or its encoder only."""
     model = t5.ARCHITECTURES[architecture][0]
+    copies = r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight"
     return Family(
         model,
         read_config=functools.partial(t5.read_config, architecture),
@@ -108,9 +109,7 @@ def _t5(architecture: str) -> Family:
             r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # in older files, unused
             *([] if model is T5 else [r"decoder\..*"]),
         ),
-        copies=((r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "shared.weight"),)
-        if model is T5
-        else ((r"encoder\.embed_tokens\.weight", "shared.weight"),),
+        copies=((copies if model is T5 else r"encoder\.embed_tokens\.weight", "shared.weight"),),
         fits=functools.partial(t5.fits, architecture),
     )
 
@@ -157,6 +156,7 @@ def _with_pooler(rows: Callable[[Any], Sequence[Row]]) -> Callable[[Any, Collect
     """Returns a `Family.completed_config` that sets `has_pooler`, which only the names of the tensors tell."""
 
     def complete(config: Any, names: Collection[str]) -> Any:
+        """Returns the configuration with `has_pooler` set if a tensor of a pooler exists."""
         poolers = [row for row in rows(dataclasses.replace(config, has_pooler=True)) if row.ours.startswith("pooler/")]
         return dataclasses.replace(config, has_pooler=any(row.theirs in names for row in poolers))
 
@@ -288,6 +288,7 @@ def load(
         raise UserError(f"{folder / 'config.json'}: {error}") from None
     shapes = {"/".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
     rows = family.rows(config)
+    # A bare encoder or decoder is stored without the prefix.
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors.shapes) else ""
     params: dict[str, Any] = {}
     nonfinite_names: list[str] = []
@@ -319,11 +320,14 @@ def load(
     return nnx.merge(graphdef, params)
 
 
-def _of_all_processes(found: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Returns those of `names` that some process found, so that all fail if one does: each reads only its shards."""
+def _of_all_processes(local: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Returns those of `names` that are in `local` of some process.
+
+    Each process reads only its shards, but all must fail if one finds a value that is not finite.
+    """
     if jax.process_count() == 1:
-        return list(found)
-    flags = multihost_utils.process_allgather(np.array([name in found for name in names]))  # [processes, names]
+        return list(local)
+    flags = multihost_utils.process_allgather(np.array([name in local for name in names]))  # [processes, names]
     return [names[index] for index in np.flatnonzero(np.any(flags, axis=0)).tolist()]
 
 
@@ -410,7 +414,7 @@ def save(
     state = nnx.state(model, nnx.Param)
     params = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(state)}
     rows = family.rows(model.config)
-    for name in sorted(params.keys() ^ {row.ours for row in rows}):
+    for name in sorted(params.keys() ^ {row.ours for row in rows}):  # in one of both, but not in the other
         raise ValueError(f"either the model or a folder with a {config['architectures'][0]} has no {name}")
     tensors = write_params(rows, params)
     nonfinite_names = [family.prefix + name for name, tensor in tensors.items() if not is_finite(tensor)]
@@ -489,7 +493,7 @@ def _family_for(model: Any, fields: Mapping[str, Any]) -> Family:
 
 
 def _described(config: Any) -> str:
-    """Describes the attention of a model for an error message."""
+    """Returns the name and the options of a model's attention for an error message."""
     options = ", ".join(f"{name}={value}" for name, value in config.attention.options.given.items())
     return f"{config.attention.name} attention{f' with {options}' if options else ''}"
 
@@ -550,9 +554,9 @@ def _refuse_unknown(
       shapes: shapes of our parameters, by path.
       ignored: patterns of tensors that may be left out.
     """
-    known = {prefix + name for row in rows for name in row.tensor_names(shapes[row.ours])}
+    names_of_rows = {prefix + name for row in rows for name in row.tensor_names(shapes[row.ours])}
     pattern = re.compile(f"({re.escape(prefix)})?({'|'.join(ignored)})") if ignored else None
-    for name in sorted(names - known):
+    for name in sorted(names - names_of_rows):
         if pattern is None or not pattern.fullmatch(name):
             raise UserError(f"there is a tensor {name}, for which the model has no place")
 

@@ -81,7 +81,7 @@ _ROTARY_NUMBERS = {
 
 
 def read_config(architecture: str, fields: Fields) -> LlamaConfig:
-    """Returns the configuration for the fields of a folder.
+    """Returns the configuration for the fields of a folder's config.json.
 
     Raises:
       UserError: for an option that the model does not support.
@@ -140,7 +140,7 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
 
 
 def _max_length(fields: Fields, rotary: RotaryConfig) -> int:
-    """Returns the longest text, which "dynamic" scaling extends beyond the length that config.json has."""
+    """Returns the length of the longest text, in tokens; "dynamic" scaling extends that of config.json."""
     length = fields.get("max_position_embeddings", 2048)
     return round(length * rotary.factor) if rotary.scaling == "dynamic" else length
 
@@ -266,7 +266,8 @@ def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionC
         return AttentionConfig()
     names = ["window" if kind == "sliding_attention" else "dense" for kind in types]
     # The shortest pattern whose repetition gives the attentions of all layers.
-    period = next(p for p in range(1, num_layers + 1) if num_layers % p == 0 and names == names[:p] * (num_layers // p))
+    divisors = [size for size in range(1, num_layers + 1) if num_layers % size == 0]
+    period = next(size for size in divisors if names == names[:size] * (num_layers // size))
     return AttentionConfig(",".join(names[:period]), AttentionOptions(window=window - 1))
 
 
@@ -369,6 +370,7 @@ def fits(architecture: str, config: LlamaConfig) -> bool:
 
 
 def _attention_scale(config: LlamaConfig) -> float:
+    """Returns the factor of the logits; 1 / sqrt(head size) by default."""
     return config.head_size**-0.5 if config.attention_scale is None else config.attention_scale
 
 

@@ -67,12 +67,12 @@ class Row:
 
     def tensor_names(self, shape: Shape) -> list[str]:
         """Returns the names of the tensors of a parameter of this shape: one per layer of a stack and per expert."""
+        names: list[str] = []
         # An index is (), (layer,) or (layer, expert); only the layer is renumbered.
-        indices = np.ndindex(shape[: self.num_stack_axes])
-        return [
-            self.theirs.format(*(self.first_layer + self.layer_step * layer for layer in index[:1]), *index[1:])
-            for index in indices
-        ]
+        for index in np.ndindex(shape[: self.num_stack_axes]):
+            layer = [self.first_layer + self.layer_step * layer for layer in index[:1]]
+            names.append(self.theirs.format(*layer, *index[1:]))
+        return names
 
     @property
     def num_stack_axes(self) -> int:
@@ -109,7 +109,7 @@ class Row:
             row = dataclasses.replace(self, num_batch_axes=self.num_batch_axes - 1)
             return np.stack([row.to_ours(entry, shape[1:]) for entry in tensor])
         flat: np.ndarray = tensor.reshape(tensor.shape[self.num_ones :])
-        flat = flat.reshape(flat.shape[0], -1).T if self.is_transposed else flat
+        flat = flat.reshape(flat.shape[0], -1).T if self.is_transposed else flat  # [inputs, outputs], or [outputs]
         index, count = self.part
         if self.is_interleaved:
             return flat[..., index::count].reshape(shape)
@@ -231,6 +231,7 @@ def read_params(
         names_by_path[row.ours] = names
 
     def read(row: Row) -> tuple[str, Any, list[str]]:
+        """Reads the parameter of one row from its tensors."""
         shape, names = shapes[row.ours], names_by_path[row.ours]
         is_bfloat16 = keep_bfloat16 and row.scale == 1.0 and all(map(tensors.is_bfloat16, names))
         dtype = np.dtype(jnp.bfloat16 if is_bfloat16 else np.float32)
@@ -238,13 +239,14 @@ def read_params(
 
         @functools.cache  # several devices may hold the same shard
         def part(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
-            """Reads the elements from a start to a stop along each axis."""
-            stack = tuple(slice(*bound) for bound in bounds[: row.num_stack_axes])
-            inner = tuple(slice(*bound) for bound in bounds[row.num_stack_axes :])
+            """Reads the elements of the parameter within `bounds`, (start, stop) along each axis."""
+            in_stack = tuple(slice(*bound) for bound in bounds[: row.num_stack_axes])
+            in_layer = tuple(slice(*bound) for bound in bounds[row.num_stack_axes :])
             param = _empty(tuple(stop - start for start, stop in bounds), dtype)
-            chosen = np.array(names).reshape(shape[: row.num_stack_axes])[stack].reshape(-1).tolist()
-            for layer, name, tensor in zip(row.divided(param), chosen, tensors.read(chosen), strict=True):
-                values = row.to_ours(tensor, shape[row.num_stack_axes :])[inner]
+            names_in_stack = np.array(names).reshape(shape[: row.num_stack_axes])[in_stack].reshape(-1).tolist()
+            layers = zip(row.divided(param), names_in_stack, tensors.read(names_in_stack), strict=True)
+            for layer, name, tensor in layers:
+                values = row.to_ours(tensor, shape[row.num_stack_axes :])[in_layer]
                 for block in _blocks(values.shape, dtype.itemsize):
                     layer[block] = values[block]
                     if not row.is_transposed:  # then the next block needs none of these pages
@@ -287,7 +289,7 @@ def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
         pages.madvise(mmap.MADV_HUGEPAGE)  # the first write to each page takes much of the time: have few
         return np.frombuffer(pages, dtype).reshape(shape)
     buffer = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % _ALIGNMENT
+    start = -buffer.ctypes.data % _ALIGNMENT  # in Python, -x % size is the distance to the next multiple
     return buffer[start : start + size].view(dtype).reshape(shape)
 
 
