@@ -54,6 +54,7 @@ class DecomposableConfig:
         """Accepts any combination of sizes."""
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # sentences may have any length
         self.vocab_size, self.d_embedding, self.d_model, self.d_ff = 500, 32, 16, 16
 
@@ -65,6 +66,7 @@ class TwoLayers(nnx.Module):
     """Two linear maps, each followed by a ReLU and preceded by dropout: the paper's F, G, H and F_intra."""
 
     def __init__(self, in_features: int, config: DecomposableConfig, *, rngs: nnx.Rngs):
+        """Initializes both maps by He et al. (2015)."""
         init, dtype = nnx.initializers.he_normal(), jnp.dtype(config.dtype)
         self.first = Linear(in_features, config.d_ff, kernel_init=init, dtype=dtype, rngs=rngs)
         self.second = Linear(config.d_ff, config.d_ff, kernel_init=init, dtype=dtype, rngs=rngs)

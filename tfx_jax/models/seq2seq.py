@@ -276,7 +276,10 @@ class Seq2Seq(nnx.Module):
             raise ValueError(f"coverage={c.coverage} cannot be combined with attention_fn: leave one of them out")
         cell, d, dtype = CELLS[c.cell], c.d_model, jnp.dtype(c.dtype)
         glorot = nnx.initializers.glorot_uniform()
-        matrix = lambda rows, columns: nnx.Param(glorot(rngs.params(), (rows, columns)))  # noqa: E731
+
+        def matrix(rows: int, columns: int) -> Any:
+            return nnx.Param(glorot(rngs.params(), (rows, columns)))
+
         self.embedding = Embedding(c.vocab_size, d, scale=math.sqrt(d), dtype=dtype, rngs=rngs)
         self.encoder_layers = stack_layers(
             lambda rngs: BidirectionalLayer(cell, d, dtype=dtype, rngs=rngs), c.num_layers, rngs

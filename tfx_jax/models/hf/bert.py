@@ -162,7 +162,7 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
 
 
 def rows(architecture: str, config: BertConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     model, head = HEADS[architecture]
     return table_of(model, config, "bert", BODY, POOLER, head, "cls.predictions.decoder")
 
@@ -187,14 +187,14 @@ def table_of(
       head: rows of the head, which may include the pooler.
       output: name of the output layer, used if its matrix is not the embedding.
     """
-    absent = {"token_types/": not config.num_segments, "projection/": config.embedding_size is None}
-    body = [
-        row for row in body if not any(row.ours.startswith(name) for name, is_absent in absent.items() if is_absent)
-    ]
+    is_absent = {"token_types/": not config.num_segments, "projection/": config.embedding_size is None}
+    absent = tuple(name for name in is_absent if is_absent[name])
+    body = [row for row in body if not row.ours.startswith(absent)]
     if model is Bert:
         return [*body, *(pooler if config.has_pooler else [])]
-    in_head = any(row.ours.startswith("bert/pooler/") for row in head)
-    result = [*under("bert", prefix, [*body, *(pooler if model.use_pooler and not in_head else [])]), *head]
+    is_pooler_in_head = any(row.ours.startswith("bert/pooler/") for row in head)
+    encoder = [*body, *(pooler if model.use_pooler and not is_pooler_in_head else [])]
+    result = [*under("bert", prefix, encoder), *head]
     bias = next((row for row in head if row.ours == "masked_lm/bias"), None)
     if bias is not None and not config.is_tied:
         # The bias is written under two names: transformers saves both and reads that of the output layer.

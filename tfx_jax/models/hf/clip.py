@@ -15,7 +15,7 @@ _NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 def fits(architecture: str, config: ClipConfig) -> bool:
-    """Returns whether a folder can express a configuration."""
+    """Returns whether a Hugging Face folder of this architecture can express a configuration."""
     return config.is_siglip == ARCHITECTURES[architecture]
 
 
@@ -33,7 +33,7 @@ def _read_tower(fields: Fields, is_siglip: bool, **defaults: int) -> TowerConfig
 
 
 def read_config(architecture: str, fields: Fields) -> ClipConfig:
-    """Returns the configuration for the fields of a folder."""
+    """Returns the configuration for the fields of a folder's config.json."""
     is_siglip = ARCHITECTURES[architecture]
     text, vision = fields.nested("text_config"), fields.nested("vision_config")
     d_model, num_heads = (768, 12) if is_siglip else (512, 8)
@@ -54,6 +54,7 @@ def read_config(architecture: str, fields: Fields) -> ClipConfig:
 
 
 def _write_tower(config: TowerConfig) -> dict[str, Any]:
+    """Returns the fields of config.json for a tower."""
     return {
         "num_hidden_layers": config.num_layers,
         "hidden_size": config.d_model,
@@ -70,24 +71,25 @@ def write_config(architecture: str, config: ClipConfig) -> dict[str, Any]:
     c = config
     kind = next(kind for kind, name in MODEL_TYPES.items() if name == architecture)
     size = {"projection_size": c.d_output} if c.is_siglip else {"projection_dim": c.d_output}
-    own_size = {} if c.is_siglip else size  # of a SigLIP, only the text model has it
+    size_of_both = {} if c.is_siglip else size  # of a SigLIP, only the text model has it
     text = {"vocab_size": c.vocab_size, "max_position_embeddings": c.max_length, "eos_token_id": c.eos_id}
     vision = {"image_size": c.image_size, "patch_size": c.patch_size, "num_channels": c.num_channels}
     return {
         "model_type": kind,
         "architectures": [architecture],
-        **own_size,
+        **size_of_both,
         "text_config": {"model_type": f"{kind}_text_model", **text, **size, **_write_tower(c.text)},
         "vision_config": {
             "model_type": f"{kind}_vision_model",
             **vision,
-            **own_size,
+            **size_of_both,
             **_write_tower(c.image),
         },
     }
 
 
 def _layer_rows(ours: str, theirs: str) -> list[Row]:
+    """Returns the rows of the layers of a tower, "text" or "image"; `theirs` is the start of the tensors' names."""
     ours, theirs = f"{ours}/encoder_layers", f"{theirs}.encoder.layers.{{}}"
     return [
         *projections(f"{ours}/self_attention", f"{theirs}.self_attn", *_NAMES),
@@ -98,7 +100,7 @@ def _layer_rows(ours: str, theirs: str) -> list[Row]:
 
 
 def rows(config: ClipConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     patch = (config.patch_size, config.patch_size)
     patches = "vision_model.embeddings.patch_embedding"
     result = [

@@ -70,7 +70,7 @@ class Encoder:
         return [(rf"^{self.prefix}\.", "")] if self.HEADS[architecture][0] is Bert else []
 
     def fits(self, config: BertConfig) -> bool:
-        """Returns whether a folder can express a configuration."""
+        """Returns whether a Hugging Face folder of this architecture can express a configuration."""
         required = {**bert.OPTIONS, **self.options}
         values = {name: getattr(config, name) for name in required}
         values["num_segments"] = bool(config.num_segments)
@@ -96,6 +96,7 @@ class Encoder:
         return config
 
     def _check(self, architecture: str, fields: Fields, config: BertConfig) -> None:
+        """Raises UserError for fields with values that our models do not support."""
         fields.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
         if config.first_position:
             fields.require(pad_token_id=1)
@@ -120,12 +121,13 @@ class Encoder:
         return {self.fields.get(name, name): value for name, value in result.items()}
 
     def rows(self, architecture: str, config: BertConfig) -> list[Row]:
-        """Returns the table of names."""
+        """Returns the table of names: which tensor of a folder holds which parameter."""
         model, head = self.HEADS[architecture]
         return bert.table_of(model, config, self.prefix, self.body, self.pooler, head, self.output)
 
 
 def _masked_lm(transform: str, layer_norm: str, bias: str) -> list[Row]:
+    """Returns the rows of the head for masked tokens, for the names of its tensors."""
     return [*dense("masked_lm/dense", transform), *norm("masked_lm/norm", layer_norm), vector("masked_lm/bias", bias)]
 
 

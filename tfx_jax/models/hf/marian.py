@@ -51,7 +51,7 @@ _TOKENS = {
 
 
 def read_config(architecture: str, fields: Fields) -> TransformerConfig:
-    """Returns the configuration for the fields of a folder."""
+    """Returns the configuration for the fields of a folder's config.json."""
     vocab_size, pad_id, start_id, eos_id = _TOKENS[architecture]
     is_marian = architecture == "MarianMTModel"
     vocab_size, d_ff = fields.get("vocab_size", vocab_size), fields.get("encoder_ffn_dim", 4096)
@@ -213,7 +213,7 @@ def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]
 
 
 def rows(config: TransformerConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     result = [table("embedding/table", "model.shared.weight")]
     if config.source_vocab_size is not None:
         result = [

@@ -43,7 +43,7 @@ def renamed(architecture: str) -> list[tuple[str, str]]:
 
 
 def fits(config: BertConfig) -> bool:
-    """Returns whether a folder can express a configuration."""
+    """Returns whether a Hugging Face folder of this architecture can express a configuration."""
     required = {name: value for name, value in _OPTIONS.items() if name != "has_pooler"}
     # Rotary positions without options other than the base; False if there are none.
     is_plain = config.rotary == RotaryConfig(base=0.0 if config.rotary is None else config.rotary.base)
@@ -79,8 +79,10 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
     if types[0] != "full_attention" or len(types) != num_layers:
         raise UserError(f"layer_types is {types!r}, but the first of {num_layers} layers must see all")
     names = ["window" if kind == "sliding_attention" else "dense" for kind in types[1:]]
-    count = len(names)  # without the first layer, which is separate; the rest repeats a pattern, the shortest possible
-    period = next(p for p in range(1, count + 1) if count % p == 0 and names == names[:p] * (count // p))
+    # The first layer is separate. The others repeat a pattern: the shortest that gives the attentions of all.
+    count = len(names)
+    divisors = [size for size in range(1, count + 1) if count % size == 0]
+    period = next(size for size in divisors if names == names[:size] * (count // size))
     has_windows = "window" in names
     window = AttentionOptions(window=fields.get("local_attention", 128) // 2) if has_windows else AttentionOptions()
     bases = {"full_attention": fields.get("global_rope_theta", 160_000.0)}
@@ -147,7 +149,7 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
 
 
 def rows(architecture: str, config: BertConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     model, head = HEADS[architecture]
     period = len(config.attention.names)
     body = [

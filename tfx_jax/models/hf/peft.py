@@ -97,8 +97,9 @@ class AdaptedTensors(Tensors):
         for name, pair in self._pairs.items():
             # A must be [rank, inputs] and B [outputs, rank].
             shapes: list[tuple[int, ...]] = [pair[letter].shape if letter in pair else () for letter in "AB"]
-            wanted = self.shapes[name][::-1] if self._is_transposed else self.shapes[name]
-            if [*map(len, shapes)] != [2, 2] or shapes[0][0] != shapes[1][1] or (shapes[1][0], shapes[0][1]) != wanted:
+            expected = self.shapes[name][::-1] if self._is_transposed else self.shapes[name]  # [outputs, inputs]
+            are_matrices = [*map(len, shapes)] == [2, 2]
+            if not are_matrices or shapes[0][0] != shapes[1][1] or (shapes[1][0], shapes[0][1]) != expected:
                 raise UserError(f"{adapter / WEIGHTS}: lora_A {shapes[0]} and lora_B {shapes[1]} do not fit {name}")
 
     def _resolve(self, name: str, prefix: str) -> str | None:
@@ -183,6 +184,7 @@ def adapter_files(
         num_stack, num_inputs = row.num_stack_axes, row.num_inputs
         a, b = np.asarray(adapter.a[...]), np.asarray(adapter.b[...])
         for name, index in zip(row.tensor_names(a.shape), np.ndindex(a.shape[:num_stack]), strict=True):
+            # In PEFT's layout: A [rank, inputs] and B [outputs, rank] of one layer or expert.
             a_one, b_one = a[index].reshape(-1, a.shape[-1]).T, b[index].reshape(b.shape[num_stack], -1).T
             assert a.ndim == num_stack + num_inputs + 1
             start, total = row.part[0] * len(b_one), row.part[1] * len(b_one)

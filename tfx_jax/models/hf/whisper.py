@@ -11,7 +11,7 @@ ARCHITECTURE = "WhisperForConditionalGeneration"
 
 
 def read_config(fields: Fields) -> WhisperConfig:
-    """Returns the configuration for the fields of a folder."""
+    """Returns the configuration for the fields of a folder's config.json."""
     num_heads, d_ff = fields.get("encoder_attention_heads", 6), fields.get("encoder_ffn_dim", 1536)
     fields.require(decoder_attention_heads=num_heads, decoder_ffn_dim=d_ff, is_encoder_decoder=True)
     fields.require(scale_embedding=False, tie_word_embeddings=True, encoder_layerdrop=0.0, decoder_layerdrop=0.0)
@@ -64,7 +64,7 @@ def write_config(config: WhisperConfig) -> dict[str, Any]:
 
 
 def rows(config: WhisperConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     del config  # all have the same
     result = [
         table("embedding/table", "model.decoder.embed_tokens.weight"),
