@@ -162,10 +162,10 @@ class DecomposableAttention(nnx.Module):
         if not self.config.intra_attention:
             return words
         # f_ij = F_intra(a_i) . F_intra(a_j) and a'_i = sum_j softmax_j(f_ij + d_{i-j}) a_j.
-        query_key = self.intra(words, rngs)[:, :, None]
-        limit = self.config.max_distance + 1
+        query_key = self.intra(words, rngs)[:, :, None]  # one head
+        limit = self.config.max_distance + 1  # farther words share the bias of this distance
         positions = jnp.arange(tokens.shape[1])
         distance = jnp.clip(positions[:, None] - positions[None], -limit, limit)
-        bias = jnp.take(self.distance_bias[...], distance + limit, axis=0)[None, None]
+        bias = jnp.take(self.distance_bias[...], distance + limit, axis=0)[None, None]  # [1, 1, T, T]
         attended: Any = dot_product_attention(query_key, query_key, words[:, :, None], bias, mask, scale=1.0)
         return jnp.concatenate([words, attended[:, :, 0]], axis=-1)

@@ -376,7 +376,7 @@ class ElmoTagger(nnx.Module):
         x = self.words(characters)
         if self.elmo is not None and self.mix is not None:
             layers = self.elmo(characters, token_mask=token_mask)
-            mixed = self.mix(layers.reshape(*layers.shape[:3], -1))
+            mixed = self.mix(layers.reshape(*layers.shape[:3], -1))  # both directions concatenated, [B, T, 2 D]
             x = jnp.concatenate([x, mixed], axis=-1)
         x = drop(x, self.config.tagger.dropout_rate, rngs)
         x = self.lstm(jnp.stack([x, x], axis=2), token_mask)

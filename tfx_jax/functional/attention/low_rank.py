@@ -83,11 +83,10 @@ def linformer_attention(
     dtype = np.promote_types(query.dtype, np.float32)
     visible = visible_keys(mask, b, s)
     position = jnp.maximum(jnp.cumsum(visible, axis=1) - 1, 0)  # [B, S], among the visible tokens
+    # [B, S, M]: for each token the column of E, and of F, for its position; zeros for padding.
     key_columns, value_columns = (
-        jnp.where(visible[..., None], jnp.asarray(x, dtype).T[position], 0)  # [B, S, M]
-        for x in (key_projection, value_projection)
+        jnp.where(visible[..., None], jnp.asarray(x, dtype).T[position], 0) for x in (key_projection, value_projection)
     )
-    # Row s of `key_columns` is the column of E for the token at index s; zeros for padding.
     projected_keys = jnp.einsum("BSM,BSKH->BMKH", key_columns, key.astype(dtype))
     projected_values = jnp.einsum("BSM,BSKU->BMKU", value_columns, value.astype(dtype))
     weights = dot_product_weights(query.astype(dtype), projected_keys, scale=scale)

@@ -135,7 +135,7 @@ def _transformer(architecture: str) -> Family:
 def _with_heads(module: Any, architecture: str) -> Family:
     """Returns the family of an architecture of a module with `HEADS`, such as `bert`."""
     model, head = module.HEADS[architecture]
-    is_masked_lm = any(row.ours == "masked_lm/bias" for row in head)
+    is_masked_lm = any(row.path == "masked_lm/bias" for row in head)
     return Family(
         model,
         read_config=functools.partial(module.read_config, architecture),
@@ -157,8 +157,8 @@ def _with_pooler(rows: Callable[[Any], Sequence[Row]]) -> Callable[[Any, Collect
 
     def complete(config: Any, names: Collection[str]) -> Any:
         """Returns the configuration with `has_pooler` set if a tensor of a pooler exists."""
-        poolers = [row for row in rows(dataclasses.replace(config, has_pooler=True)) if row.ours.startswith("pooler/")]
-        return dataclasses.replace(config, has_pooler=any(row.theirs in names for row in poolers))
+        poolers = [row for row in rows(dataclasses.replace(config, has_pooler=True)) if row.path.startswith("pooler/")]
+        return dataclasses.replace(config, has_pooler=any(row.tensor in names for row in poolers))
 
     return complete
 
@@ -295,9 +295,9 @@ def load(
     done = 0
     total = sum(map(math.prod, shapes.values()))
     try:
-        _take_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
+        _take_copies({row.tensor for row in rows}, tensors, prefix, family.copies)
         _refuse_unknown(rows, set(tensors.shapes), prefix, shapes, family.ignored)
-        _refuse_other_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
+        _refuse_other_copies({row.tensor for row in rows}, tensors, prefix, family.copies)
         options: dict[str, Any] = {"keep_bfloat16": keep_bfloat16}
         if shardings is not None:
             options["shardings"] = leaves_by_path(shardings(nnx.to_pure_dict(state)))
@@ -414,7 +414,7 @@ def save(
     state = nnx.state(model, nnx.Param)
     params = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(state)}
     rows = family.rows(model.config)
-    for name in sorted(params.keys() ^ {row.ours for row in rows}):  # in one of both, but not in the other
+    for name in sorted(params.keys() ^ {row.path for row in rows}):  # in one of both, but not in the other
         raise ValueError(f"either the model or a folder with a {config['architectures'][0]} has no {name}")
     tensors = write_params(rows, params)
     nonfinite_names = [family.prefix + name for name, tensor in tensors.items() if not is_finite(tensor)]
@@ -551,43 +551,47 @@ def _refuse_unknown(
       rows: the table of names.
       names: names of all tensors of the folder.
       prefix: start of these names that the table omits.
-      shapes: shapes of our parameters, by path.
+      shapes: shapes of the model's parameters, by path.
       ignored: patterns of tensors that may be left out.
     """
-    names_of_rows = {prefix + name for row in rows for name in row.tensor_names(shapes[row.ours])}
+    names_of_rows = {prefix + name for row in rows for name in row.tensor_names(shapes[row.path])}
     pattern = re.compile(f"({re.escape(prefix)})?({'|'.join(ignored)})") if ignored else None
     for name in sorted(names - names_of_rows):
         if pattern is None or not pattern.fullmatch(name):
             raise UserError(f"there is a tensor {name}, for which the model has no place")
 
 
-def _take_copies(theirs: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]) -> None:
+def _take_copies(table_names: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]) -> None:
     """Adds the name of a missing original to one of its copies: some writers store only one of several equal tensors.
 
     Args:
-      theirs: names of the tensors in the table.
+      table_names: names of the tensors in the table.
       tensors: the tensors of the folder; names are added.
       prefix: start of the names in the folder that the table omits.
       copies: pairs (pattern, original) as in `Family`.
     """
     for pattern, original in copies:
-        if original in theirs and prefix + original not in tensors.shapes:
+        if original in table_names and prefix + original not in tensors.shapes:
             matching = re.compile(f"({re.escape(prefix)})?({pattern})")
-            copy = next((name for name in sorted(tensors.shapes.keys() - theirs) if matching.fullmatch(name)), None)
+            copy = next(
+                (name for name in sorted(tensors.shapes.keys() - table_names) if matching.fullmatch(name)), None
+            )
             if copy is not None:
                 tensors.add_name(prefix + original, copy)
 
 
-def _refuse_other_copies(theirs: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]) -> None:
+def _refuse_other_copies(
+    table_names: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]
+) -> None:
     """Raises UserError if a tensor that should be a copy has other values than its original, which would be lost.
 
     The arguments are those of `_take_copies`.
     """
     for pattern, original in copies:
         original_name = prefix + original
-        if original not in theirs or original_name not in tensors.shapes:
+        if original not in table_names or original_name not in tensors.shapes:
             continue
-        for name in sorted(tensors.shapes.keys() - theirs):
+        for name in sorted(tensors.shapes.keys() - table_names):
             if not re.fullmatch(f"({re.escape(prefix)})?({pattern})", name):
                 continue
             original_values, values = tensors.read([original_name, name])

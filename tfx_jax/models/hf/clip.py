@@ -88,14 +88,14 @@ def write_config(architecture: str, config: ClipConfig) -> dict[str, Any]:
     }
 
 
-def _layer_rows(ours: str, theirs: str) -> list[Row]:
-    """Returns the rows of the layers of a tower, "text" or "image"; `theirs` is the start of the tensors' names."""
-    ours, theirs = f"{ours}/encoder_layers", f"{theirs}.encoder.layers.{{}}"
+def _layer_rows(path: str, tensor: str) -> list[Row]:
+    """Returns the rows of the layers of the tower at `path`; `tensor` is the start of the tensors' names."""
+    path, tensor = f"{path}/encoder_layers", f"{tensor}.encoder.layers.{{}}"
     return [
-        *projections(f"{ours}/self_attention", f"{theirs}.self_attn", *_NAMES),
-        *norm(f"{ours}/self_attention_residual/norm", f"{theirs}.layer_norm1"),
-        *feed_forward(f"{ours}/feed_forward", f"{theirs}.mlp.fc1", f"{theirs}.mlp.fc2"),
-        *norm(f"{ours}/feed_forward_residual/norm", f"{theirs}.layer_norm2"),
+        *projections(f"{path}/self_attention", f"{tensor}.self_attn", *_NAMES),
+        *norm(f"{path}/self_attention_residual/norm", f"{tensor}.layer_norm1"),
+        *feed_forward(f"{path}/feed_forward", f"{tensor}.mlp.fc1", f"{tensor}.mlp.fc2"),
+        *norm(f"{path}/feed_forward_residual/norm", f"{tensor}.layer_norm2"),
     ]
 
 
@@ -126,9 +126,9 @@ def rows(config: ClipConfig) -> list[Row]:
     pooling: list[Row] = []
     for index, name in enumerate(("query", "key", "value")):
         columns = (index * size, (index + 1) * size, 3 * size)
-        ours, theirs = f"image/pooling/attention/{name}", f"{head}.attention.in_proj"
-        pooling.append(dataclasses.replace(linear(f"{ours}/kernel", f"{theirs}_weight"), columns=columns))
-        pooling.append(vector(f"{ours}/bias", f"{theirs}_bias", columns=columns))
+        path, tensor = f"image/pooling/attention/{name}", f"{head}.attention.in_proj"
+        pooling.append(dataclasses.replace(linear(f"{path}/kernel", f"{tensor}_weight"), columns=columns))
+        pooling.append(vector(f"{path}/bias", f"{tensor}_bias", columns=columns))
     return [
         *result,
         *dense("text/projection", "text_model.head"),

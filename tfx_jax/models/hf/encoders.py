@@ -54,14 +54,14 @@ class Encoder:
     def IGNORED(self) -> list[str]:  # noqa: N802, the name that modules of other families use
         """Patterns of copies of tied parameters, a constant, and heads of other architectures in the same file."""
         heads = [row for _, head in self.HEADS.values() for row in [*self.pooler, *head]]
-        of_others = sorted({f"({self.prefix}\\.)?{re.escape(row.theirs)}" for row in heads})
+        of_others = sorted({f"({self.prefix}\\.)?{re.escape(row.tensor)}" for row in heads})
         output = re.escape(self.output)
         return [rf"({self.prefix}\.)?embeddings\.position_ids", rf"{output}\.(weight|bias)", *of_others]
 
     @property
     def COPIES(self) -> list[tuple[str, str]]:  # noqa: N802
         """Pairs (pattern, original): older folders repeat the tensor `original` under names that match the pattern."""
-        bias = next(row.theirs for _, head in self.HEADS.values() for row in head if row.ours == "masked_lm/bias")
+        bias = next(row.tensor for _, head in self.HEADS.values() for row in head if row.path == "masked_lm/bias")
         copies = [(rf"{re.escape(self.output)}\.weight", f"{self.prefix}.embeddings.word_embeddings.weight")]
         return copies if bias == f"{self.output}.bias" else [*copies, (rf"{re.escape(self.output)}\.bias", bias)]
 

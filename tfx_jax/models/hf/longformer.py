@@ -49,7 +49,7 @@ IGNORED = [
     r"(longformer\.)?embeddings\.position_ids",
     r"lm_head\.decoder\.(weight|bias)",
     *sorted(
-        {f"(longformer\\.)?{re.escape(row.theirs)}" for _, head in HEADS.values() for row in [*bert.POOLER, *head]}
+        {f"(longformer\\.)?{re.escape(row.tensor)}" for _, head in HEADS.values() for row in [*bert.POOLER, *head]}
     ),
 ]
 

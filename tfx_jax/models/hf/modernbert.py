@@ -156,10 +156,10 @@ def rows(architecture: str, config: BertConfig) -> list[Row]:
         table("embedding/table", "embeddings.tok_embeddings.weight"),
         vector("norm/scale", "embeddings.norm.weight"),
     ]
-    body += [row for row in _layer_rows("first_layer", "layers.0", config) if "self_attention_residual" not in row.ours]
+    body += [row for row in _layer_rows("first_layer", "layers.0", config) if "self_attention_residual" not in row.path]
     for kind in range(period):
-        ours = "encoder_layers" if period == 1 else f"encoder_layers/layers/{kind}"
-        layer = _layer_rows(ours, "layers.{}", config)
+        path = "encoder_layers" if period == 1 else f"encoder_layers/layers/{kind}"
+        layer = _layer_rows(path, "layers.{}", config)
         body += [dataclasses.replace(row, first_layer=1 + kind, layer_step=period) for row in layer]
     body.append(vector("last_norm/scale", "final_norm.weight"))
     if model is Bert:
@@ -168,12 +168,12 @@ def rows(architecture: str, config: BertConfig) -> list[Row]:
     return [*under("bert", "model", body), *head, *output]
 
 
-def _layer_rows(ours: str, theirs: str, config: BertConfig) -> list[Row]:
-    """Returns the rows of the layers below the path `ours`; `theirs` is the start of the tensors' names."""
+def _layer_rows(path: str, tensor: str, config: BertConfig) -> list[Row]:
+    """Returns the rows of the layers at `path`; `tensor` is the start of the tensors' names."""
     d_ff = 4 * config.d_model if config.d_ff is None else config.d_ff
-    joined = [linear(f"{ours}/feed_forward/{name}", f"{theirs}.mlp.Wi.weight") for name in ("up", "gate")]
+    joined = [linear(f"{path}/feed_forward/{name}", f"{tensor}.mlp.Wi.weight") for name in ("up", "gate")]
     projections = [
-        linear(f"{ours}/self_attention/{name}/kernel", f"{theirs}.attn.Wqkv.weight")
+        linear(f"{path}/self_attention/{name}/kernel", f"{tensor}.attn.Wqkv.weight")
         for name in ("query", "key", "value")
     ]
     sizes = [(row, config.d_model, 3) for row in projections]
@@ -185,8 +185,8 @@ def _layer_rows(ours: str, theirs: str, config: BertConfig) -> list[Row]:
     ]
     return [
         *blocks,
-        linear(f"{ours}/self_attention/out/kernel", f"{theirs}.attn.Wo.weight", 2),
-        linear(f"{ours}/feed_forward/down", f"{theirs}.mlp.Wo.weight"),
-        vector(f"{ours}/self_attention_residual/norm/scale", f"{theirs}.attn_norm.weight"),
-        vector(f"{ours}/feed_forward_residual/norm/scale", f"{theirs}.mlp_norm.weight"),
+        linear(f"{path}/self_attention/out/kernel", f"{tensor}.attn.Wo.weight", 2),
+        linear(f"{path}/feed_forward/down", f"{tensor}.mlp.Wo.weight"),
+        vector(f"{path}/self_attention_residual/norm/scale", f"{tensor}.attn_norm.weight"),
+        vector(f"{path}/feed_forward_residual/norm/scale", f"{tensor}.mlp_norm.weight"),
     ]

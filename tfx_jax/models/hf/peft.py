@@ -174,12 +174,12 @@ def adapter_files(
     Raises:
       UserError: if PEFT cannot express an adapter (experts that share one tensor) or a head.
     """
-    row_of = {row.ours: row for row in rows}
+    row_of = {row.path: row for row in rows}
     # For each of their modules: (start, total, A, B) of each of our matrices, which is columns start ... of `total`.
     blocks: dict[str, list[tuple[int, int, np.ndarray, np.ndarray]]] = {}
     for path, adapter in adapters.items():
         row = row_of[path]
-        if row.num_batch_axes or not row.theirs.endswith(".weight"):
+        if row.num_batch_axes or not row.tensor.endswith(".weight"):
             raise UserError(f"PEFT cannot express an adapter of {path}: choose other config.lora.targets, or merge it")
         num_stack, num_inputs = row.num_stack_axes, row.num_inputs
         a, b = np.asarray(adapter.a[...]), np.asarray(adapter.b[...])
@@ -204,10 +204,10 @@ def adapter_files(
         tensors[f"{_PREFIX}{module}.lora_B.weight"] = joined
         if len(parts) > 1:
             ranks[module] = rank * len(parts)
-    head_tensors = write_params([row for row in rows if row.ours in heads], heads)
+    head_tensors = write_params([row for row in rows if row.path in heads], heads)
     head_modules = sorted({prefix + name.rpartition(".")[0] for name in head_tensors})
     for module in head_modules:  # PEFT saves a module with all its submodules, which must all be trained
-        inside = [row.theirs for row in rows if f"{prefix}{row.theirs}".startswith(f"{module}.")]
+        inside = [row.tensor for row in rows if f"{prefix}{row.tensor}".startswith(f"{module}.")]
         if any(prefix + name.rpartition(".")[0] != module for name in inside):
             raise UserError(f"PEFT cannot express a trained head inside {module}: merge the adapters instead")
     tensors |= {f"{_PREFIX}{prefix}{name}": tensor for name, tensor in head_tensors.items()}
@@ -241,7 +241,7 @@ def _targets(modules: list[str], rows: Sequence[Row], prefix: str) -> list[str]:
       prefix: start of the names that the table omits.
     """
     endings = {module.rpartition(".")[2] for module in modules}
-    patterns = {re.escape(prefix + row.theirs.removesuffix(".weight")).replace(r"\{\}", r"\d+") for row in rows}
+    patterns = {re.escape(prefix + row.tensor.removesuffix(".weight")).replace(r"\{\}", r"\d+") for row in rows}
     matching = {pattern for pattern in patterns if pattern.rpartition(r"\.")[2] in endings}
     covered = all(any(re.fullmatch(pattern, module) for module in modules) for pattern in matching)
     return sorted(endings) if covered else modules

@@ -136,7 +136,7 @@ def rows_of(architecture: str, fields: Fields) -> Callable[[T5Config], list[Row]
         """Returns the rows, with the scale and the other name of the output layer's matrix."""
         scale = config.d_model**-0.5 if is_scaled else 1.0
         return [
-            dataclasses.replace(row, scale=scale, **head) if row.ours == "output_embedding/table" else row
+            dataclasses.replace(row, scale=scale, **head) if row.path == "output_embedding/table" else row
             for row in rows(architecture, config)
         ]
 
@@ -170,12 +170,11 @@ def _stack(side: str, config: T5Config, attentions: tuple[str, ...]) -> list[Row
     bias = f"{side}.block.{layer_with_bias}.layer.0.SelfAttention.relative_attention_bias.weight"
     result = [table(f"{side}_bias/table", bias)]
     for index, kind in enumerate(attentions):
-        ours, theirs = f"{layers}/{kind}_attention", f"{block}.{index}"
-        result.append(vector(f"{ours}_residual/norm/scale", f"{theirs}.layer_norm.weight"))
-        for name in ("query", "key", "value", "out"):  # theirs are q, k, v and o
-            num_inputs = 2 if name == "out" else 1
-            tensor = f"{theirs}.{names[kind]}.{name[0]}.weight"
-            result.append(linear(f"{ours}/{name}/kernel", tensor, num_inputs))
+        path, sublayer = f"{layers}/{kind}_attention", f"{block}.{index}"
+        result.append(vector(f"{path}_residual/norm/scale", f"{sublayer}.layer_norm.weight"))
+        for name in ("query", "key", "value", "out"):
+            tensor = f"{sublayer}.{names[kind]}.{name[0]}.weight"  # q, k, v and o
+            result.append(linear(f"{path}/{name}/kernel", tensor, num_inputs=2 if name == "out" else 1))
     result.append(vector(f"{layers}/feed_forward_residual/norm/scale", f"{block}.{last}.layer_norm.weight"))
     for name, their_name in matrices.items():
         tensor = f"{block}.{last}.DenseReluDense.{their_name}.weight"
