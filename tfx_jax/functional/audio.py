@@ -102,7 +102,8 @@ def _powers(padded: Array, num_frames: int, window: int, hop: int, size: int) ->
     # Frames are concatenated from pieces of one hop: slices are faster than a gather by indices.
     num_pieces = -(-window // hop)  # of a frame, rounded up
     pieces = jnp.pad(padded, ((0, 0), (0, -padded.shape[1] % hop))).reshape(padded.shape[0], -1, hop)
-    pieces = jnp.pad(pieces, ((0, 0), (0, max(0, num_frames + num_pieces - 1 - pieces.shape[1])), (0, 0)))
+    num_missing = max(0, num_frames + num_pieces - 1 - pieces.shape[1])
+    pieces = jnp.pad(pieces, ((0, 0), (0, num_missing), (0, 0)))
     frames = jnp.concatenate([pieces[:, start : start + num_frames] for start in range(num_pieces)], axis=2)
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)  # the Hann window
     frames = frames[:, :, :window] * hann.astype(np.float32)[None, None]
@@ -200,4 +201,5 @@ def _masked(rng: Array, count: int, longest: Int[Array, " B"], sizes: Int[Array,
     lengths = jax.random.randint(rng_lengths, shape, 0, longest[None] + 1)
     starts = jax.random.randint(rng_starts, shape, 0, jnp.maximum(sizes[None] - lengths, 0) + 1)
     positions = jnp.arange(length)[None, None]
-    return ((positions >= starts[..., None]) & (positions < (starts + lengths)[..., None])).any(axis=0)
+    is_from_start, is_before_end = positions >= starts[..., None], positions < (starts + lengths)[..., None]
+    return (is_from_start & is_before_end).any(axis=0)

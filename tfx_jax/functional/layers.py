@@ -92,8 +92,8 @@ def add_bias(x: Float[Array, "*batch_and_out"], bias: Float[Array, "*out"]) -> F
       [*batch, *out] in the dtype of `x`.
     """
     dtype = np.promote_types(x.dtype, bias.dtype)  # NumPy's rule: JAX's raises under strict promotion
-    bias = bias.astype(dtype).reshape((1,) * (x.ndim - bias.ndim) + bias.shape)
-    return (x.astype(dtype) + bias).astype(x.dtype)
+    shape = (1,) * (x.ndim - bias.ndim) + bias.shape
+    return (x.astype(dtype) + bias.astype(dtype).reshape(shape)).astype(x.dtype)
 
 
 def linear_logits(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:

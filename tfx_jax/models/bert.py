@@ -336,7 +336,7 @@ class Bert(nnx.Module):
             output = BertOutput(sequence=x, pooled=pooled)
         if not return_attention:
             return output
-        maps_of_layers = [*([] if first_maps is None else [first_maps["self"]]), *maps["self"]]
+        maps_of_layers = list(maps["self"]) if first_maps is None else [first_maps["self"], *maps["self"]]
         return output, {f"encoder/{index}/self": weights for index, weights in enumerate(maps_of_layers)}
 
 

@@ -328,8 +328,10 @@ class Captioner(nnx.Module):
         x = inputs.astype(jnp.float32) / 127.5 - 1.0
         for convolution in self.convolutions:
             x = jax.nn.relu(convolution(x))
-        x = add_bias(x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1]), self.positions.table[...])
-        return Memory(x[:, :, None], mixed_product(x, self._cast(self.w_key))[:, :, None])
+        cells = x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1])  # [B, L, C], row by row
+        cells = add_bias(cells, self.positions.table[...])
+        keys = mixed_product(cells, self._cast(self.w_key))
+        return Memory(cells[:, :, None], keys[:, :, None])  # one head
 
     def init_cache(
         self, memory: Memory, *, max_length: int, num_beams: int = 1

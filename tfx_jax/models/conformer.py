@@ -176,7 +176,8 @@ class Convolution(nnx.Module):
         else:
             mean, variance = self.mean[...], self.variance[...]
         scale = self.scale[...] * jax.lax.rsqrt(variance + self.epsilon)
-        return ((x32 - mean[None, None]) * scale[None, None] + self.bias[...][None, None]).astype(x.dtype)
+        centered = x32 - mean[None, None]
+        return (centered * scale[None, None] + self.bias[...][None, None]).astype(x.dtype)
 
 
 class ConformerLayer(nnx.Module):

@@ -165,11 +165,12 @@ def _decoding_programs(
     *cache, _ = exported_prefill.out_avals
     sizes = dict.fromkeys(str(size) for array in cache for size in array.shape if not isinstance(size, int))
     sizes["b"] = None
-    symbols = dict(zip(sizes, jax.export.symbolic_shape(", ".join(f"s{i}" for i in range(len(sizes)))), strict=True))
-    cache_specs = [
-        _spec(tuple(size if isinstance(size, int) else symbols[str(size)] for size in array.shape), array.dtype)
-        for array in cache
-    ]
+    names = ", ".join(f"s{index}" for index in range(len(sizes)))
+    symbols = dict(zip(sizes, jax.export.symbolic_shape(names), strict=True))
+    cache_specs: list[jax.ShapeDtypeStruct] = []
+    for array in cache:
+        shape = tuple(size if isinstance(size, int) else symbols[str(size)] for size in array.shape)
+        cache_specs.append(_spec(shape, array.dtype))
     programs = {
         "prepare": _exported(prepare, _specs(weights)),
         "prefill": exported_prefill,
@@ -230,7 +231,8 @@ def _readme(name: str, settings: dict[str, Any]) -> str:
     if "prepare" in settings["programs"]:
         kind, usage = "prefill and cached decoding", "print(model.generate([[5, 7, 11], [3]], max_new_tokens=20))"
     else:
-        kind, usage = "one call", f"print(model({'images' if settings['inputs'] == 'images' else '[[5, 7, 11], [3]]'}))"
+        example = "images" if settings["inputs"] == "images" else "[[5, 7, 11], [3]]"
+        kind, usage = "one call", f"print(model({example}))"
     return _README.format(
         name=name,
         kind=kind,

@@ -164,9 +164,9 @@ class Llama(LanguageModel):
                 rotary = None
             qk_norms: dict[str, Any] = {}
             if c.qk_norm != "none":
-                sizes = {"query_norm": c.num_heads, "key_norm": num_kv_heads}
-                is_shared = c.qk_norm == "all"
-                qk_norms = {name: make_norm(c.head_size * (n if is_shared else 1)) for name, n in sizes.items()}
+                is_shared = c.qk_norm == "all"  # one norm over all heads together
+                for name, heads in (("query_norm", c.num_heads), ("key_norm", num_kv_heads)):
+                    qk_norms[name] = make_norm(c.head_size * heads if is_shared else c.head_size)
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,

@@ -399,7 +399,8 @@ class Seq2Seq(nnx.Module):
         c, num_states = self.config, CELLS[self.config.cell].num_states
         initial = jnp.tanh(add_bias(mixed_product(memory.last, self.initial[...]), self.initial_bias[...]))
         states = jnp.split(initial, c.decoder_depth * num_states, axis=-1)
-        layers = tuple(tuple(states[start : start + num_states]) for start in range(0, len(states), num_states))
+        first_of_layer = range(0, len(states), num_states)  # indices: a layer has `num_states` consecutive states
+        layers = tuple(tuple(states[first : first + num_states]) for first in first_of_layer)
         fed = memory.last if c.variant == "fixed" else jnp.zeros_like(memory.last)
         coverage = None if c.coverage is None else jnp.zeros(memory.output.shape[:2])
         return DecoderState(layers, fed, jnp.zeros((), jnp.int32), coverage)

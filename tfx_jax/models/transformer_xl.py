@@ -298,4 +298,6 @@ class TransformerXLDecoder(nnx.Module):
 def _last(x: Float[Array, "B S D"], length: int) -> Float[Array, "B M D"]:
     """Returns the last `length` positions of a sequence, with zeros in front of a shorter one."""
     excess = x.shape[1] - length
-    return x[:, excess:] if excess > 0 else jnp.pad(x, ((0, 0), (-excess, 0), (0, 0)))
+    if excess > 0:
+        return x[:, excess:]
+    return jnp.pad(x, ((0, 0), (-excess, 0), (0, 0)))

@@ -244,7 +244,8 @@ class ViT(nnx.Module):
             positions = jnp.concatenate([positions[:num_copied_here], patches])
         x = self.patches(images)
         tokens = [token for token in (self.class_token, self.distillation_token) if token is not None]
-        front = [jnp.broadcast_to(token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2])) for token in tokens]
+        token_shape = (x.shape[0], 1, x.shape[2])
+        front = [jnp.broadcast_to(token[...].astype(x.dtype), token_shape) for token in tokens]
         x = add_bias(jnp.concatenate([*front, x], axis=1), positions)
         x = drop(x, c.dropout_rate, rngs)
 

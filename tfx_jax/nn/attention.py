@@ -554,11 +554,13 @@ class LearnedAttention(nnx.Module):
 
     def arrays(self, dtype: DTypeLike) -> dict[str, Array]:
         """Returns the parameters, cast to `dtype`, and the state by name, as options of the attention."""
-        variables = {name: x for name, x in vars(self).items() if isinstance(x, nnx.Variable)}
-        return {
-            name: x[...].astype(dtype) if isinstance(x, (nnx.Param, Frozen)) else x[...]
-            for name, x in variables.items()
-        }
+        arrays: dict[str, Array] = {}
+        for name, variable in vars(self).items():
+            if isinstance(variable, (nnx.Param, Frozen)):
+                arrays[name] = variable[...].astype(dtype)
+            elif isinstance(variable, nnx.Variable):
+                arrays[name] = variable[...]
+        return arrays
 
 
 def spec_of(attention_fn: AttentionFn) -> AttentionSpec | None:

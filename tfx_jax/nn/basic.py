@@ -323,9 +323,9 @@ def dropout_mask(shape: tuple[int, ...], rate: float, rngs: nnx.Rngs | None) -> 
 
 def mean_over_tokens(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"]) -> Float[Array, "B D"]:
     """Returns the mean over the tokens of each row, float32 [B, D]; zeros for a row without tokens."""
-    without_padding = jnp.where(token_mask[..., None], x.astype(jnp.float32), 0.0)
+    total = jnp.where(token_mask[..., None], x.astype(jnp.float32), 0.0).sum(axis=1)
     num_tokens = token_mask.sum(axis=1, keepdims=True)
-    return without_padding.sum(axis=1) / jnp.maximum(num_tokens, 1).astype(jnp.float32)
+    return total / jnp.maximum(num_tokens, 1).astype(jnp.float32)
 
 
 def max_over_tokens(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"]) -> Float[Array, "B D"]:

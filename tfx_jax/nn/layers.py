@@ -616,10 +616,12 @@ def _joined(*projections: Linear) -> tuple[Float[Array, "D N"], Float[Array, " N
     kernels = [projection.kernel[...].reshape(math.prod(projection.in_features), -1) for projection in projections]
     if all(projection.bias is None for projection in projections):
         return jnp.concatenate(kernels, axis=1), None
-    biases = [
-        jnp.zeros(kernel.shape[1], kernel.dtype) if projection.bias is None else projection.bias[...].reshape(-1)
-        for projection, kernel in zip(projections, kernels, strict=True)
-    ]
+    biases: list[Array] = []
+    for projection, kernel in zip(projections, kernels, strict=True):
+        if projection.bias is None:
+            biases.append(jnp.zeros(kernel.shape[1], kernel.dtype))
+        else:
+            biases.append(projection.bias[...].reshape(-1))
     return jnp.concatenate(kernels, axis=1), jnp.concatenate(biases)
 
 

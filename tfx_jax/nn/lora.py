@@ -120,9 +120,8 @@ def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int 
             example = f"such as {matrices[0][0]}" if matrices else "of which this model has none"
             raise ValueError(f"lora.targets={config.targets!r} matches none of the matrices, {example}")
         # Only a model that is an encoder with a head has a part with this attribute, the encoder.
-        encoder_prefix = next(
-            (f"{name}/" for name, part in vars(model).items() if hasattr(part, "name_below_heads")), ""
-        )
+        encoders = [name for name, part in vars(model).items() if hasattr(part, "name_below_heads")]
+        encoder_prefix = f"{encoders[0]}/" if encoders else ""
     for path, owner, name in [*_params(model)]:  # a list, because the loop changes the model
         if is_frozen(path) or (config.rank and path.startswith(encoder_prefix)):
             setattr(owner, name, Frozen(getattr(owner, name)[...]))

@@ -215,7 +215,8 @@ def _interleaved(trees: list[Any]) -> Any:
     if len(trees) == 1:
         return trees[0]
     if len({jax.tree.structure(tree) for tree in trees}) > 1:
-        if all(isinstance(tree, dict) and tree.keys() == trees[0].keys() for tree in trees):
+        have_equal_keys = all(isinstance(tree, dict) and tree.keys() == trees[0].keys() for tree in trees)
+        if have_equal_keys:
             return {name: _interleaved([tree[name] for tree in trees]) for name in trees[0]}
         num_groups = jax.tree.leaves(trees)[0].shape[0]
         return [jax.tree.map(operator.itemgetter(i), tree) for i in range(num_groups) for tree in trees]

@@ -94,7 +94,8 @@ def attention_over_axes(
 def _counted_from_front(axes: Sequence[int], rank: int) -> list[int]:
     """Returns the axes with negative ones counted from the front; raises ValueError for axes that are not allowed."""
     counted = [axis + rank if axis < 0 else axis for axis in axes]
-    if not counted or len(set(counted)) < len(counted) or not all(0 < axis < rank - 1 for axis in counted):
+    are_different = len(set(counted)) == len(counted)
+    if not counted or not are_different or not all(0 < axis < rank - 1 for axis in counted):
         raise ValueError(
             f"attention_axes {tuple(axes)} must be different axes between the batch (0) and the features ({rank - 1})"
         )

@@ -354,7 +354,8 @@ def _layout(visible: Bool[Array, "B T"] | None, length: int, block_size: int, nu
 
     def gather(x: Array, index: Array, exists: Array, axis: int) -> Array:
         """Gathers entries of `x` along an axis by `index`, [B, entries]; entries that do not exist are 0."""
-        shape = [len(index) if i == 0 else index.shape[1] if i == axis else 1 for i in range(x.ndim)]
+        shape = [1] * x.ndim
+        shape[0], shape[axis] = index.shape
         gathered = jnp.take_along_axis(x, index.reshape(shape), axis=axis)
         return jnp.where(exists.reshape(shape), gathered, jnp.zeros((), x.dtype))
 
@@ -376,11 +377,12 @@ def _dense(
     first = [x[:, :num_slots] for x in (query, key, value)]
     bias = bias if bias is None or bias.shape[3] == 1 else bias[..., :num_slots]
     result = dot_product_attention(*first, bias, is_token[:, None, None, :num_slots], **options)
-    padding = (0, query.shape[1] - num_slots)
+    no_padding, padding = (0, 0), (0, query.shape[1] - num_slots)
+    out_padding = (no_padding, padding, no_padding, no_padding)
     if not isinstance(result, tuple):
-        return jnp.pad(result, ((0, 0), padding, (0, 0), (0, 0)))
+        return jnp.pad(result, out_padding)
     out, weights = result
-    return jnp.pad(out, ((0, 0), padding, (0, 0), (0, 0))), jnp.pad(weights, ((0, 0), (0, 0), padding, padding))
+    return jnp.pad(out, out_padding), jnp.pad(weights, (no_padding, no_padding, padding, padding))
 
 
 def _attend(

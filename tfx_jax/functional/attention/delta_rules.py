@@ -96,8 +96,7 @@ def delta_rule(
 def _delta(key: Float[Array, "B S K H"], beta: Float[Array, "B S K"]) -> Updates:
     """Returns the updates of the state by each key in `delta_rule`, without decay."""
     beta = jax.nn.sigmoid(to_float32(beta))
-    log_decay = jnp.zeros_like(beta)[..., None]
-    return Updates(_unit(key), log_decay, beta)
+    return Updates(_unit(key), log_decay=jnp.zeros_like(beta)[..., None], beta=beta)
 
 
 @weights_on_request

@@ -450,8 +450,8 @@ def _causal(
         query, key, value, visible = block
         log_query, log_key = log_query_fn(query), log_key_fn(key, visible)
         in_block = _read_past(*(x[:, :, None] for x in (log_query, log_key, value)))  # the block is one part
-        before_block = _read(log_query, sums)
-        answers = _merged(_Answers(*(x[:, :, 0] for x in in_block)), before_block)
+        in_block = _Answers(*(x[:, :, 0] for x in in_block))
+        answers = _merged(in_block, _read(log_query, sums))  # of the block itself and of earlier ones
         return _extended(sums, log_key, value), _quotient(answers)
 
     sums = _no_keys(log_key_fn(key[:, :, :1], visible[:, :1]), value)

@@ -314,7 +314,9 @@ def _in_blocks(request: Request, rows: int, columns: int) -> tuple[Array, Array,
     """
     query, key, value, _, (mask, is_causal, _, ids, _), *_ = request
     if mask is not None or ids is not None or (not is_causal and key.shape[1] % columns > 0):
-        query_ids, key_ids = (jnp.ones(x.shape[:2], jnp.int32) for x in (query, key)) if ids is None else ids
+        if ids is None:
+            ids = jnp.ones(query.shape[:2], jnp.int32), jnp.ones(key.shape[:2], jnp.int32)
+        query_ids, key_ids = ids
         visible = (key_ids != 0) & (True if mask is None else mask[:, 0, 0])
         key_ids = jnp.where(visible, key_ids.astype(jnp.int32), jnp.int32(_HIDDEN_ID))
         ids = _padded(query_ids.astype(jnp.int32), 1, rows, 0), _padded(key_ids, 1, columns, _HIDDEN_ID)

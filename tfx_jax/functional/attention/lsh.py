@@ -134,8 +134,9 @@ def lsh_attention(
     around = (2, 1) if segment_ids is not None and not is_causal else (1, 0)
 
     # Hidden tokens, and the padding of the last chunk, are sorted after all others.
-    excess = -t % chunk_size
-    query, value = (jnp.pad(x, ((0, 0), (0, excess), (0, 0), (0, 0))).swapaxes(1, 2) for x in (query, value))
+    excess = -t % chunk_size  # tokens that the last chunk lacks
+    padding = ((0, 0), (0, excess), (0, 0), (0, 0))
+    query, value = (jnp.pad(x, padding).swapaxes(1, 2) for x in (query, value))  # [B, N, T, H or U]
     segment = jnp.pad(
         jnp.where(visible, segment, _HIDDEN_SEGMENT), ((0, 0), (0, excess)), constant_values=_HIDDEN_SEGMENT
     )
@@ -170,7 +171,9 @@ def lsh_num_buckets(length: int, *, chunk_size: int) -> tuple[int, ...]:
     ((32,), (32, 64))
     """
     bits = math.ceil(math.log2(max(1.0, 2 * length / chunk_size)))
-    return (2**bits,) if bits <= 7 else (2 ** (bits // 2), 2 ** (bits - bits // 2))
+    if bits <= 7:
+        return (2**bits,)
+    return 2 ** (bits // 2), 2 ** (bits - bits // 2)
 
 
 class _Places(NamedTuple):
@@ -213,8 +216,7 @@ def _buckets(query: Float[Array, "B N T H"], rotations: list[Array]) -> Int[Arra
         # The argmax of [x; -x] is the entry of x with the largest magnitude, in the second half if it is negative.
         axis = jnp.argmax(jnp.abs(rotated), axis=-1, keepdims=True).astype(jnp.int32)
         is_opposite = (jnp.take_along_axis(rotated, axis, axis=-1) < 0)[..., 0]
-        digit = axis[..., 0] + jnp.where(is_opposite, half, 0)
-        bucket = bucket * (2 * half) + digit
+        bucket = bucket * (2 * half) + axis[..., 0] + jnp.where(is_opposite, half, 0)
     return bucket
 
 

@@ -274,8 +274,10 @@ def _chunks(
         decay = jnp.where(last == previous, decay, 0)
     if beta is None or solve is None:
         return _Chunks(reads, pairs, writes, decay, None, None)
+    # The last row is the key: separate it from the queries.
     solve = solve * beta[..., None, :]
-    return _Chunks(reads[..., :-1, :], pairs[..., :-1, :], writes, decay, solve, solve @ reads[..., -1, :])
+    query_reads, query_pairs, key_reads = reads[..., :-1, :], pairs[..., :-1, :], reads[..., -1, :]
+    return _Chunks(query_reads, query_pairs, writes, decay, solve, erase=solve @ key_reads)
 
 
 def _runs(
@@ -321,10 +323,12 @@ def _pairs_of_head_decays(
     is_later = jnp.tri(key.shape[3], k=-1, dtype=jnp.bool_)[None, None, None]  # rows are later than columns
     sums = jnp.cumsum(jnp.where(is_later, log_decay, 0), axis=-2)  # over the tokens after s up to t, [P, B, K, C, C]
     decay = jnp.where(is_later.mT, 0, jnp.exp(sums))
-    # Row by row for the reason that `_decayed` gives.
-    products = [(rows[..., row, :] @ key.mT) * decay for row in range(rows.shape[-2])]
+    # Row by row for the reason that `_decayed` gives: each product is [P, B, K, C, J].
+    row_indices = range(rows.shape[-2])
+    products = [(rows[..., row, :] @ key.mT) * decay for row in row_indices]
     if runs is not None:
-        is_same = [runs[0][..., row, None] == runs[1][..., None, :] for row in range(rows.shape[-2])]
+        row_runs, key_runs = runs
+        is_same = [row_runs[..., row, None] == key_runs[..., None, :] for row in row_indices]
         products = [jnp.where(same, product, 0) for same, product in zip(is_same, products, strict=True)]
     inverse = None
     if beta is not None:
@@ -398,8 +402,8 @@ def _pairs(
         reads, writes = _decayed(halves(rows)[1], jnp.exp(before_2)), halves(key)[0] * jnp.exp(after_1)
         corner = jnp.einsum("...IRH,...JH->...IRJ", reads, writes)  # rows of the second half by keys of the first
         if runs is not None:
-            is_same = halves(runs[0])[1][..., None] == halves(runs[1])[0][..., None, None, :]
-            corner = jnp.where(is_same, corner, 0)
+            row_runs, key_runs = halves(runs[0])[1], halves(runs[1])[0]
+            corner = jnp.where(row_runs[..., None] == key_runs[..., None, None, :], corner, 0)
         if beta is not None and inverse is not None:
             (inverse_1, inverse_2), beta_2 = halves(inverse), halves(beta)[1]
             erased = corner[..., -1, :] * beta_2[..., None]

@@ -247,5 +247,6 @@ def _weights_over_all_keys(
 
 def _pass_on(block: Any, axis_name: str) -> Any:
     """Sends the block of this device, a pytree, to the next device of the ring and returns the previous one's block."""
-    size = jax.lax.axis_size(axis_name)
-    return jax.lax.ppermute(block, axis_name, [(device, (device + 1) % size) for device in range(size)])
+    num_devices = jax.lax.axis_size(axis_name)
+    to_next_device = [(device, (device + 1) % num_devices) for device in range(num_devices)]
+    return jax.lax.ppermute(block, axis_name, to_next_device)

@@ -221,8 +221,11 @@ def _mix_gradient(options: _Options, is_masked: bool, words: Any, *refs: Any) ->
 
 
 def _with_mask(is_masked: bool, refs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Splits the references of a kernel into the mask, None without one, and the others."""
-    return (refs[0][0] != 0, refs[1:]) if is_masked else (None, refs)
+    """Splits the references of a kernel into the mask, [1, S] or None without one, and the others."""
+    if not is_masked:
+        return None, refs
+    mask, *others = refs
+    return mask[0] != 0, tuple(others)
 
 
 def _blocks(t: int, s: int, is_causal: bool) -> list[tuple[slice, slice]]:

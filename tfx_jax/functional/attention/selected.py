@@ -215,8 +215,8 @@ def native_sparse_attention(
         position, first = _blocks(segment_ids, b, s, size)
         index_in_block, query_position = position % size, position[:, s - t :]
         # Each key's part of its block's compressed key, [B, S, K, H].
-        moved_key = key.astype(dtype) + key_positions[index_in_block][:, :, None]
-        parts = key_mix[index_in_block][:, :, None, None] * moved_key
+        share = key_mix[index_in_block][:, :, None, None]
+        parts = share * (key.astype(dtype) + key_positions[index_in_block][:, :, None])
         visible = causal_mask(t, s)
         if segment_ids is not None:
             visible = visible & segment_mask(*segment_ids)

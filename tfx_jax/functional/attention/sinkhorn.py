@@ -107,6 +107,7 @@ def sinkhorn_attention(
             jnp.where(exists[..., None, None], cut(x.astype(dtype)), 0) for x in (query, key, value)
         )  # [B, blocks, block_size, N, H]
         num_tokens = exists.sum(axis=2)
+        # Mean query and mean key of each block, [B, blocks, N, H].
         means = [x.sum(axis=2) / jnp.maximum(num_tokens, 1).astype(dtype)[..., None, None] for x in (query, key)]
         factor = (h**-0.5 if scale is None else scale) / temperature
         logits = jnp.einsum("BINH,BJNH->BNIJ", *means) * factor

@@ -157,8 +157,9 @@ def _with_pooler(rows: Callable[[Any], Sequence[Row]]) -> Callable[[Any, Collect
 
     def complete(config: Any, names: Collection[str]) -> Any:
         """Returns the configuration with `has_pooler` set if a tensor of a pooler exists."""
-        poolers = [row for row in rows(dataclasses.replace(config, has_pooler=True)) if row.path.startswith("pooler/")]
-        return dataclasses.replace(config, has_pooler=any(row.tensor in names for row in poolers))
+        all_rows = rows(dataclasses.replace(config, has_pooler=True))
+        pooler_tensors = {row.tensor for row in all_rows if row.path.startswith("pooler/")}
+        return dataclasses.replace(config, has_pooler=any(name in names for name in pooler_tensors))
 
     return complete
 

@@ -154,7 +154,8 @@ def _no_rotary_every(fields: Fields, num_layers: int) -> int:
     """Returns n if every n-th layer has no rotary positions, checking that "no_rope_layers" says the same."""
     layers = fields.get("no_rope_layers", [])
     every = fields.get("no_rope_layer_interval", 4)
-    if layers and layers != [int((index + 1) % every != 0) for index in range(num_layers)]:
+    expected = [int((index + 1) % every != 0) for index in range(num_layers)]  # 1 for layers with rotary positions
+    if layers and layers != expected:
         raise UserError("no_rope_layers is not every no_rope_layer_interval-th layer")
     return every
 
