@@ -146,7 +146,7 @@ def top_k_routing(
 
 def dispatch(x: Float[Array, "T D"], routing: Routing, *, num_experts: int, capacity: int) -> Float[Array, "E C D"]:
     """Copies tokens into the buffers of their experts; places without a token are zero."""
-    copies = jnp.broadcast_to(x[:, None], (*routing.expert.shape, x.shape[1]))
+    copies = jnp.broadcast_to(x[:, None], (*routing.expert.shape, x.shape[1]))  # [T, A, D], one for each expert
     buffers = jnp.zeros((num_experts, capacity, x.shape[1]), x.dtype)
     # Each place has at most one token, so add equals set, and the gradient of add is a plain gather. Position C, past
     # the end, is dropped.

@@ -662,6 +662,7 @@ def _follow(cache: Cache, parents: Int[Array, "B W"]) -> Cache:
 
     The batch stays a separate axis of the gather, so that it needs no communication if rows are sharded over devices.
     """
+    # For each input of the batch: take the beams, [W, ...], of the parents, [W].
     take_beams = jax.vmap(lambda beams, chosen: jnp.take(beams, chosen, axis=0, mode="clip"))
 
     def follow(leaf: Array) -> Array:

@@ -107,9 +107,10 @@ def list_blocks(
     side = min(num_window // 2, num_array_blocks - 1)
     rows = numpy.arange(num_global, num_array_blocks, dtype=np.int32)[None, :, None]
     num_blocks = num_blocks.astype(np.int32)[:, None, None]
-    window = rows + numpy.arange(-side, side + 1, dtype=np.int32)[None, None]
+    window = rows + numpy.arange(-side, side + 1, dtype=np.int32)[None, None]  # [1, rows, window]
     window = numpy.where((window >= num_global) & (window < num_blocks), window, -1)
 
+    # The blocks of a window that exist and are not global: first .. end - 1.
     first, end = numpy.maximum(rows - side, num_global), numpy.minimum(rows + side + 1, num_blocks)
     num_others = numpy.maximum(num_blocks - num_global - (end - first), 0)  # neither global nor in the window
     # Floyd's sampling without replacement: sample from 0 .. last, and take `last` if the sample was taken before.
@@ -120,7 +121,7 @@ def list_blocks(
         sample = (_hash(seed, rows, k, numpy) % numpy.maximum(last + 1, 1).astype(np.uint32)).astype(np.int32)
         sample = numpy.where((random == sample).any(axis=-1, keepdims=True), last, sample)
         random = numpy.concatenate([random, numpy.where(last < 0, -1, sample)], axis=-1)
-    # Samples number the blocks as if global and window blocks were absent: shift them past both.
+    # A sample is an index among the blocks that are neither global nor in the window: shift it past both.
     random = numpy.where(random < 0, -1, num_global + random)
     random = numpy.where(random < first, random, random + end - first)
     return window, numpy.where(rows < num_blocks, random, -1)

@@ -94,7 +94,7 @@ _GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config, copies=((r"lm_head\.wei
 
 
 def _t5(architecture: str) -> Family:
-    """Returns the family of an architecture of `t5`: a whole T5, or its encoder only."""
+    """Returns how folders of an architecture of the module `t5`, a whole T5 or an encoder, are read and written."""
     model = t5.ARCHITECTURES[architecture][0]
     copies = r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight"
     return Family(
@@ -115,7 +115,7 @@ def _t5(architecture: str) -> Family:
 
 
 def _transformer(architecture: str) -> Family:
-    """Returns the family of an architecture of `marian`; all are one class, `Transformer`."""
+    """Returns how folders of an architecture of the module `marian` are read and written, all as a `Transformer`."""
     return Family(
         Transformer,
         read_config=functools.partial(marian.read_config, architecture),
@@ -133,7 +133,7 @@ def _transformer(architecture: str) -> Family:
 
 
 def _with_heads(module: Any, architecture: str) -> Family:
-    """Returns the family of an architecture of a module with `HEADS`, such as `bert`."""
+    """Returns how folders of an architecture of a module with `HEADS`, such as `bert`, are read and written."""
     model, head = module.HEADS[architecture]
     is_masked_lm = any(row.path == "masked_lm/bias" for row in head)
     return Family(
@@ -165,7 +165,7 @@ def _with_pooler(rows: Callable[[Any], Sequence[Row]]) -> Callable[[Any, Collect
 
 
 def _llama(architecture: str) -> Family:
-    """Returns the family of an architecture of `llama`; all are one class, `Llama`."""
+    """Returns how folders of an architecture of the module `llama` are read and written, all as a `Llama`."""
     return Family(
         llama.Llama,
         read_config=functools.partial(llama.read_config, architecture),
@@ -189,7 +189,7 @@ _WHISPER = Family(
 
 
 def _clip(architecture: str) -> Family:
-    """Returns the family of CLIP or SigLIP."""
+    """Returns how folders of CLIP or SigLIP are read and written."""
     return Family(
         Clip,
         read_config=functools.partial(clip.read_config, architecture),

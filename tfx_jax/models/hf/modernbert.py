@@ -46,8 +46,8 @@ def fits(config: BertConfig) -> bool:
     """Returns whether a Hugging Face folder of this architecture can express a configuration."""
     required = {name: value for name, value in _OPTIONS.items() if name != "has_pooler"}
     # Rotary positions without options other than the base; False if there are none.
-    is_plain = config.rotary == RotaryConfig(base=0.0 if config.rotary is None else config.rotary.base)
-    return is_plain and all(getattr(config, name) == value for name, value in required.items())
+    has_plain_rotary = config.rotary == RotaryConfig(base=0.0 if config.rotary is None else config.rotary.base)
+    return has_plain_rotary and all(getattr(config, name) == value for name, value in required.items())
 
 
 def read_config(architecture: str, fields: Fields) -> BertConfig:
