@@ -236,7 +236,9 @@ class DecoderLayer(nnx.Module):
         x, extras = self.self_attention_residual.with_extra(attend_self, x, rngs)
         x, cross_weights = self.cross_attention_residual.with_extra(attend_memory, x, rngs)
         x = self.feed_forward_residual(lambda x: _transform(self.feed_forward, x, token_mask, rngs), x, rngs)
-        return x, extras | ({"cross": cross_weights} if return_weights else {}) or None
+        if return_weights:
+            extras["cross"] = cross_weights
+        return x, extras or None
 
     def step(
         self,

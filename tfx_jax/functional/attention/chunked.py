@@ -203,7 +203,20 @@ def attend(
     rng: Array | None,
     extras: Extras = NO_EXTRAS,
 ) -> Running:
-    """Updates the online softmax of all queries with all of `keys`; query t is at the position of key t + `shift`."""
+    """Updates the online softmax of all queries with all of `keys`, chunk by chunk.
+
+    Args:
+      options: static options.
+      queries: I chunks of T queries.
+      keys: J chunks of S keys.
+      running: state of the softmax after the keys that were processed before.
+      shift: query t is at the position of key t + shift, for causality and for the window.
+      rng: PRNG key of dropout; None disables dropout.
+      extras: further arrays.
+
+    Returns:
+      The new state.
+    """
     # In a scan over layers, JAX hoists computations that are the same for all layers out of the loop and stores their
     # results: here the masks of all pairs of chunks. A barrier that includes the queries makes them depend on the
     # layer, so that they are not hoisted.
@@ -273,7 +286,7 @@ def add_gradients(
       saved: output and statistics of the softmax, from `finish`.
       cotangent: gradient of the output.
       gradients: running sums for the queries and for the keys.
-      shift: causal shift.
+      shift: position of the first query, relative to the first key.
       rng: PRNG key of dropout.
       extras: further arrays.
       lse_cotangent: gradient of `log_sum_exp`; None means 0.

@@ -408,6 +408,7 @@ def _read_past(
 
 def _merged(some: _Answers, others: _Answers) -> _Answers:
     """Merges the answers of the same queries over two disjoint sets of keys."""
+    # Numerators and denominators are divided by exp(log_scale): bring both to the larger scale, then add.
     log_scale = jnp.maximum(some.log_scale, others.log_scale)
     factor, other_factor = (jnp.exp(x.log_scale - log_scale) for x in (some, others))
     numerator = some.numerator * factor[..., None] + others.numerator * other_factor[..., None]

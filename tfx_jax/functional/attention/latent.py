@@ -132,10 +132,11 @@ def _init_up(
 ) -> dict[str, Array]:
     """Returns `key_up` and `value_up` from a normal distribution of variance 1 / C; latents have C = d_k features."""
     sizes = {"key_up": d_k - _size_of_rotary_key(d_k, rope_size), "value_up": d_k}
-    return {
-        name: (jax.random.normal(key, (num_heads, d_k, size), jnp.float32) * d_k**-0.5).astype(dtype)
-        for (name, size), key in zip(sizes.items(), jax.random.split(rng), strict=True)
-    }
+    arrays: dict[str, Array] = {}
+    for (name, size), key in zip(sizes.items(), jax.random.split(rng), strict=True):
+        noise = jax.random.normal(key, (num_heads, d_k, size), jnp.float32)
+        arrays[name] = (noise * d_k**-0.5).astype(dtype)
+    return arrays
 
 
 # In a layer, the value projections compute the latents, one for each of num_kv_heads; the paper has one.
