@@ -330,8 +330,8 @@ class Captioner(nnx.Module):
             x = jax.nn.relu(convolution(x))
         cells = x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1])  # [B, L, C], row by row
         cells = add_bias(cells, self.positions.table[...])
-        keys = mixed_product(cells, self._cast(self.w_key))
-        return Memory(cells[:, :, None], keys[:, :, None])  # one head
+        # Both get an axis for one head.
+        return Memory(cells[:, :, None], mixed_product(cells, self._cast(self.w_key))[:, :, None])
 
     def init_cache(
         self, memory: Memory, *, max_length: int, num_beams: int = 1

@@ -329,11 +329,11 @@ def _layout(visible: Bool[Array, "B T"] | None, length: int, block_size: int, nu
     num_blocks = -(-num_tokens // block_size)
     slot = jnp.arange(num_slots, dtype=jnp.int32)[None]
     # Slots of the last global blocks come first; a sequence with fewer blocks leaves the first of these slots empty.
-    is_last_slot = slot < num_last * block_size
-    rank = slot + jnp.where(is_last_slot, num_blocks[:, None] - num_last, -num_last) * block_size
+    first = jnp.where(slot < num_last * block_size, num_blocks[:, None] - num_last, -num_last) * block_size
+    rank = first + slot
     is_token = (rank >= 0) & (rank < num_tokens[:, None])
     # A slot of the other blocks must not repeat a token of the last global blocks.
-    is_token = is_token & (is_last_slot | (rank < (num_blocks[:, None] - num_last) * block_size))
+    is_token = is_token & ((slot < num_last * block_size) | (rank < (num_blocks[:, None] - num_last) * block_size))
     if visible is None:  # moving the last blocks to the front is a rotation
 
         def arrange(x: Array, axis: int) -> Array:

@@ -61,8 +61,8 @@ def attend_in_blocks(
         per_key = jnp.broadcast_to(x, (*x.shape[:3], s))[:, :, 0].swapaxes(1, 2)
         return jnp.moveaxis(cut_keys(per_key), 3, 2)[:, :, :, None]
 
-    is_token = (columns >= 0) & (columns < s)
-    visible = (allowed[None] & is_token[:, None])[None, :, None]  # [1, blocks, 1, I, J]
+    visible = allowed[None] & ((columns >= 0) & (columns < s))[:, None]  # [blocks, I, J]; other columns are padding
+    visible = visible[None, :, None]
     if mask is not None:
         visible = visible & over_keys(mask)
     if segment_ids is not None:

@@ -289,8 +289,8 @@ def init_steps_and_rates(rng: Array, num_heads: int, dtype: DTypeLike, *features
     rng_rate, rng_step = jax.random.split(rng)
     rate = jax.random.uniform(rng_rate, (num_heads,), jnp.float32, 1.0, 16.0)
     step = jnp.exp(jax.random.uniform(rng_step, (num_heads, *features), jnp.float32, np.log(0.001), np.log(0.1)))
-    log_rate, dt_bias = jnp.log(rate), jnp.log(jnp.expm1(step))  # log(expm1(x)) is the inverse of softplus
-    return {"log_rate_scale": log_rate.astype(dtype), "dt_bias": dt_bias.astype(dtype)}
+    # log(expm1(x)) is the inverse of softplus.
+    return {"log_rate_scale": jnp.log(rate).astype(dtype), "dt_bias": jnp.log(jnp.expm1(step)).astype(dtype)}
 
 
 def _scaled(query: Float[Array, "B T N H"], scale: float | None) -> Float[Array, "B T N H"]:

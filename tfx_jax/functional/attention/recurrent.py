@@ -402,8 +402,9 @@ def _pairs(
         reads, writes = _decayed(halves(rows)[1], jnp.exp(before_2)), halves(key)[0] * jnp.exp(after_1)
         corner = jnp.einsum("...IRH,...JH->...IRJ", reads, writes)  # rows of the second half by keys of the first
         if runs is not None:
-            row_runs, key_runs = halves(runs[0])[1], halves(runs[1])[0]
-            corner = jnp.where(row_runs[..., None] == key_runs[..., None, None, :], corner, 0)
+            row_runs, key_runs = runs
+            is_same = halves(row_runs)[1][..., None] == halves(key_runs)[0][..., None, None, :]
+            corner = jnp.where(is_same, corner, 0)
         if beta is not None and inverse is not None:
             (inverse_1, inverse_2), beta_2 = halves(inverse), halves(beta)[1]
             erased = corner[..., -1, :] * beta_2[..., None]
