@@ -15,7 +15,7 @@ _NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 def fits(architecture: str, config: ClipConfig) -> bool:
-    """Returns whether a folder can express a configuration."""
+    """Returns whether a Hugging Face folder of this architecture can express a configuration."""
     return config.is_siglip == ARCHITECTURES[architecture]
 
 
@@ -33,7 +33,7 @@ def _read_tower(fields: Fields, is_siglip: bool, **defaults: int) -> TowerConfig
 
 
 def read_config(architecture: str, fields: Fields) -> ClipConfig:
-    """Returns the configuration for the fields of a folder."""
+    """Returns the configuration for the fields of a folder's config.json."""
     is_siglip = ARCHITECTURES[architecture]
     text, vision = fields.nested("text_config"), fields.nested("vision_config")
     d_model, num_heads = (768, 12) if is_siglip else (512, 8)
@@ -54,6 +54,7 @@ def read_config(architecture: str, fields: Fields) -> ClipConfig:
 
 
 def _write_tower(config: TowerConfig) -> dict[str, Any]:
+    """Returns the fields of config.json for a tower."""
     return {
         "num_hidden_layers": config.num_layers,
         "hidden_size": config.d_model,
@@ -70,35 +71,36 @@ def write_config(architecture: str, config: ClipConfig) -> dict[str, Any]:
     c = config
     kind = next(kind for kind, name in MODEL_TYPES.items() if name == architecture)
     size = {"projection_size": c.d_output} if c.is_siglip else {"projection_dim": c.d_output}
-    own_size = {} if c.is_siglip else size  # of a SigLIP, only the text model has it
+    size_of_both = {} if c.is_siglip else size  # of a SigLIP, only the text model has it
     text = {"vocab_size": c.vocab_size, "max_position_embeddings": c.max_length, "eos_token_id": c.eos_id}
     vision = {"image_size": c.image_size, "patch_size": c.patch_size, "num_channels": c.num_channels}
     return {
         "model_type": kind,
         "architectures": [architecture],
-        **own_size,
+        **size_of_both,
         "text_config": {"model_type": f"{kind}_text_model", **text, **size, **_write_tower(c.text)},
         "vision_config": {
             "model_type": f"{kind}_vision_model",
             **vision,
-            **own_size,
+            **size_of_both,
             **_write_tower(c.image),
         },
     }
 
 
-def _layer_rows(ours: str, theirs: str) -> list[Row]:
-    ours, theirs = f"{ours}/encoder_layers", f"{theirs}.encoder.layers.{{}}"
+def _layer_rows(path: str, tensor: str) -> list[Row]:
+    """Returns the rows of the layers of the tower at `path`; `tensor` is the start of the tensors' names."""
+    path, tensor = f"{path}/encoder_layers", f"{tensor}.encoder.layers.{{}}"
     return [
-        *projections(f"{ours}/self_attention", f"{theirs}.self_attn", *_NAMES),
-        *norm(f"{ours}/self_attention_residual/norm", f"{theirs}.layer_norm1"),
-        *feed_forward(f"{ours}/feed_forward", f"{theirs}.mlp.fc1", f"{theirs}.mlp.fc2"),
-        *norm(f"{ours}/feed_forward_residual/norm", f"{theirs}.layer_norm2"),
+        *projections(f"{path}/self_attention", f"{tensor}.self_attn", *_NAMES),
+        *norm(f"{path}/self_attention_residual/norm", f"{tensor}.layer_norm1"),
+        *feed_forward(f"{path}/feed_forward", f"{tensor}.mlp.fc1", f"{tensor}.mlp.fc2"),
+        *norm(f"{path}/feed_forward_residual/norm", f"{tensor}.layer_norm2"),
     ]
 
 
 def rows(config: ClipConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     patch = (config.patch_size, config.patch_size)
     patches = "vision_model.embeddings.patch_embedding"
     result = [
@@ -124,9 +126,9 @@ def rows(config: ClipConfig) -> list[Row]:
     pooling: list[Row] = []
     for index, name in enumerate(("query", "key", "value")):
         columns = (index * size, (index + 1) * size, 3 * size)
-        ours, theirs = f"image/pooling/attention/{name}", f"{head}.attention.in_proj"
-        pooling.append(dataclasses.replace(linear(f"{ours}/kernel", f"{theirs}_weight"), columns=columns))
-        pooling.append(vector(f"{ours}/bias", f"{theirs}_bias", columns=columns))
+        path, tensor = f"image/pooling/attention/{name}", f"{head}.attention.in_proj"
+        pooling.append(dataclasses.replace(linear(f"{path}/kernel", f"{tensor}_weight"), columns=columns))
+        pooling.append(vector(f"{path}/bias", f"{tensor}_bias", columns=columns))
     return [
         *result,
         *dense("text/projection", "text_model.head"),
