@@ -19,8 +19,8 @@ from tests.models.hf.folders import (
 )
 from tests.nn.programs import draw, jitted, started
 from tfx_jax.functional import greedy_search
-from tfx_jax.models import Llama, LlamaConfig, hf
-from tfx_jax.models.hf.llama import ARCHITECTURES
+from tfx_jax.models import Llama, LlamaClassifier, LlamaConfig, hf
+from tfx_jax.models.hf.llama import ARCHITECTURES, CLASSIFIERS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -223,6 +223,34 @@ def test_positions_that_depend_on_the_length(name, tmp_path):
     hf.save(ours, again)
     close(logits_of(transformers.AutoModelForCausalLM.from_pretrained(again).eval()), wants[-1])
     assert hf.load(again).config == ours.config
+
+
+@pytest.mark.parametrize("architecture", CLASSIFIERS)
+def test_classifiers(architecture, tmp_path):
+    """Of texts alone, and with padding on either side."""
+    torch.manual_seed(0)
+    cls, name = getattr(transformers, architecture), CLASSIFIERS[architecture].removesuffix("ForCausalLM")
+    kind = getattr(transformers, {"Gemma3": "Gemma3Text"}.get(name, name) + "Config")
+    net = redrawn(cls(kind(**SIZES | FOLDERS[name], num_labels=4)))
+    net.save_pretrained(tmp_path)
+    ours = hf.load(tmp_path)
+    masks = np.stack([np.ones((B, T), bool), *(padded_on(side, (B, T))[0] for side in ("left", "right"))])
+    run = jitted(lambda model, mask: model(TOKENS, token_mask=mask))
+    for mask in masks:
+        want = np.concatenate([logits_of(net, TOKENS[row, mask[row]][None]) for row in range(B)])
+        np.testing.assert_allclose(run(ours, mask), want, atol=1e-4 * np.abs(want).max())
+    hf.save(ours, tmp_path / "ours", fields={"architectures": [architecture]})
+    again = hf.load(tmp_path / "ours")
+    assert again.config == ours.config
+    assert_same(again, ours)
+    theirs, info = cls.from_pretrained(tmp_path / "ours", output_loading_info=True, attn_implementation="eager")
+    assert not any(info.values())
+    assert all(torch.equal(theirs.state_dict()[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_a_classifier_needs_labels():
+    with pytest.raises(ValueError, match="a classifier needs labels, got none"):
+        LlamaClassifier(LlamaConfig(), rngs=nnx.Rngs(0))
 
 
 def test_every_architecture_is_compared():

@@ -28,7 +28,6 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
 from tfx_jax.hub import local_folder
 from tfx_jax.models.bert import Bert
-from tfx_jax.models.clip import Clip
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
@@ -176,6 +175,18 @@ def _llama(architecture: str) -> Family:
     )
 
 
+def _llama_classifier(architecture: str) -> Family:
+    """Returns the family of a classifier of `llama`."""
+    return Family(
+        llama.LlamaClassifier,
+        read_config=functools.partial(llama.read_classifier_config, architecture),
+        write_config=functools.partial(llama.write_classifier_config, architecture),
+        rows=functools.partial(llama.classifier_rows, architecture),
+        ignored=llama.IGNORED,
+        fits=functools.partial(llama.fits, llama.CLASSIFIERS[architecture]),
+    )
+
+
 _WHISPER = Family(
     Whisper,
     read_config=whisper.read_config,
@@ -188,13 +199,14 @@ _WHISPER = Family(
 
 
 def _clip(architecture: str) -> Family:
-    """Returns the family of CLIP or SigLIP."""
+    """Returns the family of CLIP or SigLIP, or of one of their towers."""
     return Family(
-        Clip,
+        clip.ARCHITECTURES[architecture][0],
         read_config=functools.partial(clip.read_config, architecture),
         write_config=functools.partial(clip.write_config, architecture),
-        rows=clip.rows,
-        ignored=clip.IGNORED,
+        rows=functools.partial(clip.rows, architecture),
+        ignored=clip.ignored(architecture),
+        renamed=clip.renamed(architecture),
         fits=functools.partial(clip.fits, architecture),
     )
 
@@ -210,6 +222,7 @@ FAMILIES: dict[str, Family] = {
     **{name: _t5(name) for name in t5.ARCHITECTURES},
     **{name: _transformer(name) for name in marian.ARCHITECTURES},
     **{name: _llama(name) for name in llama.ARCHITECTURES},
+    **{name: _llama_classifier(name) for name in llama.CLASSIFIERS},
     whisper.ARCHITECTURE: _WHISPER,
     **{name: _clip(name) for name in clip.ARCHITECTURES},
 }

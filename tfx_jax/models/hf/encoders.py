@@ -1,4 +1,7 @@
-"""RoBERTa, XLM-R, DistilBERT, ELECTRA and ALBERT in Hugging Face folders: BERTs with other names and options."""
+"""RoBERTa, CamemBERT, XLM-R, DistilBERT, ELECTRA and ALBERT in Hugging Face folders.
+
+They are BERTs with other names and options.
+"""
 
 import dataclasses
 import re
@@ -167,6 +170,12 @@ _XLM_R = dataclasses.replace(
     HEADS={f"XLM{name}": head for name, head in _ROBERTA.HEADS.items()},
     defaults={"vocab_size": 30_522},
 )
+_CAMEMBERT = dataclasses.replace(
+    _ROBERTA,
+    MODEL_TYPE="camembert",
+    HEADS={name.replace("Roberta", "Camembert"): head for name, head in _ROBERTA.HEADS.items()},
+    defaults={"vocab_size": 30_522},
+)
 
 _ELECTRA = Encoder(
     MODEL_TYPE="electra",
@@ -250,4 +259,4 @@ _DISTILBERT = Encoder(
     defaults={"num_hidden_layers": 6, "classifier_dropout": 0.2},
 )
 
-ENCODERS = (_ROBERTA, _XLM_R, _ELECTRA, _ALBERT, _DISTILBERT)
+ENCODERS = (_ROBERTA, _XLM_R, _CAMEMBERT, _ELECTRA, _ALBERT, _DISTILBERT)
