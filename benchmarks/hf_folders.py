@@ -38,14 +38,14 @@ OTHERS = """
 BartForQuestionAnswering BartModel BertForMultipleChoice BertLMHeadModel BlenderbotForConditionalGeneration
 BloomForCausalLM CohereForCausalLM ConvNextForImageClassification DebertaV2ForMaskedLM
 DebertaV2ForSequenceClassification Dinov2Model FNetForMaskedLM FalconForCausalLM GPT2Model GPTJForCausalLM
-GPTNeoForCausalLM GPTNeoXForCausalLM LEDForConditionalGeneration LlamaModel MPNetModel Mamba2ForCausalLM
-MambaForCausalLM MistralModel OPTForCausalLM PhiForCausalLM Qwen2MoeForCausalLM Qwen3Model
+GPTNeoForCausalLM GPTNeoXForCausalLM LEDForConditionalGeneration LlamaModel Mamba2ForCausalLM
+MBartForSequenceClassification MambaForCausalLM MistralModel OPTForCausalLM PhiForCausalLM Qwen2MoeForCausalLM Qwen3Model
 RobertaForMultipleChoice StableLmForCausalLM Starcoder2ForCausalLM SwinForImageClassification T5Model
 Wav2Vec2ForCTC WhisperForAudioClassification XLNetLMHeadModel
 """
 _B, _T, _NEW, _BEAMS = 3, 16, 8, 3
 _LENGTHS = np.array([_T, 12, 7])  # tokens of each row where there is padding
-_PAD, _START = 1, 2
+_PAD, _START, _EOS = 1, 2, 2
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
 _HIDDEN = ("intermediate_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim", "ffn_dim", "n_inner")
@@ -56,7 +56,7 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(_HEADS, 4),
     **dict.fromkeys(_HIDDEN, 40),
     **{"num_key_value_heads": 2, "d_kv": 6, "vocab_size": 60, "max_position_embeddings": 64, "n_positions": 64},
-    **{"pad_token_id": _PAD, "bos_token_id": 0, "eos_token_id": 2, "sep_token_id": 2},
+    **{"pad_token_id": _PAD, "bos_token_id": 0, "eos_token_id": _EOS, "sep_token_id": 2},
     **{"image_size": 16, "patch_size": 4, "attention_window": 8, "block_size": 4, "num_random_blocks": 1},
     **{"num_mel_bins": 8, "max_source_positions": 8, "max_target_positions": 16, "sliding_window": 4, "head_dim": 6},
     **{"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
@@ -128,11 +128,12 @@ def make_inputs(net: Any) -> dict[str, np.ndarray]:
         result["input_features"] = rng.normal(size=(_B, 8, 16)).astype(np.float32)
     elif "input_ids" in names:
         result["input_ids"] = rng.integers(5, 50, (_B, _T))
+        result["input_ids"][:, 5] = _EOS  # whose vector classifiers of BART read
     if type(net).__name__ == "LongformerForQuestionAnswering":  # which otherwise asks for three separators
         result["global_attention_mask"] = np.zeros((_B, _T), int)
     if "pixel_values" in names:
         result["pixel_values"] = rng.normal(size=(_B, 3, 16, 16)).astype(np.float32)
-    if net.config.is_encoder_decoder and "decoder_input_ids" in names:
+    if net.config.is_encoder_decoder and net.can_generate():
         result["decoder_input_ids"] = np.pad(rng.integers(5, 50, (_B, 6)), ((0, 0), (1, 0)), constant_values=_START)
     return result
 

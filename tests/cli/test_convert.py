@@ -134,6 +134,7 @@ SIZES |= {
 MODEL_TYPES |= {name: name.partition("T5")[0].lower() + "t5" for name in t5.ARCHITECTURES}
 SIZES |= {kind: SIZES["t5"] for kind in t5.MODEL_TYPES}
 MODEL_TYPES |= {architecture: kind for kind, architecture in marian.MODEL_TYPES.items()}
+MODEL_TYPES |= {name: MODEL_TYPES[body] for name, body in marian.CLASSIFIERS.items()}
 SIZES |= {kind: {**SIZES["marian"], "pad_token_id": 1} for kind in marian.MODEL_TYPES if kind != "marian"}
 SIZES["deit"] = SIZES["vit"]
 _TOWERS = {"text_config": {**SIZES["vit"], "vocab_size": 13}, "vision_config": {**SIZES["vit"], "image_size": 32}}

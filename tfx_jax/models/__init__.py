@@ -25,7 +25,7 @@ from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.seq2vec import Seq2Vec, Seq2VecConfig
 from tfx_jax.models.t5 import T5, T5Config, T5Encoder
-from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.models.transformer import Transformer, TransformerClassifier, TransformerConfig
 from tfx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
 from tfx_jax.models.whisper import Whisper, WhisperConfig
@@ -73,6 +73,7 @@ __all__ = [
     "T5Config",
     "T5Encoder",
     "Transformer",
+    "TransformerClassifier",
     "TransformerConfig",
     "TransformerXL",
     "TransformerXLConfig",

@@ -37,7 +37,7 @@ from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
 from tfx_jax.models.hf.peft import is_adapter
 from tfx_jax.models.t5 import T5
-from tfx_jax.models.transformer import Transformer
+from tfx_jax.models.transformer import Transformer, TransformerClassifier
 from tfx_jax.models.vit import ViT
 from tfx_jax.models.whisper import Whisper
 from tfx_jax.nn.lora import adapters_of, merged
@@ -114,6 +114,9 @@ def _t5(architecture: str) -> Family:
     )
 
 
+_COPIES_OF_EMBEDDING = (r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight")
+
+
 def _transformer(architecture: str) -> Family:
     """Returns the family of an architecture of `marian`; all are one class, `Transformer`."""
     return Family(
@@ -123,12 +126,25 @@ def _transformer(architecture: str) -> Family:
         rows=marian.rows,
         completed_config=None if architecture == "MarianMTModel" else marian.completed_config,
         completed=marian.as_marian,
-        ignored=(r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight"),
+        ignored=_COPIES_OF_EMBEDDING,
         copies=(
             (r"model\.(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "model.shared.weight"),
             (r"lm_head\.weight", "model.decoder.embed_tokens.weight"),
         ),
         fits=functools.partial(marian.fits, architecture),
+    )
+
+
+def _transformer_classifier(architecture: str) -> Family:
+    """Returns the family of a classifier of `marian`."""
+    return Family(
+        TransformerClassifier,
+        read_config=functools.partial(marian.read_classifier_config, architecture),
+        write_config=functools.partial(marian.write_classifier_config, architecture),
+        rows=marian.classifier_rows,
+        ignored=(*_COPIES_OF_EMBEDDING, "final_logits_bias"),
+        copies=((r"model\.(encoder|decoder)\.embed_tokens\.weight", "model.shared.weight"),),
+        fits=functools.partial(marian.fits, marian.CLASSIFIERS[architecture]),
     )
 
 
@@ -221,6 +237,7 @@ FAMILIES: dict[str, Family] = {
     **{name: _with_heads(module, name) for module in _MODULES for name in module.HEADS},
     **{name: _t5(name) for name in t5.ARCHITECTURES},
     **{name: _transformer(name) for name in marian.ARCHITECTURES},
+    **{name: _transformer_classifier(name) for name in marian.CLASSIFIERS},
     **{name: _llama(name) for name in llama.ARCHITECTURES},
     **{name: _llama_classifier(name) for name in llama.CLASSIFIERS},
     whisper.ARCHITECTURE: _WHISPER,
