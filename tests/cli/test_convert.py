@@ -159,7 +159,7 @@ MODEL_TYPES |= {
     "SiglipVision": "siglip_vision_model",
 }
 MODEL_TYPES |= {architecture: kind for kind, architecture in llama.MODEL_TYPES.items()}
-MODEL_TYPES |= {name: MODEL_TYPES[body] for name, body in llama.CLASSIFIERS.items()}
+MODEL_TYPES |= {name: MODEL_TYPES[body] for name, body in (llama.BODIES | llama.CLASSIFIERS).items()}
 SIZES |= {
     kind: {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4}
     | {"intermediate_size": 12}

@@ -18,7 +18,7 @@ from tfx_jax.models.decomposable import DecomposableAttention, DecomposableConfi
 from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel, ElmoTagger
 from tfx_jax.models.esim import Esim, EsimConfig
 from tfx_jax.models.gpt import GPT, GPTConfig
-from tfx_jax.models.llama import Llama, LlamaClassifier, LlamaConfig
+from tfx_jax.models.llama import Llama, LlamaBody, LlamaClassifier, LlamaConfig
 from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
 from tfx_jax.models.reformer import Reformer, ReformerConfig
 from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
@@ -58,6 +58,7 @@ __all__ = [
     "EsimConfig",
     "GPTConfig",
     "Llama",
+    "LlamaBody",
     "LlamaClassifier",
     "LlamaConfig",
     "LongEncoder",

@@ -241,6 +241,31 @@ class Llama(LanguageModel):
         return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
+class LlamaBody(nnx.Module):
+    """A Llama without an output layer, as in embedding models: vectors of tokens, [B, T, D]."""
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
+        """Initializes a Llama without an output layer; arguments and errors are those of `Llama`."""
+        self.llama = Llama(dataclasses.replace(config, is_tied=True), rngs=rngs)
+        self.config = copy.deepcopy(config)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        token_mask: Bool[Array, "B T"] | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Returns the normalized output of the last layer; each token has seen those before it.
+
+        Args:
+          tokens: ids, [B, T].
+          token_mask: True for tokens, False for padding (on either side), [B, T]; None means no padding.
+          rngs: stream `dropout`; None means evaluation.
+        """
+        return self.llama.last_norm(self.llama.read(tokens, token_mask, rngs=rngs)[0])
+
+
 class LlamaClassifier(nnx.Module):
     """Classifies a text into `config.labels` by the vector of its last token: reward models and rerankers."""
 

@@ -191,6 +191,20 @@ def _llama(architecture: str) -> Family:
     )
 
 
+def _llama_body(architecture: str) -> Family:
+    """Returns the family of a Llama without an output layer."""
+    base = llama.BODIES[architecture]
+    return Family(
+        llama.LlamaBody,
+        read_config=functools.partial(llama.read_config, base),
+        write_config=functools.partial(llama.write_body_config, architecture),
+        rows=functools.partial(llama.body_rows, architecture),
+        ignored=(r"lm_head\.weight", r"score\.weight", r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
+        renamed=((r"^model\.", ""),),  # a body may be read from a folder with a head
+        fits=functools.partial(llama.fits, base),
+    )
+
+
 def _llama_classifier(architecture: str) -> Family:
     """Returns the family of a classifier of `llama`."""
     return Family(
@@ -239,6 +253,7 @@ FAMILIES: dict[str, Family] = {
     **{name: _transformer(name) for name in marian.ARCHITECTURES},
     **{name: _transformer_classifier(name) for name in marian.CLASSIFIERS},
     **{name: _llama(name) for name in llama.ARCHITECTURES},
+    **{name: _llama_body(name) for name in llama.BODIES},
     **{name: _llama_classifier(name) for name in llama.CLASSIFIERS},
     whisper.ARCHITECTURE: _WHISPER,
     **{name: _clip(name) for name in clip.ARCHITECTURES},

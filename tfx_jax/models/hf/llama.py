@@ -11,6 +11,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
 from tfx_jax.models.hf.names import Row, linear, table, vector
 from tfx_jax.models.llama import Llama as Llama
+from tfx_jax.models.llama import LlamaBody as LlamaBody
 from tfx_jax.models.llama import LlamaClassifier as LlamaClassifier
 from tfx_jax.models.llama import LlamaConfig
 from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, RotaryConfig
@@ -55,6 +56,8 @@ CLASSIFIERS = {
     for name in ARCHITECTURES
     if name != "GraniteForCausalLM"
 }
+# The same without an output layer.
+BODIES = {name.replace("Gemma3", "Gemma3Text").replace("ForCausalLM", "Model"): name for name in ARCHITECTURES}
 IGNORED = (r"lm_head\.weight", r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 COPIES = ((r"lm_head\.weight", "model.embed_tokens.weight"),)
 _WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM", "GraniteForCausalLM")
@@ -364,6 +367,19 @@ def _rope_parameters(config: LlamaConfig) -> dict[str, Any]:
         "full_attention": values,
         "sliding_attention": {"rope_type": "default", "rope_theta": config.window_rotary_base},
     }
+
+
+def write_body_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
+    """Returns the fields of config.json for one of `BODIES`."""
+    return {**write_config(BODIES[architecture], config), "architectures": [architecture]}
+
+
+def body_rows(architecture: str, config: LlamaConfig) -> list[Row]:
+    """Returns the table of names of one of `BODIES`, whose tensors have no prefix."""
+    body = rows(BODIES[architecture], dataclasses.replace(config, is_tied=True))
+    return [
+        dataclasses.replace(row, ours=f"llama/{row.ours}", theirs=row.theirs.removeprefix("model.")) for row in body
+    ]
 
 
 def read_classifier_config(architecture: str, fields: Fields) -> LlamaConfig:
