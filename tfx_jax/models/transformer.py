@@ -11,15 +11,16 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids
+from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids, shift_right, with_padding
+from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
-from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
+from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import REMATS, stack_layers
@@ -65,7 +66,10 @@ class TransformerConfig:
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
     pad_id: int = PAD_ID  # id of the padding token
     start_id: int = BOS_ID  # id of the token that the decoder reads first
-    eos_id: int = EOS_ID  # id of the token that ends a sentence; used by decoding only
+    eos_id: int = EOS_ID  # id of the token that ends a sentence; used by decoding and by classifiers
+    labels: tuple[str, ...] = ()  # names of the classes, for a `TransformerClassifier`
+    head_dropout_rate: float = fraction(0.0)  # dropout in the head of a `TransformerClassifier`
+    problem_type: str | None = None  # kept for export to Hugging Face, which chooses a loss by it; unused here
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
     remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
     unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
@@ -227,3 +231,48 @@ class Transformer(EncoderDecoder):
     @property
     def max_positions(self) -> int | None:
         return self.config.learned_positions or None
+
+
+class TransformerClassifier(nnx.Module):
+    """Classifies a text that encoder and decoder both read, by the decoder's vector at EOS (Lewis et al., 2020).
+
+    This is BART's classifier (section 3.1 of https://arxiv.org/abs/1910.13461); its entailment models classify into any
+    labels without examples.
+    """
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        """Initializes a Transformer without an output layer, and a head of two linear layers.
+
+        Raises:
+          ValueError: as `Transformer`, and if there are no labels.
+        """
+        c = config
+        if not c.labels:
+            raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
+        self.transformer = Transformer(dataclasses.replace(c, is_tied=True, logits_bias=False), rngs=rngs)
+        self.dense = Linear(c.d_model, c.d_model, rngs=rngs)
+        self.classifier = Linear(c.d_model, len(c.labels), rngs=rngs)
+        self.config = copy.deepcopy(c)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B S"],
+        *,
+        token_mask: Bool[Array, "B S"] | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B C"]:
+        """Returns float32 logits, C = number of labels.
+
+        Args:
+          tokens: texts that end in `config.eos_id`, [B, S]; the vector at its last occurrence is classified.
+          token_mask: True for tokens, False for padding (on either side), [B, S]; None means all but `config.pad_id`.
+          rngs: stream `dropout`; None means evaluation.
+        """
+        c, body = self.config, self.transformer
+        tokens = padding_last(with_padding(tokens, token_mask, c.pad_id), c.pad_id)
+        memory, _ = body.remember(tokens, rngs)
+        x, _ = body.decode(shift_right(tokens, c.start_id), memory, rngs)
+        last = jnp.max(jnp.where(tokens == c.eos_id, jnp.arange(tokens.shape[1])[None], 0), axis=1)
+        x = body.last_norm(jnp.take_along_axis(x, last[:, None, None], axis=1))[:, 0].astype(jnp.float32)
+        x = jnp.tanh(self.dense(drop(x, c.head_dropout_rate, rngs)))
+        return self.classifier(drop(x, c.head_dropout_rate, rngs))

@@ -28,7 +28,6 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import check_fields
 from tfx_jax.hub import local_folder
 from tfx_jax.models.bert import Bert
-from tfx_jax.models.clip import Clip
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.models.gpt import GPT
@@ -38,7 +37,7 @@ from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
 from tfx_jax.models.hf.peft import is_adapter
 from tfx_jax.models.t5 import T5
-from tfx_jax.models.transformer import Transformer
+from tfx_jax.models.transformer import Transformer, TransformerClassifier
 from tfx_jax.models.vit import ViT
 from tfx_jax.models.whisper import Whisper
 from tfx_jax.nn.lora import adapters_of, merged
@@ -114,6 +113,9 @@ def _t5(architecture: str) -> Family:
     )
 
 
+_COPIES_OF_EMBEDDING = (r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight")
+
+
 def _transformer(architecture: str) -> Family:
     """Returns how folders of an architecture of the module `marian` are read and written, all as a `Transformer`."""
     return Family(
@@ -123,12 +125,25 @@ def _transformer(architecture: str) -> Family:
         rows=marian.rows,
         completed_config=None if architecture == "MarianMTModel" else marian.completed_config,
         completed=marian.as_marian,
-        ignored=(r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight"),
+        ignored=_COPIES_OF_EMBEDDING,
         copies=(
             (r"model\.(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "model.shared.weight"),
             (r"lm_head\.weight", "model.decoder.embed_tokens.weight"),
         ),
         fits=functools.partial(marian.fits, architecture),
+    )
+
+
+def _transformer_classifier(architecture: str) -> Family:
+    """Returns the family of a classifier of `marian`."""
+    return Family(
+        TransformerClassifier,
+        read_config=functools.partial(marian.read_classifier_config, architecture),
+        write_config=functools.partial(marian.write_classifier_config, architecture),
+        rows=marian.classifier_rows,
+        ignored=(*_COPIES_OF_EMBEDDING, "final_logits_bias"),
+        copies=((r"model\.(encoder|decoder)\.embed_tokens\.weight", "model.shared.weight"),),
+        fits=functools.partial(marian.fits, marian.CLASSIFIERS[architecture]),
     )
 
 
@@ -177,6 +192,32 @@ def _llama(architecture: str) -> Family:
     )
 
 
+def _llama_body(architecture: str) -> Family:
+    """Returns the family of a Llama without an output layer."""
+    base = llama.BODIES[architecture]
+    return Family(
+        llama.LlamaBody,
+        read_config=functools.partial(llama.read_config, base),
+        write_config=functools.partial(llama.write_body_config, architecture),
+        rows=functools.partial(llama.body_rows, architecture),
+        ignored=(r"lm_head\.weight", r"score\.weight", r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
+        renamed=((r"^model\.", ""),),  # a body may be read from a folder with a head
+        fits=functools.partial(llama.fits, base),
+    )
+
+
+def _llama_classifier(architecture: str) -> Family:
+    """Returns the family of a classifier of `llama`."""
+    return Family(
+        llama.LlamaClassifier,
+        read_config=functools.partial(llama.read_classifier_config, architecture),
+        write_config=functools.partial(llama.write_classifier_config, architecture),
+        rows=functools.partial(llama.classifier_rows, architecture),
+        ignored=llama.IGNORED,
+        fits=functools.partial(llama.fits, llama.CLASSIFIERS[architecture]),
+    )
+
+
 _WHISPER = Family(
     Whisper,
     read_config=whisper.read_config,
@@ -189,13 +230,14 @@ _WHISPER = Family(
 
 
 def _clip(architecture: str) -> Family:
-    """Returns how folders of CLIP or SigLIP are read and written."""
+    """Returns the family of CLIP or SigLIP, or of one of their towers."""
     return Family(
-        Clip,
+        clip.ARCHITECTURES[architecture][0],
         read_config=functools.partial(clip.read_config, architecture),
         write_config=functools.partial(clip.write_config, architecture),
-        rows=clip.rows,
-        ignored=clip.IGNORED,
+        rows=functools.partial(clip.rows, architecture),
+        ignored=clip.ignored(architecture),
+        renamed=clip.renamed(architecture),
         fits=functools.partial(clip.fits, architecture),
     )
 
@@ -210,7 +252,10 @@ FAMILIES: dict[str, Family] = {
     **{name: _with_heads(module, name) for module in _MODULES for name in module.HEADS},
     **{name: _t5(name) for name in t5.ARCHITECTURES},
     **{name: _transformer(name) for name in marian.ARCHITECTURES},
+    **{name: _transformer_classifier(name) for name in marian.CLASSIFIERS},
     **{name: _llama(name) for name in llama.ARCHITECTURES},
+    **{name: _llama_body(name) for name in llama.BODIES},
+    **{name: _llama_classifier(name) for name in llama.CLASSIFIERS},
     whisper.ARCHITECTURE: _WHISPER,
     **{name: _clip(name) for name in clip.ARCHITECTURES},
 }

@@ -21,7 +21,7 @@ _LAYERS = "encoder_layers"
 # Options whose values differ between the families of `BertConfig`, with the values of BERT.
 OPTIONS = {"first_position": 0, "share_layers": False, "pooler_activation": "tanh", "num_segments": True}
 OPTIONS |= {"first_layer": False, "pre_norm": False, "use_bias": True, "is_gated": False, "rotary": None}
-OPTIONS |= {"pooling": "first", "head_norm": False}
+OPTIONS |= {"pooling": "first", "head_norm": False, "relative_buckets": 0}
 
 EMBEDDINGS = [
     table("embedding/table", "embeddings.word_embeddings.weight"),

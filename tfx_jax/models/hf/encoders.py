@@ -1,4 +1,7 @@
-"""RoBERTa, XLM-R, DistilBERT, ELECTRA and ALBERT in Hugging Face folders: BERTs with other names and options."""
+"""RoBERTa, CamemBERT, XLM-R, MPNet, DistilBERT, ELECTRA and ALBERT in Hugging Face folders.
+
+They are BERTs with other names and options.
+"""
 
 import dataclasses
 import re
@@ -17,7 +20,7 @@ from tfx_jax.models.bert import (
 )
 from tfx_jax.models.hf import bert
 from tfx_jax.models.hf.folder import Fields
-from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, vector
+from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, table, vector
 
 _LAYERS = "encoder_layers"
 Heads = dict[str, tuple[Any, list[Row]]]
@@ -100,6 +103,8 @@ class Encoder:
         fields.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
         if config.first_position:
             fields.require(pad_token_id=1)
+        if config.relative_buckets:
+            fields.require(relative_attention_num_buckets=config.relative_buckets)
         if config.share_layers:
             fields.require(num_hidden_groups=1, inner_group_num=1)
         if "ForMaskedLM" in architecture and self.MODEL_TYPE not in ("distilbert", "albert"):
@@ -115,7 +120,9 @@ class Encoder:
         if "embedding_size" in self.defaults:
             result["embedding_size"] = config.embedding_size or config.d_model
         if not config.num_segments:
-            del result["type_vocab_size"], result["layer_norm_eps"]
+            del result["type_vocab_size"]
+        if self.MODEL_TYPE == "distilbert":
+            del result["layer_norm_eps"]
         if config.head_dropout_rate is None:
             del result["classifier_dropout"]  # some of the families do not accept null
         return {self.fields.get(name, name): value for name, value in result.items()}
@@ -168,6 +175,30 @@ _XLM_R = dataclasses.replace(
     MODEL_TYPE="xlm-roberta",
     HEADS={f"XLM{name}": head for name, head in _ROBERTA.HEADS.items()},
     defaults={"vocab_size": 30_522},
+)
+_CAMEMBERT = dataclasses.replace(
+    _ROBERTA,
+    MODEL_TYPE="camembert",
+    HEADS={name.replace("Roberta", "Camembert"): head for name, head in _ROBERTA.HEADS.items()},
+    defaults={"vocab_size": 30_522},
+)
+
+_MPNET_LAYER = "encoder.layer.{}"
+_MPNET = dataclasses.replace(
+    _ROBERTA,
+    MODEL_TYPE="mpnet",
+    HEADS={name.replace("Roberta", "MPNet"): head for name, head in _ROBERTA.HEADS.items()},
+    prefix="mpnet",
+    body=[
+        *bert.EMBEDDINGS,
+        table("relative_bias", "encoder.relative_attention_bias.weight"),
+        *projections(f"{_LAYERS}/self_attention", f"{_MPNET_LAYER}.attention.attn", "q", "k", "v", "o"),
+        *norm(f"{_LAYERS}/self_attention_residual/norm", f"{_MPNET_LAYER}.attention.LayerNorm"),
+        *feed_forward(f"{_LAYERS}/feed_forward", f"{_MPNET_LAYER}.intermediate.dense", f"{_MPNET_LAYER}.output.dense"),
+        *norm(f"{_LAYERS}/feed_forward_residual/norm", f"{_MPNET_LAYER}.output.LayerNorm"),
+    ],
+    options={"first_position": 2, "num_segments": False, "relative_buckets": 32},
+    defaults={"vocab_size": 30_527},
 )
 
 _ELECTRA = Encoder(
@@ -252,4 +283,4 @@ _DISTILBERT = Encoder(
     defaults={"num_hidden_layers": 6, "classifier_dropout": 0.2},
 )
 
-ENCODERS = (_ROBERTA, _XLM_R, _ELECTRA, _ALBERT, _DISTILBERT)
+ENCODERS = (_ROBERTA, _XLM_R, _CAMEMBERT, _MPNET, _ELECTRA, _ALBERT, _DISTILBERT)

@@ -8,9 +8,11 @@ import math
 from typing import Any
 
 from tfx_jax.errors import UserError
-from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
 from tfx_jax.models.hf.names import Row, linear, table, vector
 from tfx_jax.models.llama import Llama as Llama
+from tfx_jax.models.llama import LlamaBody as LlamaBody
+from tfx_jax.models.llama import LlamaClassifier as LlamaClassifier
 from tfx_jax.models.llama import LlamaConfig
 from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, RotaryConfig
 from tfx_jax.nn.moe import ExpertsConfig
@@ -48,6 +50,14 @@ MODEL_TYPES = {
     "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM",
 }
+# Classifiers, and the architecture that each has below its head.
+CLASSIFIERS = {
+    name.replace("Gemma3", "Gemma3Text").replace("ForCausalLM", "ForSequenceClassification"): name
+    for name in ARCHITECTURES
+    if name != "GraniteForCausalLM"
+}
+# The same without an output layer.
+BODIES = {name.replace("Gemma3", "Gemma3Text").replace("ForCausalLM", "Model"): name for name in ARCHITECTURES}
 IGNORED = (r"lm_head\.weight", r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 COPIES = ((r"lm_head\.weight", "model.embed_tokens.weight"),)
 _WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM", "GraniteForCausalLM")
@@ -361,6 +371,38 @@ def _rope_parameters(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
+def write_body_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
+    """Returns the fields of config.json for one of `BODIES`."""
+    return {**write_config(BODIES[architecture], config), "architectures": [architecture]}
+
+
+def body_rows(architecture: str, config: LlamaConfig) -> list[Row]:
+    """Returns the table of names of one of `BODIES`, whose tensors have no prefix."""
+    body = rows(BODIES[architecture], dataclasses.replace(config, is_tied=True))
+    return [
+        dataclasses.replace(row, ours=f"llama/{row.path}", theirs=row.tensor.removeprefix("model.")) for row in body
+    ]
+
+
+def read_classifier_config(architecture: str, fields: Fields) -> LlamaConfig:
+    """Returns the configuration for the fields of a folder with one of `CLASSIFIERS`."""
+    config = read_config(CLASSIFIERS[architecture], fields)
+    return dataclasses.replace(config, labels=fields.labels(), problem_type=fields.optional("problem_type", str))
+
+
+def write_classifier_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
+    """Returns the fields of config.json for one of `CLASSIFIERS`."""
+    own = {"architectures": [architecture], "problem_type": config.problem_type, **label_fields(config.labels)}
+    return {**write_config(CLASSIFIERS[architecture], config), **own}
+
+
+def classifier_rows(architecture: str, config: LlamaConfig) -> list[Row]:
+    """Returns the table of names of one of `CLASSIFIERS`."""
+    body = rows(CLASSIFIERS[architecture], dataclasses.replace(config, is_tied=True))
+    body = [dataclasses.replace(row, path=f"llama/{row.path}") for row in body]
+    return [*body, linear("classifier/kernel", "score.weight")]
+
+
 def fits(architecture: str, config: LlamaConfig) -> bool:
     """Returns whether a folder can express a configuration: writing and then reading it gives an equal one."""
     try:
@@ -396,6 +438,8 @@ def _normalized(config: LlamaConfig) -> LlamaConfig:
         num_kv_heads=config.num_kv_heads or config.num_heads,
         d_k=None if config.head_size * config.num_heads == config.d_model else config.d_k,
         attention_scale=_attention_scale(config),
+        labels=(),
+        problem_type=None,
         dropout_rate=0.0,
         dtype="float32",
         remat="none",

@@ -10,8 +10,8 @@ import numpy as np
 from flax import nnx
 
 from tfx_jax.arrays import path_name
-from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
-from tfx_jax.models.hf.names import Row, feed_forward, linear, norm, projections, table, with_zeros
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
+from tfx_jax.models.hf.names import Row, dense, feed_forward, linear, norm, projections, table, with_zeros
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 
 # Number of sinusoids that transformers computes; ours are unlimited.
@@ -40,6 +40,8 @@ MODEL_TYPES = {
     "marian": "MarianMTModel",
 }
 ARCHITECTURES = tuple(_OPTIONS)
+# Classifiers, and the architecture whose options and names each has below its head.
+CLASSIFIERS = {"BartForSequenceClassification": "BartForConditionalGeneration"}
 # Defaults of fields: vocabulary size, and the ids of PAD, the first decoder input and EOS.
 _TOKENS = {
     "BartForConditionalGeneration": (50_265, 1, 2, 2),
@@ -88,6 +90,17 @@ def read_config(architecture: str, fields: Fields) -> TransformerConfig:
         eos_id=fields.get("eos_token_id", eos_id),
         logits_bias=architecture != "M2M100ForConditionalGeneration",
         **options,
+    )
+
+
+def read_classifier_config(architecture: str, fields: Fields) -> TransformerConfig:
+    """Returns the configuration for the fields of a folder with one of `CLASSIFIERS`."""
+    return dataclasses.replace(
+        read_config(CLASSIFIERS[architecture], fields),
+        logits_bias=False,
+        labels=fields.labels(),
+        head_dropout_rate=float(fields.get("classifier_dropout", 0.0)),
+        problem_type=fields.optional("problem_type", str),
     )
 
 
@@ -211,6 +224,21 @@ def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]
         **marian_fields,
         **({} if c.source_vocab_size is None else {"decoder_vocab_size": c.vocab_size}),
     }
+
+
+def write_classifier_config(architecture: str, config: TransformerConfig) -> dict[str, Any]:
+    """Returns the fields of config.json for one of `CLASSIFIERS`."""
+    own = {"architectures": [architecture], "classifier_dropout": config.head_dropout_rate}
+    own |= {"problem_type": config.problem_type, **label_fields(config.labels)}
+    return {**write_config(CLASSIFIERS[architecture], config), **own}
+
+
+def classifier_rows(config: TransformerConfig) -> list[Row]:
+    """Returns the table of names of a classifier."""
+    body = rows(dataclasses.replace(config, logits_bias=False))
+    body = [dataclasses.replace(row, path=f"transformer/{row.path}") for row in body]
+    head = "classification_head"
+    return [*body, *dense("dense", f"{head}.dense"), *dense("classifier", f"{head}.out_proj")]
 
 
 def rows(config: TransformerConfig) -> list[Row]:
