@@ -134,10 +134,15 @@ SIZES |= {
 MODEL_TYPES |= {name: name.partition("T5")[0].lower() + "t5" for name in t5.ARCHITECTURES}
 SIZES |= {kind: SIZES["t5"] for kind in t5.MODEL_TYPES}
 MODEL_TYPES |= {architecture: kind for kind, architecture in marian.MODEL_TYPES.items()}
+MODEL_TYPES |= {name: MODEL_TYPES[body] for name, body in marian.CLASSIFIERS.items()}
 SIZES |= {kind: {**SIZES["marian"], "pad_token_id": 1} for kind in marian.MODEL_TYPES if kind != "marian"}
 SIZES["deit"] = SIZES["vit"]
 _TOWERS = {"text_config": {**SIZES["vit"], "vocab_size": 13}, "vision_config": {**SIZES["vit"], "image_size": 32}}
 SIZES |= {"clip": {**_TOWERS, "projection_dim": 6}, "siglip": _TOWERS}
+SIZES |= {
+    f"{name}_model": {**SIZES["vit"], "projection_dim": 6, "projection_size": 6}
+    for name in ("clip_text", "clip_vision", "siglip_text", "siglip_vision")
+}
 SIZES["whisper"] = SIZES["marian"] | {"num_mel_bins": 3, "max_source_positions": 5, "max_target_positions": 7}
 SIZES["modernbert"] = SIZES["bert"] | {"num_hidden_layers": 4}
 MODEL_TYPES |= {
@@ -146,10 +151,15 @@ MODEL_TYPES |= {
     "BigBird": "big_bird",
     "Longformer": "longformer",
     "Whisper": "whisper",
-    "CLIP": "clip",
-    "Siglip": "siglip",
+    "CLIPModel": "clip",
+    "CLIPText": "clip_text_model",
+    "CLIPVision": "clip_vision_model",
+    "SiglipModel": "siglip",
+    "SiglipText": "siglip_text_model",
+    "SiglipVision": "siglip_vision_model",
 }
 MODEL_TYPES |= {architecture: kind for kind, architecture in llama.MODEL_TYPES.items()}
+MODEL_TYPES |= {name: MODEL_TYPES[body] for name, body in (llama.BODIES | llama.CLASSIFIERS).items()}
 SIZES |= {
     kind: {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4}
     | {"intermediate_size": 12}

@@ -401,3 +401,23 @@ def test_options_that_do_not_go_together():
     assert model.token_types is None
     with pytest.raises(ValueError, match="token_type_ids need a model with num_segments above 0: leave them out"):
         jax.eval_shape(lambda: model(TOKENS, SEGMENTS))
+
+
+def test_attention_by_distance_alone():
+    """With queries of zero, maps are softmaxes of the biases; below 8, each distance has a bucket on either side."""
+    model = make_bert("Bert", relative_buckets=32, has_pooler=False)
+    model = nnx.merge(*nnx.split(model))  # a copy, as others share the model
+    query = model.encoder_layers.self_attention.query
+    query.kernel[...], query.bias[...] = jnp.zeros(query.kernel.shape), jnp.zeros(query.bias.shape)
+    table = np.asarray(model.relative_bias[...], np.float64)
+    distance = np.arange(7)[None] - np.arange(7)[:, None]
+    logits = table[np.abs(distance) + 16 * (distance > 0)]  # [T, S, N]
+    want = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    for weights in _run(model, TOKENS, SEGMENTS, return_attention=True)[1].values():
+        np.testing.assert_allclose(weights, np.broadcast_to(want.transpose(2, 0, 1), weights.shape), atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [3, 512])
+def test_a_number_of_buckets_that_has_no_meaning(count):
+    with pytest.raises(ValueError, match=f"relative_buckets={count} must be 0 or from 4 to 511"):
+        dataclasses.replace(CONFIG, relative_buckets=count).validate()

@@ -18,14 +18,14 @@ from tfx_jax.models.decomposable import DecomposableAttention, DecomposableConfi
 from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel, ElmoTagger
 from tfx_jax.models.esim import Esim, EsimConfig
 from tfx_jax.models.gpt import GPT, GPTConfig
-from tfx_jax.models.llama import Llama, LlamaConfig
+from tfx_jax.models.llama import Llama, LlamaBody, LlamaClassifier, LlamaConfig
 from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
 from tfx_jax.models.reformer import Reformer, ReformerConfig
 from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.seq2vec import Seq2Vec, Seq2VecConfig
 from tfx_jax.models.t5 import T5, T5Config, T5Encoder
-from tfx_jax.models.transformer import Transformer, TransformerConfig
+from tfx_jax.models.transformer import Transformer, TransformerClassifier, TransformerConfig
 from tfx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
 from tfx_jax.models.whisper import Whisper, WhisperConfig
@@ -58,6 +58,8 @@ __all__ = [
     "EsimConfig",
     "GPTConfig",
     "Llama",
+    "LlamaBody",
+    "LlamaClassifier",
     "LlamaConfig",
     "LongEncoder",
     "LongEncoderConfig",
@@ -72,6 +74,7 @@ __all__ = [
     "T5Config",
     "T5Encoder",
     "Transformer",
+    "TransformerClassifier",
     "TransformerConfig",
     "TransformerXL",
     "TransformerXLConfig",

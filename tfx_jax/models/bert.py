@@ -1,6 +1,7 @@
 """BERT (Devlin et al., 2019), the encoders that differ from it by options, and their heads.
 
-These are RoBERTa, DistilBERT, ELECTRA, ALBERT and ModernBERT, and Longformer and BigBird with their sparse attention.
+These are RoBERTa, DistilBERT, MPNet, ELECTRA, ALBERT and ModernBERT, and Longformer and BigBird with their sparse
+attention.
 """
 
 import copy
@@ -16,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.longformer import longformer_attention
 from tfx_jax.functional.layers import add_bias
+from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.padding import hide_padding, positions_from_mask
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
@@ -66,6 +68,7 @@ class BertConfig:
     rotary: RotaryConfig | None = None  # rotates queries and keys instead of learned positions: ModernBERT
     window_rotary_base: float | None = None  # rotary base of layers with window attention; None: as the others
     first_position: int = at_least(0, 0)  # index of the first token in the table of positions; 2 in Longformer
+    relative_buckets: int = at_least(0, 0)  # above 0: attention logits get a bias for each bucket of distances: MPNet
     num_layers: int = at_least(1, 12)
     first_layer: bool = False  # whether one more layer is in front, dense and without a norm before its attention
     pre_norm: bool = False  # norm(x + f(x)), or x + f(norm(x)) with one more norm at the end
@@ -114,6 +117,7 @@ class BertConfig:
         return cls(**sizes | overrides)
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.max_global_tokens and self.attention.name != "window":
@@ -125,12 +129,15 @@ class BertConfig:
             self.rotary.validate()
         elif self.window_rotary_base is not None:
             raise ValueError(f"window_rotary_base={self.window_rotary_base} needs rotary")
+        if self.relative_buckets and not 4 <= self.relative_buckets < 512:
+            raise ValueError(f"relative_buckets={self.relative_buckets} must be 0 or from 4 to 511")
         if self.first_layer and not self.pre_norm:
             raise ValueError("first_layer=True needs pre_norm=True")
         if self.share_layers and len(self.attention.names) > 1:
             raise ValueError(f"share_layers is for layers of one attention, not for {self.attention.name}")
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
         self.max_length = max_length
 
@@ -198,7 +205,7 @@ class Bert(nnx.Module):
         """
         c = config
         c.validate()
-        c.attention.check()
+        c.attention.check(has_bias=bool(c.relative_buckets))
         if c.init not in INITS:
             raise ValueError(f"init must be one of {', '.join(INITS)}, got {c.init!r}")
         if c.activation not in ACTIVATIONS:
@@ -215,6 +222,7 @@ class Bert(nnx.Module):
         )
 
         def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+            """Makes a layer with this attention and initializes its matrices by `config.init`."""
             options: dict[str, Any] = {"use_bias": c.use_bias, "dropout_rate": c.attention_dropout_rate}
             is_window = layer_attention.name == "window" and c.window_rotary_base is not None
             options["rotary"] = RotaryConfig(base=c.window_rotary_base or 0.0) if is_window else c.rotary
@@ -251,6 +259,10 @@ class Bert(nnx.Module):
         self.token_types = Embedding(c.num_segments, size, dtype=dtype, **init_options) if c.num_segments else None
         learned = functools.partial(LearnedPositions, c.first_position + c.max_length, size, **init_options)
         self.positions = learned() if c.rotary is None else None
+        # One table for all layers, as in T5.
+        relative_shape = (c.relative_buckets, c.num_heads)
+        draw = nnx.initializers.normal(token_stddev)
+        self.relative_bias = nnx.Param(draw(rngs.params(), relative_shape)) if c.relative_buckets else None
         self.norm = make_norm(size)
         project = functools.partial(Linear, size, c.d_model, kernel_init=_matrix_init(c), dtype=dtype, rngs=rngs)
         self.projection = None if c.embedding_size is None else project()
@@ -314,8 +326,14 @@ class Bert(nnx.Module):
         x = x if self.projection is None else self.projection(x)
         mask = None if token_mask is None else token_mask[:, None, None, :]
 
+        length = tokens.shape[1]
+        relative = None if self.relative_bias is None else self.relative_bias[...]
+        bias = None if relative is None else relative_position_bias(relative, length, length, is_bidirectional=True)
+
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            """Runs one layer; returns its output and its attention weights, if requested."""
             options: dict[str, Any] = {} if global_mask is None else {"global_mask": global_mask}
+            options |= {} if bias is None else {"bias": bias}
             options |= {} if self.config.rotary is None else {"positions": positions}
             return layer(x, mask=mask, rngs=rngs, return_weights=return_attention, **options)
 
@@ -332,7 +350,7 @@ class Bert(nnx.Module):
             output = BertOutput(sequence=x, pooled=pooled)
         if not return_attention:
             return output
-        maps_of_layers = [*([] if first_maps is None else [first_maps["self"]]), *maps["self"]]
+        maps_of_layers = list(maps["self"]) if first_maps is None else [first_maps["self"], *maps["self"]]
         return output, {f"encoder/{index}/self": weights for index, weights in enumerate(maps_of_layers)}
 
 
@@ -395,6 +413,7 @@ class MaskedLMHead(nnx.Module):
     """
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        """Initializes the parameters as `Bert` does."""
         size = config.embedding_size or config.d_model
         dense = functools.partial(make_dense, config, size, use_bias=config.use_bias)
         self.dense = dense(dtype=jnp.dtype(config.dtype), rngs=rngs)
@@ -407,8 +426,8 @@ class MaskedLMHead(nnx.Module):
     def __call__(self, x: Float[Array, "B T D"], embedding: Embedding) -> Float[Array, "B T V"]:
         """Returns logits over the vocabulary; `x` may hold only the positions to predict."""
         x = self.norm(self.activation_fn(self.dense(x)))
-        output = embedding if self.output_embedding is None else self.output_embedding
-        return output.attend(x) + self.bias[...][None, None]
+        output_embedding = embedding if self.output_embedding is None else self.output_embedding
+        return output_embedding.attend(x) + self.bias[...][None, None]
 
 
 class BertWithHead(nnx.Module):
@@ -454,9 +473,10 @@ class BertWithHead(nnx.Module):
         global.
         """
         if global_mask is None and self.first_is_global and self.config.max_global_tokens:
-            first = (
-                jnp.zeros((tokens.shape[0], 1), int) if token_mask is None else jnp.argmax(token_mask, 1, keepdims=True)
-            )
+            if token_mask is None:
+                first = jnp.zeros((tokens.shape[0], 1), int)
+            else:
+                first = jnp.argmax(token_mask, 1, keepdims=True)  # index of the first token that is not padding
             global_mask = jnp.arange(tokens.shape[1])[None] == first
         result = self.bert(
             tokens,

@@ -49,12 +49,13 @@ class ClipConfig:
     image_size: int = at_least(1, 224)  # height and width of an image in pixels
     patch_size: int = at_least(1, 32)
     num_channels: int = at_least(1, 3)
-    d_output: int = at_least(1, 512)  # size of the vectors that are compared
+    d_output: int | None = at_least(1, 512)  # size of the vectors that are compared; None: a tower without projection
     text: TowerConfig = dataclasses.field(default_factory=TowerConfig)
     image: TowerConfig = dataclasses.field(default_factory=lambda: TowerConfig(12, 768, 12, 3072))
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         for name, tower in (("text", self.text), ("image", self.image)):
             if tower.d_model % tower.num_heads:
                 raise ValueError(f"{name}.d_model={tower.d_model} is not divisible by num_heads={tower.num_heads}")
@@ -62,8 +63,18 @@ class ClipConfig:
                 raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {tower.activation!r}")
         if self.image_size % self.patch_size:
             raise ValueError(f"image_size={self.image_size} is not divisible by patch_size={self.patch_size}")
-        if self.is_siglip and self.d_output != self.image.d_model:
-            raise ValueError(f"d_output={self.d_output} of a SigLIP must be image.d_model={self.image.d_model}")
+
+
+class TowerOutput(NamedTuple):
+    """Outputs of a tower.
+
+    Attributes:
+      sequence: vectors of the tokens or patches, [B, S, D]; normalized, except in the image tower of CLIP.
+      pooled: one vector per text or image, projected if the tower has a projection, [B, E].
+    """
+
+    sequence: Float[Array, "B S D"]
+    pooled: Float[Array, "B E"]
 
 
 class ClipOutput(NamedTuple):
@@ -100,7 +111,13 @@ def _layers(c: TowerConfig, *, dtype: Any, rngs: nnx.Rngs) -> EncoderLayer:
 
 
 def _feed_forward(c: TowerConfig, *, dtype: Any, rngs: nnx.Rngs) -> FeedForward:
+    """Returns the feed-forward network of a layer of a tower."""
     return FeedForward(c.d_model, c.d_ff, activation_fn=ACTIVATIONS[c.activation], dtype=dtype, rngs=rngs)
+
+
+def _projection(c: TowerConfig, d_output: int | None, **options: Any) -> Linear | None:
+    """Returns the linear layer over the vector of a text or image, or None without `d_output`."""
+    return None if d_output is None else Linear(c.d_model, d_output, **options)
 
 
 def _run(layers: EncoderLayer, x: Array, rngs: nnx.Rngs | None, **options: Any) -> Float[Array, "B S D"]:
@@ -112,18 +129,20 @@ class TextTower(nnx.Module):
     """Layers over the tokens of a text: causal in CLIP, bidirectional in SigLIP."""
 
     def __init__(self, config: ClipConfig, *, rngs: nnx.Rngs):
+        """Initializes the parameters for the sizes of `config.text`."""
         c, tower, dtype = config, config.text, jnp.dtype(config.dtype)
+        c.validate()
         self.embedding = Embedding(c.vocab_size, tower.d_model, init_stddev=0.02, dtype=dtype, rngs=rngs)
         self.positions = LearnedPositions(c.max_length, tower.d_model, init_stddev=0.02, rngs=rngs)
         self.encoder_layers = _layers(tower, dtype=dtype, rngs=rngs)
         self.norm = LayerNorm(tower.d_model, epsilon=tower.layer_norm_epsilon)
-        self.projection = Linear(tower.d_model, c.d_output, use_bias=c.is_siglip, dtype=dtype, rngs=rngs)
+        self.projection = _projection(tower, c.d_output, use_bias=c.is_siglip, dtype=dtype, rngs=rngs)
         self.config = copy.deepcopy(c)
 
     def __call__(
         self, tokens: Int[Array, "B T"], token_mask: Bool[Array, "B T"] | None = None, rngs: nnx.Rngs | None = None
-    ) -> Float[Array, "B E"]:
-        """Returns one vector per text: that of EOS (CLIP), or of the last position, even if it is padding (SigLIP).
+    ) -> TowerOutput:
+        """Reads texts; each is represented by EOS (CLIP), or by the last position, even if it is padding (SigLIP).
 
         Raises:
           ValueError: if there are more than `config.max_length` tokens.
@@ -137,15 +156,20 @@ class TextTower(nnx.Module):
             options["mask"] = token_mask[:, None, None, :]
         x = self.norm(_run(self.encoder_layers, x, rngs, **options))
         if c.is_siglip:
-            return self.projection(x[:, -1])
-        ends = tokens if c.eos_id == 2 else tokens == c.eos_id  # the first CLIPs name a wrong id, 2
-        return self.projection(jnp.take_along_axis(x, jnp.argmax(ends, axis=1)[:, None, None], axis=1)[:, 0])
+            pooled = x[:, -1]
+        else:
+            # The first CLIPs name a wrong id, 2. Their EOS is the highest id of a text, which `argmax` finds too.
+            is_end = tokens if c.eos_id == 2 else tokens == c.eos_id
+            first_end = jnp.argmax(is_end, axis=1)[:, None, None]
+            pooled = jnp.take_along_axis(x, first_end, axis=1)[:, 0]
+        return TowerOutput(x, pooled if self.projection is None else self.projection(pooled))
 
 
 class AttentionPooling(nnx.Module):
     """A learned query that attends to all patches, and a feed-forward network (Zhai et al., 2022, section 3.2)."""
 
     def __init__(self, config: TowerConfig, *, dtype: Any, rngs: nnx.Rngs):
+        """Initializes the query ("probe"), the attention and the feed-forward network."""
         c = config
         self.probe = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (c.d_model,)))
         self.attention = MultiHeadAttention(c.d_model, c.num_heads, use_bias=True, dtype=dtype, rngs=rngs)
@@ -162,7 +186,9 @@ class ImageTower(nnx.Module):
     """Layers over the patches of an image and, in CLIP, a class token."""
 
     def __init__(self, config: ClipConfig, *, rngs: nnx.Rngs):
+        """Initializes the parameters for the sizes of `config.image`."""
         c, tower, dtype = config, config.image, jnp.dtype(config.dtype)
+        c.validate()
         num_patches = (c.image_size // c.patch_size) ** 2
         norm = functools.partial(LayerNorm, tower.d_model, epsilon=tower.layer_norm_epsilon)
         self.patches = PatchEmbedding(
@@ -174,13 +200,12 @@ class ImageTower(nnx.Module):
         self.encoder_layers = _layers(tower, dtype=dtype, rngs=rngs)
         self.norm = norm()
         self.pooling = AttentionPooling(tower, dtype=dtype, rngs=rngs) if c.is_siglip else None
-        self.projection = (
-            None if c.is_siglip else Linear(tower.d_model, c.d_output, use_bias=False, dtype=dtype, rngs=rngs)
-        )
+        d_output = None if c.is_siglip else c.d_output  # of a SigLIP, the pooling is the output
+        self.projection = _projection(tower, d_output, use_bias=False, dtype=dtype, rngs=rngs)
         self.config = copy.deepcopy(c)
 
-    def __call__(self, images: Float[Array, "B Y X C"], rngs: nnx.Rngs | None = None) -> Float[Array, "B E"]:
-        """Returns one vector per image, from pixels normalized as in training.
+    def __call__(self, images: Float[Array, "B Y X C"], rngs: nnx.Rngs | None = None) -> TowerOutput:
+        """Reads images, whose pixels are normalized as in training.
 
         Raises:
           ValueError: if the images do not have the size and channels of the model.
@@ -196,9 +221,10 @@ class ImageTower(nnx.Module):
         x = add_bias(x, self.positions.table[...])
         x = _run(self.encoder_layers, x if self.embedding_norm is None else self.embedding_norm(x), rngs)
         if self.pooling is not None:
-            return self.pooling(self.norm(x))
-        assert self.projection is not None  # as in every CLIP
-        return self.projection(self.norm(x[:, 0]))
+            x = self.norm(x)
+            return TowerOutput(x, self.pooling(x))
+        pooled = self.norm(x[:, 0])
+        return TowerOutput(x, pooled if self.projection is None else self.projection(pooled))
 
 
 class Clip(nnx.Module):
@@ -214,7 +240,12 @@ class Clip(nnx.Module):
         Raises:
           ValueError: if sizes contradict each other, or an activation is unknown.
         """
-        config.validate()
+        c = config
+        if c.d_output is None or (c.is_siglip and c.d_output != c.image.d_model):
+            needed = (
+                f"image.d_model={c.image.d_model} in a SigLIP" if c.is_siglip else "the size of the compared vectors"
+            )
+            raise ValueError(f"d_output={c.d_output} must be {needed}")
         self.text = TextTower(config, rngs=rngs)
         self.image = ImageTower(config, rngs=rngs)
         # Logarithm of the scale of similarities: of 1 / 0.07 (Radford et al.), of 10 with a bias of -10 (Zhai et al.).
@@ -243,12 +274,8 @@ class Clip(nnx.Module):
           ValueError: if the images do not have the size and channels of the model, or a text is longer than
             `config.max_length`.
         """
-        image, text = (
-            (x / jnp.linalg.norm(x, axis=-1, keepdims=True))
-            for x in (
-                self.image(images, rngs).astype(jnp.float32),
-                self.text(tokens, token_mask, rngs).astype(jnp.float32),
-            )
-        )
+        outputs = self.image(images, rngs).pooled, self.text(tokens, token_mask, rngs).pooled
+        outputs = [x.astype(jnp.float32) for x in outputs]
+        image, text = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in outputs)  # unit vectors
         logits = jnp.einsum("BE,NE->BN", image, text) * jnp.exp(self.log_scale[...])[None]
         return ClipOutput(logits if self.bias is None else logits + self.bias[...][None], image, text)

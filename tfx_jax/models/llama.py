@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of, within
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.language_model import LanguageModel
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
-from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
+from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, Linear, RMSNorm, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import REMATS, stack_layers
@@ -74,6 +74,8 @@ class LlamaConfig:
     use_output_gate: bool = False  # whether the outputs of heads are multiplied by sigmoids of the layer's input
     dropout_rate: float = fraction(0.0)  # of embeddings and branches
     attention_dropout_rate: float = fraction(0.0)
+    labels: tuple[str, ...] = ()  # names of the classes, for a `LlamaClassifier`
+    problem_type: str | None = None  # kept for export to Hugging Face, which chooses a loss by it; unused here
     dtype: str = one_of(DTYPES, "float32")  # of the computation; parameters, logits and statistics stay float32
     remat: str = one_of(REMATS, "none")  # what the backward pass computes again: "full" layers, all but "dots"
     unroll: bool = False  # whether layers are compiled one by one: slow to compile, faster on a TPU, see `scan_layers`
@@ -93,6 +95,7 @@ class LlamaConfig:
         return math.lcm(len(self.attention.names), self.no_rotary_every or 1, len(self.experts.pattern()))
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_k is None and self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}; give d_k")
         if self.num_heads % (self.num_kv_heads or self.num_heads):
@@ -112,6 +115,7 @@ class LlamaConfig:
             raise ValueError(f"rotary: {error}") from None
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         self.vocab_size, self.d_model, self.num_heads, self.num_kv_heads, self.d_ff = 1_000, 32, 4, 2, 64
         self.d_k, self.max_length, self.num_layers = None, max_length, self.pattern_length
 
@@ -162,9 +166,9 @@ class Llama(LanguageModel):
                 rotary = None
             qk_norms: dict[str, Any] = {}
             if c.qk_norm != "none":
-                sizes = {"query_norm": c.num_heads, "key_norm": num_kv_heads}
-                is_shared = c.qk_norm == "all"
-                qk_norms = {name: make_norm(c.head_size * (n if is_shared else 1)) for name, n in sizes.items()}
+                is_shared = c.qk_norm == "all"  # one norm over all heads together
+                for name, heads in (("query_norm", c.num_heads), ("key_norm", num_kv_heads)):
+                    qk_norms[name] = make_norm(c.head_size * heads if is_shared else c.head_size)
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
@@ -237,6 +241,67 @@ class Llama(LanguageModel):
         cap, divisor = self.config.logits_soft_cap, self.config.logits_divisor
         logits = products if divisor == 1.0 else products / divisor
         return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
+class LlamaBody(nnx.Module):
+    """A Llama without an output layer, as in embedding models: vectors of tokens, [B, T, D]."""
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
+        """Initializes a Llama without an output layer; arguments and errors are those of `Llama`."""
+        self.llama = Llama(dataclasses.replace(config, is_tied=True), rngs=rngs)
+        self.config = copy.deepcopy(config)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        token_mask: Bool[Array, "B T"] | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Returns the normalized output of the last layer; each token has seen those before it.
+
+        Args:
+          tokens: ids, [B, T].
+          token_mask: True for tokens, False for padding (on either side), [B, T]; None means no padding.
+          rngs: stream `dropout`; None means evaluation.
+        """
+        return self.llama.last_norm(self.llama.read(tokens, token_mask, rngs=rngs)[0])
+
+
+class LlamaClassifier(nnx.Module):
+    """Classifies a text into `config.labels` by the vector of its last token: reward models and rerankers."""
+
+    def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
+        """Initializes a Llama without an output layer, and the linear layer over the last token.
+
+        Raises:
+          ValueError: as `Llama`, and if there are no labels.
+        """
+        if not config.labels:
+            raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
+        self.llama = Llama(dataclasses.replace(config, is_tied=True), rngs=rngs)
+        self.classifier = Linear(config.d_model, len(config.labels), use_bias=False, rngs=rngs)
+        self.config = copy.deepcopy(config)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        token_mask: Bool[Array, "B T"] | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B C"]:
+        """Returns float32 logits, C = number of labels.
+
+        Args:
+          tokens: ids, [B, T].
+          token_mask: True for tokens, False for padding (on either side), [B, T]; None means no padding.
+          rngs: stream `dropout`; None means evaluation.
+        """
+        x, _ = self.llama.read(tokens, token_mask, rngs=rngs)
+        exists = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
+        last = jnp.max(jnp.where(exists, jnp.arange(tokens.shape[1])[None], 0), axis=1)
+        x = jnp.take_along_axis(x, last[:, None, None], axis=1)  # [B, 1, D]
+        return self.classifier(self.llama.last_norm(x)[:, 0].astype(jnp.float32))
 
 
 _INIT_STDDEV = 0.02

@@ -11,15 +11,16 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids
+from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids, shift_right, with_padding
+from tfx_jax.models.padding import padding_last
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
-from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
+from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import REMATS, stack_layers
@@ -65,7 +66,10 @@ class TransformerConfig:
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)
     pad_id: int = PAD_ID  # id of the padding token
     start_id: int = BOS_ID  # id of the token that the decoder reads first
-    eos_id: int = EOS_ID  # id of the token that ends a sentence; used by decoding only
+    eos_id: int = EOS_ID  # id of the token that ends a sentence; used by decoding and by classifiers
+    labels: tuple[str, ...] = ()  # names of the classes, for a `TransformerClassifier`
+    head_dropout_rate: float = fraction(0.0)  # dropout in the head of a `TransformerClassifier`
+    problem_type: str | None = None  # kept for export to Hugging Face, which chooses a loss by it; unused here
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
     remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
     unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
@@ -91,6 +95,7 @@ class TransformerConfig:
         return cls(**options | overrides)
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_model % 2 and not self.learned_positions:
             raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
         if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
@@ -98,6 +103,7 @@ class TransformerConfig:
         self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # sinusoids have no limit, and `learned_positions` is left as it is
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
 
@@ -144,6 +150,7 @@ class Transformer(EncoderDecoder):
             return attention(attention_fn=core, rngs=rngs)
 
         def feed_forward(has_experts: bool, rngs: nnx.Rngs) -> FeedForward | MixtureOfExperts:
+            """Makes the feed-forward network, or the mixture of experts, of a layer."""
             return (c.experts.make if has_experts else FeedForward)(
                 c.d_model,
                 c.d_ff,
@@ -195,20 +202,21 @@ class Transformer(EncoderDecoder):
         *,
         is_source: bool = False,
     ) -> Float[Array, "B T D"]:
-        source_embedding = self.source_embedding if is_source else None
-        x = (self.embedding if source_embedding is None else source_embedding)(tokens)
+        """Returns embeddings of tokens plus positions, the input of the encoder (`is_source`) or the decoder."""
+        embedding = self.source_embedding if is_source and self.source_embedding is not None else self.embedding
+        x = embedding(tokens)
         positions = self.config.first_position + positions
-        learned = self.source_positions if is_source else self.target_positions
-        if learned is None:
+        learned_positions = self.source_positions if is_source else self.target_positions
+        if learned_positions is None:
             options = {
                 "is_interleaved": self.config.interleaved_sinusoids,
                 "reaches_base": self.config.sinusoids_reach_base,
             }
-            vectors = sinusoidal_positions(positions, x.shape[-1], **options)
+            position_vectors = sinusoidal_positions(positions, x.shape[-1], **options)
         else:
-            vectors = learned(positions)
+            position_vectors = learned_positions(positions)
         norm = self.source_embedding_norm if is_source else self.target_embedding_norm
-        x = add_bias(x, vectors)
+        x = add_bias(x, position_vectors)
         return drop(x if norm is None else norm(x), self.config.dropout_rate, rngs)
 
     def encoder_output(self, x: Float[Array, "B S D"], rngs: nnx.Rngs | None) -> Float[Array, "B S D"]:
@@ -223,3 +231,48 @@ class Transformer(EncoderDecoder):
     @property
     def max_positions(self) -> int | None:
         return self.config.learned_positions or None
+
+
+class TransformerClassifier(nnx.Module):
+    """Classifies a text that encoder and decoder both read, by the decoder's vector at EOS (Lewis et al., 2020).
+
+    This is BART's classifier (section 3.1 of https://arxiv.org/abs/1910.13461); its entailment models classify into any
+    labels without examples.
+    """
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        """Initializes a Transformer without an output layer, and a head of two linear layers.
+
+        Raises:
+          ValueError: as `Transformer`, and if there are no labels.
+        """
+        c = config
+        if not c.labels:
+            raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
+        self.transformer = Transformer(dataclasses.replace(c, is_tied=True, logits_bias=False), rngs=rngs)
+        self.dense = Linear(c.d_model, c.d_model, rngs=rngs)
+        self.classifier = Linear(c.d_model, len(c.labels), rngs=rngs)
+        self.config = copy.deepcopy(c)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B S"],
+        *,
+        token_mask: Bool[Array, "B S"] | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B C"]:
+        """Returns float32 logits, C = number of labels.
+
+        Args:
+          tokens: texts that end in `config.eos_id`, [B, S]; the vector at its last occurrence is classified.
+          token_mask: True for tokens, False for padding (on either side), [B, S]; None means all but `config.pad_id`.
+          rngs: stream `dropout`; None means evaluation.
+        """
+        c, body = self.config, self.transformer
+        tokens = padding_last(with_padding(tokens, token_mask, c.pad_id), c.pad_id)
+        memory, _ = body.remember(tokens, rngs)
+        x, _ = body.decode(shift_right(tokens, c.start_id), memory, rngs)
+        last = jnp.max(jnp.where(tokens == c.eos_id, jnp.arange(tokens.shape[1])[None], 0), axis=1)
+        x = body.last_norm(jnp.take_along_axis(x, last[:, None, None], axis=1))[:, 0].astype(jnp.float32)
+        x = jnp.tanh(self.dense(drop(x, c.head_dropout_rate, rngs)))
+        return self.classifier(drop(x, c.head_dropout_rate, rngs))

@@ -8,7 +8,7 @@ from flax import nnx
 from tests.models.hf.folders import LEFT_OUT, assert_comes_back, assert_refused, assert_same, change_config, redrawn
 from tests.nn.programs import draw, jitted, normal
 from tfx_jax.models import Clip, ClipConfig, hf
-from tfx_jax.models.clip import TowerConfig
+from tfx_jax.models.clip import TextTower, TowerConfig
 
 V, T, EOS = 50, 12, 49
 TEXT = {"num_layers": 2, "d_model": 20, "num_heads": 2, "d_ff": 28}
@@ -23,6 +23,28 @@ KINDS = {
     "SiglipModel": {"is_siglip": True, "d_output": 24}
     | {"text": TowerConfig(**TEXT, **OF_SIGLIP), "image": TowerConfig(**IMAGE, **OF_SIGLIP)},
 }
+
+# Towers alone: the outputs of transformers that are the sequence and the pooled vectors, and what differs.
+_TOWERS = {
+    "CLIPTextModel": ("last_hidden_state", "pooler_output", {"d_output": None}),
+    "CLIPTextModelWithProjection": ("last_hidden_state", "text_embeds", {"d_output": 18}),
+    "CLIPVisionModel": ("last_hidden_state", "pooler_output", {"d_output": None}),
+    "CLIPVisionModelWithProjection": ("last_hidden_state", "image_embeds", {"d_output": 18}),
+    "SiglipTextModel": ("last_hidden_state", "pooler_output", {"is_siglip": True, "d_output": 18}),
+    "SiglipVisionModel": ("last_hidden_state", "pooler_output", {"is_siglip": True, "d_output": None}),
+}
+
+
+def make_tower(kind):
+    """A tower with the sizes of its own half, and the default values of the other."""
+    cls, options = hf.FAMILIES[kind].model, _TOWERS[kind][2]
+    different = OF_SIGLIP if kind.startswith("Siglip") else {}
+    names = ("vocab_size", "max_length", "eos_id") if cls is TextTower else ("image_size", "patch_size", "num_channels")
+    sizes = {name: SIZES[name] for name in names}
+    half = (
+        {"text": TowerConfig(**TEXT, **different)} if cls is TextTower else {"image": TowerConfig(**IMAGE, **different)}
+    )
+    return draw(lambda: cls(ClipConfig(**sizes, **half, **options), rngs=nnx.Rngs(0)), stddev=0.3)
 
 
 def make_model(kind):
@@ -43,6 +65,21 @@ def test_what_is_saved_is_loaded(tmp_path, kind):
     assert_comes_back(make_model(kind), tmp_path)
 
 
+@pytest.mark.parametrize("kind", _TOWERS)
+def test_a_tower_that_is_saved_is_loaded(tmp_path, kind):
+    assert_comes_back(make_tower(kind), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "side", "whole"),
+    [("CLIPTextModelWithProjection", "text", "CLIPModel"), ("CLIPVisionModelWithProjection", "image", "CLIPModel"),
+     ("SiglipTextModel", "text", "SiglipModel"), ("SiglipVisionModel", "image", "SiglipModel")],
+)  # fmt: skip
+def test_a_tower_is_read_from_the_folder_of_both(tmp_path, kind, side, whole):
+    hf.save(make_model(whole), tmp_path)
+    assert_same(hf.load(tmp_path, architecture=kind), getattr(make_model(whole), side))
+
+
 def test_older_folders(tmp_path):
     """Fields of the towers in a second object, and defaults for what is left out."""
     hf.save(make_model("CLIPModel"), tmp_path)
@@ -58,7 +95,8 @@ def test_older_folders(tmp_path):
 def test_what_contradicts_itself():
     for values, message in (
         ({"image_size": 13}, "image_size=13 is not divisible by patch_size=4"),
-        ({"is_siglip": True, "d_output": 5}, "d_output=5 of a SigLIP must be image.d_model=24"),
+        ({"is_siglip": True, "d_output": 5}, "d_output=5 must be image.d_model=24 in a SigLIP"),
+        ({"d_output": None}, "d_output=None must be the size of the compared vectors"),
         ({"text": TowerConfig(**TEXT | {"num_heads": 3})}, "text.d_model=20 is not divisible by num_heads=3"),
         ({"text": TowerConfig(**TEXT, activation="no")}, "activation must be one of"),
     ):
@@ -116,6 +154,32 @@ def test_transformers(tmp_path, kind):
             (output.texts, want.text_embeds),
         ):
             np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
+    hf.save(ours, tmp_path / "ours")
+    again, info = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values())
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", _TOWERS)
+def test_towers_of_transformers(tmp_path, kind):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    cls, model = getattr(pytest.importorskip("transformers"), kind), make_tower(kind)
+    hf.save(model, tmp_path)
+    net, info = cls.from_pretrained(tmp_path, output_loading_info=True, attn_implementation="eager")
+    assert not any(info.values())
+    net = redrawn(net)
+    net.save_pretrained(tmp_path / "theirs")
+    ours, (images, tokens) = hf.load(tmp_path / "theirs"), inputs()
+    assert ours.config == model.config
+    is_text = isinstance(ours, TextTower)
+    output = jitted(lambda model: model(tokens if is_text else images))(ours)
+    with torch.no_grad():
+        want = net(torch.tensor(tokens) if is_text else torch.tensor(images.transpose(0, 3, 1, 2)))
+    for got, name in zip(output, _TOWERS[kind][:2], strict=True):
+        np.testing.assert_allclose(got, want[name], atol=1e-4 * np.abs(want[name]).max())
     hf.save(ours, tmp_path / "ours")
     again, info = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(info.values())

@@ -19,8 +19,8 @@ from tests.models.hf.folders import (
 )
 from tests.nn.programs import draw, jitted, started
 from tfx_jax.functional import greedy_search
-from tfx_jax.models import Llama, LlamaConfig, hf
-from tfx_jax.models.hf.llama import ARCHITECTURES
+from tfx_jax.models import Llama, LlamaClassifier, LlamaConfig, hf
+from tfx_jax.models.hf.llama import ARCHITECTURES, BODIES, CLASSIFIERS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -223,6 +223,52 @@ def test_positions_that_depend_on_the_length(name, tmp_path):
     hf.save(ours, again)
     close(logits_of(transformers.AutoModelForCausalLM.from_pretrained(again).eval()), wants[-1])
     assert hf.load(again).config == ours.config
+
+
+@pytest.mark.parametrize("architecture", [*BODIES, *CLASSIFIERS])
+def test_bodies_and_classifiers(architecture, tmp_path):
+    """Of texts alone, and with padding on either side."""
+    torch.manual_seed(0)
+    cls, base = getattr(transformers, architecture), (BODIES | CLASSIFIERS)[architecture]
+    name = base.removesuffix("ForCausalLM")
+    kind = getattr(transformers, {"Gemma3": "Gemma3Text"}.get(name, name) + "Config")
+    net = redrawn(cls(kind(**SIZES | FOLDERS[name], num_labels=4)))
+    net.save_pretrained(tmp_path)
+    ours = hf.load(tmp_path)
+    masks = np.stack([np.ones((B, T), bool), *(padded_on(side, (B, T))[0] for side in ("left", "right"))])
+    run = jitted(lambda model, mask: model(TOKENS, token_mask=mask))
+    for mask in masks:
+        got = run(ours, mask)
+        for row in range(B):
+            with torch.no_grad():
+                output = net(torch.tensor(TOKENS[row, mask[row]][None]))
+            want = output[0][0].numpy()
+            own = got[row, mask[row]] if architecture in BODIES else got[row]
+            np.testing.assert_allclose(own, want, atol=1e-4 * np.abs(want).max())
+    hf.save(ours, tmp_path / "ours", fields={"architectures": [architecture]})
+    again = hf.load(tmp_path / "ours")
+    assert again.config == ours.config
+    assert_same(again, ours)
+    theirs, info = cls.from_pretrained(tmp_path / "ours", output_loading_info=True, attn_implementation="eager")
+    assert not any(info.values())
+    assert all(torch.equal(theirs.state_dict()[name], tensor) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "LlamaForSequenceClassification"])
+def test_a_body_is_read_from_a_folder_with_a_head(architecture, tmp_path):
+    cls = hf.FAMILIES[architecture].model
+    config = LlamaConfig(V, 64, 2, 32, 4, num_kv_heads=2, d_ff=48, labels=("a", "b"))
+    model = draw(lambda: cls(config, rngs=nnx.Rngs(0)))
+    hf.save(model, tmp_path)
+    body = hf.load(tmp_path, architecture="LlamaModel")
+    llama = getattr(model, "llama", model)
+    for name in ("embedding", "decoder_layers", "norm"):
+        assert_same(getattr(body.llama, name), getattr(llama, name))
+
+
+def test_a_classifier_needs_labels():
+    with pytest.raises(ValueError, match="a classifier needs labels, got none"):
+        LlamaClassifier(LlamaConfig(), rngs=nnx.Rngs(0))
 
 
 def test_every_architecture_is_compared():

@@ -19,11 +19,14 @@ from tests.models.hf.folders import (
     change_config,
     change_tensors,
     encoder_decoder_gradients,
+    loaded_by_them,
+    redrawn,
 )
 from tests.nn.programs import draw, jitted, params_of
 from tests.tiers import slow_but
 from tfx_jax.generation.decoding import BeamSearch, DecodeDriver
-from tfx_jax.models import Transformer, TransformerConfig, hf
+from tfx_jax.models import Transformer, TransformerClassifier, TransformerConfig, hf
+from tfx_jax.models.hf import marian
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 
 V, T = 41, 13
@@ -243,3 +246,37 @@ def test_gradients_are_theirs(tmp_path, variant):
             assert np.abs(gradient).max() > 1e-5, name
         rows = looked_up if name == "model.shared.weight" else slice(None)
         np.testing.assert_allclose(ours[name][rows], gradient[rows], atol=1e-5, err_msg=name)
+
+
+def test_a_classifier_needs_labels():
+    with pytest.raises(ValueError, match="a classifier needs labels, got none"):
+        TransformerClassifier(TransformerConfig(), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("architecture", marian.CLASSIFIERS)
+def test_classifiers(architecture, tmp_path):
+    """Of texts with two ends, the second of which counts: alone, and with padding on either side."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sides = {"layers": 2, "attention_heads": 3, "ffn_dim": 20}
+    cls = getattr(transformers, architecture)
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sides.items()}
+    net = redrawn(cls(cls.config_class(vocab_size=V, d_model=12, max_position_embeddings=30, **sizes, num_labels=4)))
+    net.save_pretrained(tmp_path)
+    ours, (tokens, _) = hf.load(tmp_path), texts(TransformerConfig.marian(pad_id=1))
+    lengths = (tokens != 1).sum(axis=1)
+    tokens[:, 4] = tokens[np.arange(3), lengths - 1] = 2
+    rows = [tokens[row : row + 1, :length] for row, length in enumerate(lengths)]
+    with torch.no_grad():
+        want = np.concatenate([net(torch.tensor(row)).logits for row in rows])
+    assert want.std() > 0.1
+    left = np.stack([np.roll(row, 17 - length) for row, length in zip(tokens, lengths, strict=True)])
+    run = jitted(lambda model, tokens, mask: model(tokens, token_mask=mask))
+    for padded in (tokens, left):
+        for mask in (None, padded != 1):
+            filled = padded if mask is None else np.where(mask, padded, 7)
+            np.testing.assert_allclose(run(ours, filled, mask), want, atol=1e-4 * np.abs(want).max())
+    assert_comes_back(ours, tmp_path / "ours")
+    again = loaded_by_them(cls, ours, tmp_path / "again")
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in net.state_dict().items())

@@ -50,19 +50,20 @@ class AttentionView:
                 f"a page holds up to {_MOST_WEIGHTS:,} weights, but the maps have {count:,}: use a shorter text or "
                 "fewer maps"
             )
-        listed = [
-            {
-                "kind": f"{stack} {kind}",
-                "layer": layer,
-                "querySide": query_side,
-                "keySide": key_side,
-                "heads": len(weights),
-                "weights": _packed(weights),
-            }
-            for (stack, kind), layers in groups.items()
-            for query_side, key_side in [AXES[stack, kind]]
-            for layer, weights in sorted(layers.items())
-        ]
+        listed = []  # what the page's script reads of each map
+        for (stack, kind), layers in groups.items():
+            query_side, key_side = AXES[stack, kind]
+            for layer, weights in sorted(layers.items()):
+                listed.append(
+                    {
+                        "kind": f"{stack} {kind}",
+                        "layer": layer,
+                        "querySide": query_side,
+                        "keySide": key_side,
+                        "heads": len(weights),
+                        "weights": _packed(weights),  # [N, T, S]
+                    }
+                )
         # A token such as "</script>" must not end the element that holds the data.
         data = json.dumps({"title": title, "one": _ONE, "tokens": tokens, "maps": listed}, ensure_ascii=False)
         data = data.replace("<", "\\u003c")

@@ -1,4 +1,7 @@
-"""RoBERTa, XLM-R, DistilBERT, ELECTRA and ALBERT in Hugging Face folders: BERTs with other names and options."""
+"""RoBERTa, CamemBERT, XLM-R, MPNet, DistilBERT, ELECTRA and ALBERT in Hugging Face folders.
+
+They are BERTs with other names and options.
+"""
 
 import dataclasses
 import re
@@ -17,7 +20,7 @@ from tfx_jax.models.bert import (
 )
 from tfx_jax.models.hf import bert
 from tfx_jax.models.hf.folder import Fields
-from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, vector
+from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, table, vector
 
 _LAYERS = "encoder_layers"
 Heads = dict[str, tuple[Any, list[Row]]]
@@ -54,14 +57,14 @@ class Encoder:
     def IGNORED(self) -> list[str]:  # noqa: N802, the name that modules of other families use
         """Patterns of copies of tied parameters, a constant, and heads of other architectures in the same file."""
         heads = [row for _, head in self.HEADS.values() for row in [*self.pooler, *head]]
-        of_others = sorted({f"({self.prefix}\\.)?{re.escape(row.theirs)}" for row in heads})
+        of_others = sorted({f"({self.prefix}\\.)?{re.escape(row.tensor)}" for row in heads})
         output = re.escape(self.output)
         return [rf"({self.prefix}\.)?embeddings\.position_ids", rf"{output}\.(weight|bias)", *of_others]
 
     @property
     def COPIES(self) -> list[tuple[str, str]]:  # noqa: N802
         """Pairs (pattern, original): older folders repeat the tensor `original` under names that match the pattern."""
-        bias = next(row.theirs for _, head in self.HEADS.values() for row in head if row.ours == "masked_lm/bias")
+        bias = next(row.tensor for _, head in self.HEADS.values() for row in head if row.path == "masked_lm/bias")
         copies = [(rf"{re.escape(self.output)}\.weight", f"{self.prefix}.embeddings.word_embeddings.weight")]
         return copies if bias == f"{self.output}.bias" else [*copies, (rf"{re.escape(self.output)}\.bias", bias)]
 
@@ -70,7 +73,7 @@ class Encoder:
         return [(rf"^{self.prefix}\.", "")] if self.HEADS[architecture][0] is Bert else []
 
     def fits(self, config: BertConfig) -> bool:
-        """Returns whether a folder can express a configuration."""
+        """Returns whether a Hugging Face folder of this architecture can express a configuration."""
         required = {**bert.OPTIONS, **self.options}
         values = {name: getattr(config, name) for name in required}
         values["num_segments"] = bool(config.num_segments)
@@ -96,9 +99,12 @@ class Encoder:
         return config
 
     def _check(self, architecture: str, fields: Fields, config: BertConfig) -> None:
+        """Raises UserError for fields with values that our models do not support."""
         fields.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
         if config.first_position:
             fields.require(pad_token_id=1)
+        if config.relative_buckets:
+            fields.require(relative_attention_num_buckets=config.relative_buckets)
         if config.share_layers:
             fields.require(num_hidden_groups=1, inner_group_num=1)
         if "ForMaskedLM" in architecture and self.MODEL_TYPE not in ("distilbert", "albert"):
@@ -114,18 +120,21 @@ class Encoder:
         if "embedding_size" in self.defaults:
             result["embedding_size"] = config.embedding_size or config.d_model
         if not config.num_segments:
-            del result["type_vocab_size"], result["layer_norm_eps"]
+            del result["type_vocab_size"]
+        if self.MODEL_TYPE == "distilbert":
+            del result["layer_norm_eps"]
         if config.head_dropout_rate is None:
             del result["classifier_dropout"]  # some of the families do not accept null
         return {self.fields.get(name, name): value for name, value in result.items()}
 
     def rows(self, architecture: str, config: BertConfig) -> list[Row]:
-        """Returns the table of names."""
+        """Returns the table of names: which tensor of a folder holds which parameter."""
         model, head = self.HEADS[architecture]
         return bert.table_of(model, config, self.prefix, self.body, self.pooler, head, self.output)
 
 
 def _masked_lm(transform: str, layer_norm: str, bias: str) -> list[Row]:
+    """Returns the rows of the head for masked tokens, for the names of its tensors."""
     return [*dense("masked_lm/dense", transform), *norm("masked_lm/norm", layer_norm), vector("masked_lm/bias", bias)]
 
 
@@ -166,6 +175,30 @@ _XLM_R = dataclasses.replace(
     MODEL_TYPE="xlm-roberta",
     HEADS={f"XLM{name}": head for name, head in _ROBERTA.HEADS.items()},
     defaults={"vocab_size": 30_522},
+)
+_CAMEMBERT = dataclasses.replace(
+    _ROBERTA,
+    MODEL_TYPE="camembert",
+    HEADS={name.replace("Roberta", "Camembert"): head for name, head in _ROBERTA.HEADS.items()},
+    defaults={"vocab_size": 30_522},
+)
+
+_MPNET_LAYER = "encoder.layer.{}"
+_MPNET = dataclasses.replace(
+    _ROBERTA,
+    MODEL_TYPE="mpnet",
+    HEADS={name.replace("Roberta", "MPNet"): head for name, head in _ROBERTA.HEADS.items()},
+    prefix="mpnet",
+    body=[
+        *bert.EMBEDDINGS,
+        table("relative_bias", "encoder.relative_attention_bias.weight"),
+        *projections(f"{_LAYERS}/self_attention", f"{_MPNET_LAYER}.attention.attn", "q", "k", "v", "o"),
+        *norm(f"{_LAYERS}/self_attention_residual/norm", f"{_MPNET_LAYER}.attention.LayerNorm"),
+        *feed_forward(f"{_LAYERS}/feed_forward", f"{_MPNET_LAYER}.intermediate.dense", f"{_MPNET_LAYER}.output.dense"),
+        *norm(f"{_LAYERS}/feed_forward_residual/norm", f"{_MPNET_LAYER}.output.LayerNorm"),
+    ],
+    options={"first_position": 2, "num_segments": False, "relative_buckets": 32},
+    defaults={"vocab_size": 30_527},
 )
 
 _ELECTRA = Encoder(
@@ -250,4 +283,4 @@ _DISTILBERT = Encoder(
     defaults={"num_hidden_layers": 6, "classifier_dropout": 0.2},
 )
 
-ENCODERS = (_ROBERTA, _XLM_R, _ELECTRA, _ALBERT, _DISTILBERT)
+ENCODERS = (_ROBERTA, _XLM_R, _CAMEMBERT, _MPNET, _ELECTRA, _ALBERT, _DISTILBERT)

@@ -10,8 +10,8 @@ import numpy as np
 from flax import nnx
 
 from tfx_jax.arrays import path_name
-from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field
-from tfx_jax.models.hf.names import Row, feed_forward, linear, norm, projections, table, with_zeros
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
+from tfx_jax.models.hf.names import Row, dense, feed_forward, linear, norm, projections, table, with_zeros
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 
 # Number of sinusoids that transformers computes; ours are unlimited.
@@ -40,6 +40,8 @@ MODEL_TYPES = {
     "marian": "MarianMTModel",
 }
 ARCHITECTURES = tuple(_OPTIONS)
+# Classifiers, and the architecture whose options and names each has below its head.
+CLASSIFIERS = {"BartForSequenceClassification": "BartForConditionalGeneration"}
 # Defaults of fields: vocabulary size, and the ids of PAD, the first decoder input and EOS.
 _TOKENS = {
     "BartForConditionalGeneration": (50_265, 1, 2, 2),
@@ -51,7 +53,7 @@ _TOKENS = {
 
 
 def read_config(architecture: str, fields: Fields) -> TransformerConfig:
-    """Returns the configuration for the fields of a folder."""
+    """Returns the configuration for the fields of a folder's config.json."""
     vocab_size, pad_id, start_id, eos_id = _TOKENS[architecture]
     is_marian = architecture == "MarianMTModel"
     vocab_size, d_ff = fields.get("vocab_size", vocab_size), fields.get("encoder_ffn_dim", 4096)
@@ -88,6 +90,17 @@ def read_config(architecture: str, fields: Fields) -> TransformerConfig:
         eos_id=fields.get("eos_token_id", eos_id),
         logits_bias=architecture != "M2M100ForConditionalGeneration",
         **options,
+    )
+
+
+def read_classifier_config(architecture: str, fields: Fields) -> TransformerConfig:
+    """Returns the configuration for the fields of a folder with one of `CLASSIFIERS`."""
+    return dataclasses.replace(
+        read_config(CLASSIFIERS[architecture], fields),
+        logits_bias=False,
+        labels=fields.labels(),
+        head_dropout_rate=float(fields.get("classifier_dropout", 0.0)),
+        problem_type=fields.optional("problem_type", str),
     )
 
 
@@ -146,11 +159,11 @@ def as_marian(model: Transformer) -> Transformer:
         return model
     graphdef, state = nnx.split(with_zeros(model, config))
     if model.config.interleaved_sinusoids:
-        order = (
-            np.arange(config.d_model).reshape(-1, 2).T.reshape(-1)
-        )  # even features, sines, then odd features, cosines
+        # First the even features, sines, then the odd features, cosines.
+        order = np.arange(config.d_model).reshape(-1, 2).T.reshape(-1)
 
         def reorder(path: Any, leaf: jax.Array) -> jax.Array:
+            """Permutes the features of the residual in a parameter; returns one without such an axis unchanged."""
             name = path_name(path)
             axes = (axis for end, axis in _RESIDUAL_AXES.items() if re.search(f"(^|/)({end})$", name))
             axis = next(axes, None)
@@ -170,14 +183,15 @@ def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]
     required = {"pre_norm": False, "learned_positions": 0, "first_position": 0, "embedding_norm": False}
     required |= {"sinusoids_reach_base": False, "layer_norm_epsilon": 1e-5}
     differing = [f"{name}={value}" for name, value in required.items() if getattr(c, name) != value]
-    differing += [
-        f"{k}=d_model/num_heads" for k in ("d_k", "d_v") if getattr(c, k) not in (None, c.d_model / c.num_heads)
-    ]
+    for name in ("d_k", "d_v"):
+        if getattr(c, name) not in (None, c.d_model / c.num_heads):
+            differing.append(f"{name}=d_model/num_heads")
     differing += ["is_tied=True"] if not c.is_tied and c.source_vocab_size is None else []
     if differing and is_marian:
         raise ValueError(
             f"a Hugging Face MarianMTModel has {', '.join(differing)}; TransformerConfig.marian() is like this"
         )
+    # Fields of both sides, such as "encoder_layers".
     side_fields = {
         f"{side}_{name}": value
         for side, num_layers in (("encoder", c.num_layers), ("decoder", c.num_decoder_layers or c.num_layers))
@@ -212,8 +226,23 @@ def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]
     }
 
 
+def write_classifier_config(architecture: str, config: TransformerConfig) -> dict[str, Any]:
+    """Returns the fields of config.json for one of `CLASSIFIERS`."""
+    own = {"architectures": [architecture], "classifier_dropout": config.head_dropout_rate}
+    own |= {"problem_type": config.problem_type, **label_fields(config.labels)}
+    return {**write_config(CLASSIFIERS[architecture], config), **own}
+
+
+def classifier_rows(config: TransformerConfig) -> list[Row]:
+    """Returns the table of names of a classifier."""
+    body = rows(dataclasses.replace(config, logits_bias=False))
+    body = [dataclasses.replace(row, path=f"transformer/{row.path}") for row in body]
+    head = "classification_head"
+    return [*body, *dense("dense", f"{head}.dense"), *dense("classifier", f"{head}.out_proj")]
+
+
 def rows(config: TransformerConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     result = [table("embedding/table", "model.shared.weight")]
     if config.source_vocab_size is not None:
         result = [
@@ -239,10 +268,10 @@ def layer_rows() -> list[Row]:
     attentions = {"encoder": {"self": "self_attn"}, "decoder": {"self": "self_attn", "cross": "encoder_attn"}}
     result: list[Row] = []
     for side, kinds in attentions.items():
-        ours, theirs = f"{side}_layers", f"model.{side}.layers.{{}}"
+        path, tensor = f"{side}_layers", f"model.{side}.layers.{{}}"
         for kind, name in kinds.items():
-            result += projections(f"{ours}/{kind}_attention", f"{theirs}.{name}", *names)
-            result += norm(f"{ours}/{kind}_attention_residual/norm", f"{theirs}.{name}_layer_norm")
-        result += feed_forward(f"{ours}/feed_forward", f"{theirs}.fc1", f"{theirs}.fc2")
-        result += norm(f"{ours}/feed_forward_residual/norm", f"{theirs}.final_layer_norm")
+            result += projections(f"{path}/{kind}_attention", f"{tensor}.{name}", *names)
+            result += norm(f"{path}/{kind}_attention_residual/norm", f"{tensor}.{name}_layer_norm")
+        result += feed_forward(f"{path}/feed_forward", f"{tensor}.fc1", f"{tensor}.fc2")
+        result += norm(f"{path}/feed_forward_residual/norm", f"{tensor}.final_layer_norm")
     return result
