@@ -151,7 +151,8 @@ print(f"at {lengths[-1]:,} tokens:", ", ".join(f"{name} {values[-1]:,.0f} MiB" f
 # Two lessons. *Memory is not work*: `chunked_attention` gives the numbers of dense attention, to rounding, and
 # never has the array of all pairs; so do the kernels that `dot_product_attention` calls on TPUs and GPUs. Where
 # memory is all that hurts, nothing has to be given up. And *less work is not less time*: sorting, gathering and
-# small blocks are dear, so below one or two thousand tokens dense attention is the fastest of nearly all.
+# small blocks cost time too. So look in the right panel where each curve crosses that of dense attention. On two cores
+# linear, window, FAVOR+ and BigBird were faster from 512 tokens on; a GPU or TPU may say otherwise.
 #
 # ## 2. A task that needs a long look back
 #
@@ -217,7 +218,9 @@ print(f"{'by guessing':<14} {100 / SYMBOLS:6.2f} %")
 # %% [markdown]
 # A window of 16 positions cannot see 31 back, and neither can a local block: however long they train, they guess. A
 # window of 40 does as dense attention does. LSH finds the symbol without being told where. FAVOR+ and linear
-# attention see all positions at once through a narrow channel, and still single out one of 64: they lose nothing here.
+# attention see all positions at once through a narrow channel, and still single out one of 64: they lose nothing here,
+# because training shaped their queries and keys for that channel. Section 5 asks another thing: how well FAVOR+
+# imitates dense attention with queries and keys that were not made for it.
 #
 # ## 3. What they looked at
 #
@@ -285,8 +288,10 @@ plt.show()
 
 # %% [markdown]
 # Four times the features halve the error, as for any mean of random numbers. But the number that is needed grows
-# exponentially with the squared length of queries and keys. Soft, spread-out attention is cheap; one that points at
-# a single token, as our task wants, is exactly what random features do worst.
+# exponentially with the squared length of queries and keys. Soft, spread-out attention is cheap to imitate, one that
+# points at a single token is not. That does not contradict section 2: there the model was trained with its features,
+# and found queries and keys that point at one token in spite of them. A model trained with dense attention cannot
+# simply be read with FAVOR+.
 #
 # ## 6. Layers that do not all look far
 #
@@ -405,8 +410,15 @@ for num_layers in (2, 8, 32):
 # * A stream without an end: a memory, as in Transformer-XL.
 # * Memory, not time, is what is short: `remat`, reversible layers, sequences divided over devices (`ring`).
 #
-# Things to try here: `num_steps` of 1,000 for FAVOR+ and linear attention, `num_features=256`, `LENGTH = 128` with
-# the same window, `chunk_size=4` for LSH, more segments of memory than a line needs.
+# Things to try here: `num_features=4` for FAVOR+, `LENGTH = 128` with the same window, `chunk_size=4` for LSH, more
+# segments of memory than a line needs.
+#
+# <details><summary>Answer for LENGTH = 128</summary>
+#
+# The symbol is then 63 positions back, so the window of 40 guesses too: reach has to grow with the text, as that of
+# dense attention, LSH, FAVOR+ and linear attention does by itself.
+#
+# </details>
 #
 # The same on the command line, for any model and any task:
 #

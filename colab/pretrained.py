@@ -482,6 +482,9 @@ for text, answer in zip(TEXTS, load(RUNS / "classifier").predict(TEXTS), strict=
     print(f"{answer['label']:<16} {answer['probability']:4.0%}  {text}")
 
 # %% [markdown]
+# Are both right? Read the texts and judge for yourself: a probability says how sure the model is, not that it is
+# right. How often it is wrong the held-out sentences told, and it may well be wrong with one of these two.
+#
 # ### Tag
 #
 # Now a label for each word: which words name a person, an animal, a place, a thing, a time? `B-` begins such a name,

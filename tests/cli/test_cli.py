@@ -276,7 +276,9 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert str(picture) in capfd.readouterr().out
     assert main([*arguments, f"--html={page}"]) == 0
-    assert '"keys": ["w1", "w2", "</s>"]' in page.read_text().replace("\\u003c", "<")
+    text = page.read_text().replace("\\u003c", "<")
+    assert '"source": ["w1", "w2", "</s>"]' in text
+    assert re.search(rf'"title": "Attention: Transformer in {re.escape(str(workdir))}, step \d+"', text)
     assert str(page) in capfd.readouterr().out
 
 

@@ -15,6 +15,7 @@ from tfx_jax.errors import UserError, printable
 from tfx_jax.tasks.events import EventClassificationTask
 from tfx_jax.tasks.vision.captioning import CaptioningTask
 from tfx_jax.tasks.vision.image_classification import ImageClassificationTask
+from tfx_jax.training.checkpoint.checkpoints import best_or_latest_step
 from tfx_jax.training.reporting.attention_plot import save_attention, save_figure
 from tfx_jax.training.reporting.image_plot import plot_maps
 
@@ -79,9 +80,16 @@ def _attend_to_sentence(arguments: argparse.Namespace) -> int:
         save_attention(arguments.output, maps, source, target, target_inputs=target_inputs)
         print(f"drew {len(maps)} attention maps in {arguments.output}")
     if arguments.html is not None:
-        AttentionView(maps, source, target, target_inputs=target_inputs).save(arguments.html)
+        title = f"Attention: {type(task.model_config).__name__.removesuffix('Config')} in {_checkpoint(arguments)}"
+        AttentionView(maps, source, target, target_inputs=target_inputs, title=title).save(arguments.html)
         print(f"wrote {len(maps)} attention maps to {arguments.html}")
     return 0
+
+
+def _checkpoint(arguments: argparse.Namespace) -> str:
+    """Names the workdir and the checkpoint that the flags chose."""
+    step = best_or_latest_step(arguments.workdir) if arguments.step is None else arguments.step
+    return f"{arguments.workdir}, " + (f"step {step}" if isinstance(step, int) else f"checkpoint {step}")
 
 
 def _attend_to_image(arguments: argparse.Namespace) -> int:

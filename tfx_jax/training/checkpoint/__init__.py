@@ -8,6 +8,7 @@ from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
 from tfx_jax.training.checkpoint.checkpoints import (
     Checkpoints,
     average_checkpoints,
+    best_or_latest_step,
     load_best_params,
     load_params,
     saved_checksums,
@@ -17,6 +18,7 @@ __all__ = [
     "Checkpoints",
     "WorkdirArtifacts",
     "average_checkpoints",
+    "best_or_latest_step",
     "load_best_params",
     "load_params",
     "saved_checksums",

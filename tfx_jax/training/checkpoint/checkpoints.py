@@ -374,9 +374,13 @@ def load_params(workdir: epath.PathLike, step: int | str | None = None, *, allow
 
 def load_best_params(workdir: epath.PathLike, *, allow_nonfinite: bool = False) -> Params:
     """Returns the parameters with the best validation score or, if nothing has been evaluated, the newest."""
+    return load_params(workdir, best_or_latest_step(workdir), allow_nonfinite=allow_nonfinite)
+
+
+def best_or_latest_step(workdir: epath.PathLike) -> int:
+    """Returns the step of the checkpoint that `load_best_params` loads."""
     with _open(workdir) as checkpointer:
-        step = "best" if _scores(checkpointer) else None
-    return load_params(workdir, step, allow_nonfinite=allow_nonfinite)
+        return _best_step(checkpointer) if _scores(checkpointer) else complete_steps(checkpointer)[-1]
 
 
 def saved_checksums(workdir: epath.PathLike, step: int) -> dict[str, str]:
