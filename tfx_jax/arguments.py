@@ -15,7 +15,7 @@ _on_use: contextvars.ContextVar[Callable[["Parser"], None] | None] = contextvars
 
 @contextlib.contextmanager
 def calls_on_use(function: Callable[["Parser"], None]) -> Iterator[None]:
-    """Within it, every parser calls `function` with itself before it parses arguments or prints its help."""
+    """Makes every parser call `function` with itself before it parses arguments or prints its help, in the block."""
     token = _on_use.set(function)
     try:
         yield

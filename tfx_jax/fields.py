@@ -67,7 +67,9 @@ def check_fields(config: Any, name: str = "config") -> None:
         if is_dataclass or value is None:
             continue
         most = metadata.get("at_most", _LARGEST)
-        if isinstance(value, int if "at_most" not in metadata else (int, float)) and value > most:
+        # Without a declared limit, only integers are limited, because they are int32 on devices.
+        is_limited = isinstance(value, (int, float) if "at_most" in metadata else int)
+        if is_limited and value > most:
             raise UserError(f"{path} must be at most {most}, got {_shown(value)}")
         _check_integers(path, value, max(most, _LARGEST))
         if "at_least" in metadata and not value >= metadata["at_least"]:
@@ -153,13 +155,11 @@ class _Documentation:
 def meanings(kind: type) -> dict[str, str]:
     """Returns the meaning of each field of a dataclass: its help text or source comment, and its allowed values."""
     comments = _comments(kind)
-    texts = {name: field.metadata.get("help") or comments.get(name, "").rstrip(".") for name, field in _fields(kind)}
-    return {name: "; ".join(filter(None, (texts[name], _allowed(field.metadata)))) for name, field in _fields(kind)}
-
-
-def _fields(kind: type) -> list[tuple[str, Any]]:
-    """Returns pairs (name, field) of a dataclass."""
-    return [(field.name, field) for field in dataclasses.fields(kind)]
+    result: dict[str, str] = {}
+    for field in dataclasses.fields(kind):
+        text = field.metadata.get("help") or comments.get(field.name, "").rstrip(".")
+        result[field.name] = "; ".join(part for part in (text, _allowed(field.metadata)) if part)
+    return result
 
 
 def _allowed(metadata: Any) -> str:
@@ -184,7 +184,7 @@ def _comments(kind: type) -> dict[str, str]:
             source = textwrap.dedent(inspect.getsource(base))
         except (OSError, TypeError):  # defined in a notebook or at run time
             continue
-        comments = {
+        comments = {  # by line number
             token.start[0]: token.string.lstrip("# ")
             for token in tokenize.generate_tokens(io.StringIO(source).readline)
             if token.type == tokenize.COMMENT

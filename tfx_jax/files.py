@@ -143,7 +143,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(
             "the JSON is nested deeper than Python can read, some thousand levels: write it with fewer"
         ) from None
-    if re.search(r"\\u[dD][89a-fA-F]", text):
+    if re.search(r"\\u[dD][89a-fA-F]", text):  # an escape of a surrogate, such as "\ud83d"
         try:
             json.dumps(values, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:

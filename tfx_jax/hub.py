@@ -93,8 +93,9 @@ def _download_dataset(name: str, revision: str | None, pattern: str) -> list[str
             f"the data set {name} cannot be downloaded ({printable(str(error).partition(chr(10))[0], 160)}): download "
             "it on a machine with network access and name its files"
         ) from None
+    # The folder may also have files of earlier downloads.
     files = sorted(str(path) for path in folder.rglob("*") if path.is_file())
-    matching = [file for file in files if fnmatch.fnmatchcase(file[len(str(folder)) + 1 :], pattern)]
+    matching = [file for file in files if fnmatch.fnmatchcase(str(pathlib.Path(file).relative_to(folder)), pattern)]
     if not matching:
         raise UserError(
             f"the data set {name} has no file {pattern}: see https://huggingface.co/datasets/{name}/tree/main"

@@ -87,7 +87,7 @@ class _Subject:
             return self._function(query, key, value, **arrays, **static)
 
         inputs = jax.tree.map(jnp.asarray, (query, key, value, arrays))
-        return (jax.jit(call) if is_jitted else call)(*inputs)
+        return jax.jit(call)(*inputs) if is_jitted else call(*inputs)
 
 
 _CASES: dict[str, Callable[[_Subject], str | None]] = {}
@@ -132,7 +132,7 @@ def check_attention(attention_fn: AttentionFunction, *, cases: Iterable[str] | N
 
 
 def _outcome(name: str, subject: _Subject) -> Check:
-    """Runs one case."""
+    """Runs one case and returns its outcome."""
     try:
         return Check(name, "passed", _CASES[name](subject) or "")
     except _UnsupportedError as error:
@@ -160,8 +160,8 @@ def summarize(checks: Iterable[Check]) -> str:
 def _formula(query: Any, key: Any, value: Any, **options: Any) -> np.ndarray:
     """Computes the output in float64; a query that sees no key gets zeros."""
     weights = _weights(query, key, **options)
-    groups = query.shape[2] // value.shape[2]
-    return np.einsum("bnts,bsnu->btnu", weights, np.repeat(np.asarray(value, np.float64), groups, axis=2))
+    group_size = query.shape[2] // value.shape[2]  # query heads that share a value head
+    return np.einsum("bnts,bsnu->btnu", weights, np.repeat(np.asarray(value, np.float64), group_size, axis=2))
 
 
 def _weights(
@@ -209,6 +209,7 @@ def _gradients(query: Any, key: Any, value: Any, cotangent: Any, **options: Any)
     weights = _weights(query, key, **options)
     query, key, value, cotangent = (np.asarray(array, np.float64) for array in (query, key, value, cotangent))
     weight_gradients = np.einsum("btnu,bsnu->bnts", cotangent, value)
+    # The derivative of the softmax.
     logit_gradients = weights * (weight_gradients - (weights * weight_gradients).sum(axis=-1, keepdims=True))
     return (
         scale * np.einsum("bnts,bsnh->btnh", logit_gradients, key),

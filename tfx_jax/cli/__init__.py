@@ -93,10 +93,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = None
         return 141
     except Exception as error:
-        line = None if os.environ.get("TFX_JAX_TRACEBACK", "0") not in ("", "0") else _line(error)
+        wants_traceback = os.environ.get("TFX_JAX_TRACEBACK", "0") not in ("", "0")
+        line = None if wants_traceback else _line(error)  # None: the error is raised with its traceback
         if isinstance(error, OSError) and not _can_flush_output():
             sys.stdout = None  # Python would report the error again when it flushes at exit
-            line = line and f"cannot write to standard output: {error.strerror or one_line(error)}"
+            if line is not None:  # None: the traceback was asked for
+                line = f"cannot write to standard output: {error.strerror or one_line(error)}"
         if argv is None:
             _end_within(5, status=1 if line is None else 2)
         if line is None:

@@ -48,8 +48,8 @@ def run(argv: Sequence[str]) -> int:
         help="split that --row, or --image with a number, refers to; %(default)s by default",
     )
     arguments = parser.parse_args(argv)
-    given = [value for value in (arguments.source, arguments.image, arguments.row) if value is not None]
-    if len(given) != 1:
+    inputs = [value for value in (arguments.source, arguments.image, arguments.row) if value is not None]
+    if len(inputs) != 1:
         raise UserError(
             "attend needs exactly one of --source=TEXT (text), --image=FILE (images) and --row=NUMBER (events)"
         )

@@ -113,6 +113,7 @@ def _line(name: str, value: Any) -> tuple[str, str]:
 
 
 def _add_common_options(parser: Parser, steps: int) -> None:
+    """Adds --steps, which is `steps` by default, and --dtype."""
     parser.add_argument(
         "--steps", type=at_least_one, default=steps, help="number of timed steps; %(default)s by default"
     )
@@ -125,6 +126,7 @@ def _add_common_options(parser: Parser, steps: int) -> None:
 
 
 def _add_model_options(parser: Parser, steps: int) -> None:
+    """Adds the flags of `bench train` and `bench decode`; `steps` is the default of --steps."""
     parser.add_argument(
         "--model", choices=tuple(workloads.MODELS), default="tiny", help="size of the model; %(default)s by default"
     )
@@ -145,18 +147,21 @@ def _measured(workload: Workload, options: Options, **settings: Any) -> dict[str
 
 
 def _train(options: Options) -> dict[str, Any]:
+    """Measures `bench train`."""
     model, batch, length = options.model, options.batch, options.length
     workload = workloads.training_workload(workloads.MODELS[model](dtype=options.dtype), batch=batch, length=length)
     return _measured(workload, options, model=model, batch=batch, length=length)
 
 
 def _add_step_options(parser: Parser) -> None:
+    """Adds the flags of `bench step`."""
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
     parser.add_argument("--steps", type=at_least_one, default=10, help="number of timed steps; %(default)s by default")
     parser.epilog = OVERRIDES_HELP
 
 
 def _step(options: Options) -> dict[str, Any]:
+    """Measures `bench step`, and adds the time and memory that the plan predicts."""
     config = load_config_file(options.config, options.overrides)
     workload, plan = workloads.planned_training_workload(config)
     predicted = {
@@ -169,6 +174,7 @@ def _step(options: Options) -> dict[str, Any]:
 
 
 def _add_decode_options(parser: Parser) -> None:
+    """Adds the flags of `bench decode`."""
     _add_model_options(parser, steps=5)
     parser.add_argument(
         "--beam", type=at_least_one, default=4, help="beam width (hypotheses per sentence); %(default)s by default"
@@ -180,6 +186,7 @@ def _add_decode_options(parser: Parser) -> None:
 
 
 def _decode(options: Options) -> dict[str, Any]:
+    """Measures `bench decode`."""
     sizes = {"batch": options.batch, "source_length": options.source_length, "length": options.length}
     model = workloads.MODELS[options.model](dtype=options.dtype)
     workload = workloads.decoding_workload(model, beam_size=options.beam, int8=options.int8, **sizes)
@@ -187,6 +194,7 @@ def _decode(options: Options) -> dict[str, Any]:
 
 
 def _add_attention_options(parser: Parser) -> None:
+    """Adds the flags of `bench attention`."""
     parser.add_argument(
         "--function",
         required=True,
@@ -209,6 +217,7 @@ def _add_attention_options(parser: Parser) -> None:
 
 
 def _attention(options: Options) -> dict[str, Any]:
+    """Measures `bench attention`."""
     sizes = {"batch": options.batch, "length": options.length}
     workload = workloads.attention_workload(
         options.function,
@@ -224,6 +233,7 @@ def _attention(options: Options) -> dict[str, Any]:
 
 
 def _add_data_options(parser: Parser) -> None:
+    """Adds the flags of `bench data`."""
     parser.add_argument("--config", required=True, help=CONFIG_HELP)
     parser.add_argument(
         "--workdir",
@@ -236,6 +246,7 @@ def _add_data_options(parser: Parser) -> None:
 
 
 def _data(options: Options) -> dict[str, Any]:
+    """Measures `bench data`, with a tokenizer in a temporary folder unless --workdir names a run."""
     config = load_config_file(options.config, options.overrides)
     with contextlib.ExitStack() as stack:
         workdir = options.workdir or stack.enter_context(tempfile.TemporaryDirectory())

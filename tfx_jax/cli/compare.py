@@ -45,15 +45,18 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _shown(value: Any) -> str:
-    return "-" if value is _MISSING else '""' if value == "" else str(value)
+    """Returns the cell of a field's value: "-" if the configuration lacks the field."""
+    if value is _MISSING:
+        return "-"
+    return '""' if value == "" else str(value)
 
 
 def _results(histories: Mapping[str, History]) -> list[tuple[str, ...]]:
     """Returns the rows of the results: last step, and last value and range of each loss and metric."""
-    points = [history.points for history in histories.values()]
-    rows = [("last step", *(f"{max((point.step for point in one), default=0):,}" for one in points))]
+    last_steps = [max((point.step for point in history.points), default=0) for history in histories.values()]
+    rows = [("last step", *(f"{step:,}" for step in last_steps))]
     for tag in compared_tags(histories):
-        curves = [history.curve(tag)[1] for history in histories.values()]
+        curves = [history.curve(tag)[1] for history in histories.values()]  # values of each run
         rows.append((f"{tag}, last", *(f"{curve[-1]:.4g}" if curve.size else "" for curve in curves)))
         rows.append((f"{tag}, range", *(_range(curve) for curve in curves)))
     return rows

@@ -23,15 +23,15 @@ def run(argv: Sequence[str]) -> int:
     )
     parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="shell that reads the script")
     shell = parser.parse_args(argv).shell
-    whole = argparse.ArgumentParser("tfx-jax")
-    verbs = whole.add_subparsers()
+    command_parser = argparse.ArgumentParser("tfx-jax")
+    verbs = command_parser.add_subparsers()
     for verb, summary in VERBS.items():
         # The parent brings its own --help.
-        part = verbs.add_parser(verb, help=summary, parents=[parser_of(verb, "--help")], add_help=False)
-        for action in part._actions:
+        verb_parser = verbs.add_parser(verb, help=summary, parents=[parser_of(verb, "--help")], add_help=False)
+        for action in verb_parser._actions:
             if "--config" in action.option_strings:
                 action.choices = [*experiment_files()]
             elif {"--workdir", "--data-dir"} & set(action.option_strings):
                 action.complete = shtab.DIRECTORY  # pyright: ignore[reportAttributeAccessIssue]
-    print(shtab.complete(whole, shell))
+    print(shtab.complete(command_parser, shell))
     return 0

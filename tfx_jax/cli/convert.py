@@ -84,6 +84,7 @@ def run(argv: Sequence[str]) -> int:
         _check_output(source, output, allowed=arguments.overwrite)
         source_fields = _config(source)
         model = hf.load(arguments.model, allow_nonfinite=arguments.allow_nonfinite, on_read=progress.update)
+        # Names that begin with "_" are private fields of transformers, such as "_name_or_path".
         fields = {
             name: value for name, value in source_fields.items() if not (name in _DROPPED or name.startswith("_"))
         }
@@ -152,6 +153,7 @@ def _write_adapter(arguments: argparse.Namespace) -> int:
 def _save(
     model: Any, output: pathlib.Path, fields: dict[str, Any], options: dict[str, Any], progress: Progress
 ) -> None:
+    """Writes config.json, with additional `fields`, and the weights; `options` are further arguments of `hf.save`."""
     progress.stage(f"writing {output}")
     try:
         hf.save(model, output, fields=fields, **options)
@@ -168,11 +170,11 @@ def _check_output(source: pathlib.Path | None, output: pathlib.Path, *, allowed:
         raise UserError(f"--output={output} is a file: name a folder")
     if source is not None and source.exists() and output.samefile(source):
         raise UserError(f"--output={output} is the folder that --model reads: name another folder")
-    existing = next(
-        (path.name for name in ("config.json", *_COPIED, *_WEIGHTS) for path in sorted(output.glob(name))), None
-    )
-    if existing and not allowed:
-        raise UserError(f"--output={output} already contains {existing}: name another folder, or add --overwrite")
+    if allowed:
+        return
+    for pattern in ("config.json", *_COPIED, *_WEIGHTS):
+        for path in sorted(output.glob(pattern)):
+            raise UserError(f"--output={output} already contains {path.name}: name another folder, or add --overwrite")
 
 
 def _copy(source: pathlib.Path | epath.Path, output: pathlib.Path) -> list[str]:
@@ -208,11 +210,11 @@ def _remove_parts(output: pathlib.Path) -> None:
 
 def _left_out(source: pathlib.Path, output: pathlib.Path, family: hf.Family) -> list[str]:
     """Returns the current names of the source's tensors that were not written because the model does not use them."""
-    old, new = (
-        {name.removeprefix(family.prefix) for name in Tensors(folder, family.renamed).shapes}
-        for folder in (source, output)
-    )
-    return sorted(old - new)
+
+    def tensor_names(folder: pathlib.Path) -> set[str]:
+        return {name.removeprefix(family.prefix) for name in Tensors(folder, family.renamed).shapes}
+
+    return sorted(tensor_names(source) - tensor_names(output))
 
 
 def _verify(model: Any, output: pathlib.Path, dtype: str) -> None:
@@ -226,11 +228,12 @@ def _verify(model: Any, output: pathlib.Path, dtype: str) -> None:
     # Non-finite parameters were rejected or allowed before writing.
     read_back = hf.load(output, allow_nonfinite=True, on_read=progress.update)
     progress.clear()
-    pairs = zip(*(jax.tree.leaves(nnx.state(one, nnx.Param)) for one in (model, read_back)), strict=True)
+    written_params = jax.tree.leaves(nnx.state(model, nnx.Param))
+    read_params = jax.tree.leaves(nnx.state(read_back, nnx.Param))
     stored_dtype = jax.numpy.dtype(dtype)
     is_equal = all(
-        np.array_equal(np.asarray(ours).astype(stored_dtype), np.asarray(read).astype(stored_dtype), equal_nan=True)
-        for ours, read in pairs
+        np.array_equal(np.asarray(written).astype(stored_dtype), np.asarray(read).astype(stored_dtype), equal_nan=True)
+        for written, read in zip(written_params, read_params, strict=True)
     )
     # Compares the fields of config.json: it has no initializers and does not say whether d_ff was given or 4 * d_model.
     write_fields = hf.FAMILIES[_config(output)["architectures"][0]].write_config

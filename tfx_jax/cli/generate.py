@@ -145,6 +145,7 @@ def run(argv: Sequence[str]) -> int:
     unwritten = ""  # the prompt, which is written with the first part of its continuation: an error may come before
 
     def write(text: str) -> None:
+        """Prints a part of the generated text, after the prompt if that is not printed yet."""
         nonlocal unwritten
         sys.stdout.write(shown(unwritten + text))
         sys.stdout.flush()
@@ -261,6 +262,6 @@ def _search(arguments: argparse.Namespace) -> Search:
 
 def _on_one_line(text: str) -> str:
     """Escapes line breaks and, only in a text that has some, backslashes."""
-    return (
-        text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n") if "\n" in text or "\r" in text else text
-    )
+    if "\n" not in text and "\r" not in text:
+        return text
+    return text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")

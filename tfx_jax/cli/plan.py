@@ -89,10 +89,10 @@ def find_faster(
 
     Nothing is compiled without a prediction, such as for CPUs and GPUs.
     """
-    seconds, mfu, changed = plan.predicted_step_seconds, plan.predicted_mfu, faster_settings(config)
-    if seconds is None or mfu is None or plan.is_bound or mfu >= _GOOD_MFU or changed is None:
+    seconds, mfu, settings = plan.predicted_step_seconds, plan.predicted_mfu, faster_settings(config)
+    if seconds is None or mfu is None or plan.is_bound or mfu >= _GOOD_MFU or settings is None:
         return None
-    flags, faster_config = changed
+    flags, faster_config = settings
     if progress is not None:
         progress.stage(f"compiling with {flags}")
     try:
@@ -289,6 +289,7 @@ def _cost(plan: Plan, config: ExperimentConfig, price: float | None) -> dict[str
 
 
 def _price(text: str) -> float:
+    """Parses the value of --price."""
     try:
         price = float(text)
     except ValueError:

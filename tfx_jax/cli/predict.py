@@ -68,7 +68,8 @@ def run(argv: Sequence[str]) -> int:
         predictions = predictor.predict(rows)
         if arguments.json:
             return [json.dumps(prediction, ensure_ascii=False) for prediction in predictions]
-        return [(_as_conll if arguments.conll else _as_line)(prediction) for prediction in predictions]
+        as_text = _as_conll if arguments.conll else _as_line
+        return [as_text(prediction) for prediction in predictions]
 
     def write(inputs: list[str], name: str) -> None:
         """Writes the outputs of inputs; those before a bad one first."""

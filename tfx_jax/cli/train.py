@@ -113,12 +113,13 @@ def _read_fields(path: epath.Path, overrides: Sequence[str]) -> ExperimentConfig
     if config is not None:
         return override(config, overrides)
     experiment = str(values.pop("experiment"))
-    in_file = list(_flags(values))
+    file_overrides = list(_flags(values))
     try:  # together: a validation file of one belongs to a training file of the other
-        return override(_call_get_config(experiment), [*in_file, *overrides])
+        return override(_call_get_config(experiment), [*file_overrides, *overrides])
     except UserError:
+        # If the fields of the file alone are wrong, name the file in the message.
         try:
-            override(_call_get_config(experiment), in_file)
+            override(_call_get_config(experiment), file_overrides)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
         raise
@@ -130,7 +131,8 @@ def _flags(values: Mapping[str, Any], prefix: str = "--config.") -> Iterator[str
         if isinstance(value, Mapping):
             yield from _flags(cast(Mapping[str, Any], value), f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}={tuple(cast(list[Any], value)) if isinstance(value, list) else value}"
+            value = tuple(cast(list[Any], value)) if isinstance(value, list) else value  # fields have tuples
+            yield f"{prefix}{name}={value}"
 
 
 def _call_get_config(config: str) -> ExperimentConfig:

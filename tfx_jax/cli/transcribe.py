@@ -54,9 +54,10 @@ def _with_whisper(arguments: argparse.Namespace) -> int:
         try:
             samples = read_wav_file(file, WHISPER_SAMPLE_RATE) / np.float32(32_768)
             if len(samples) > transcriber.max_samples:
-                seconds, most = len(samples) / WHISPER_SAMPLE_RATE, transcriber.max_samples / WHISPER_SAMPLE_RATE
+                seconds = len(samples) / WHISPER_SAMPLE_RATE
+                max_seconds = transcriber.max_samples / WHISPER_SAMPLE_RATE
                 raise UserError(
-                    f"{file} lasts {seconds:.1f} seconds, but the model reads at most {most:.1f}: cut the file"
+                    f"{file} lasts {seconds:.1f} seconds, but the model reads at most {max_seconds:.1f}: cut the file"
                 )
             text = transcriber(samples, language=arguments.language, task=arguments.task or "transcribe")
         except UserError as error:

@@ -54,13 +54,13 @@ def run(argv: Sequence[str]) -> int:
         if not arguments.json:
             return translator(params, lines)
         translations = cast(Any, translator).translate_ids(params, lines)
-        filled = [index for index, ids in enumerate(translations) if ids]
-        described = cast(TranslationTask, run.task).explain(
-            run.trained(params), [lines[index] for index in filled], [translations[index] for index in filled]
+        not_blank = [index for index, ids in enumerate(translations) if ids]
+        descriptions = cast(TranslationTask, run.task).explain(
+            run.trained(params), [lines[index] for index in not_blank], [translations[index] for index in not_blank]
         )
         outputs = [{"translation": ""}] * len(lines)
-        for index, one in zip(filled, described, strict=True):
-            outputs[index] = one
+        for index, description in zip(not_blank, descriptions, strict=True):
+            outputs[index] = description
         return [json.dumps(output, ensure_ascii=False) for output in outputs]
 
     while lines := reader.take(_LINES_AT_A_TIME):

@@ -88,16 +88,22 @@ def whisper_features(samples: Float[Array, "B samples"], *, num_bands: int = 80)
     padded = jnp.pad(samples.astype(jnp.float32), ((0, 0), (window // 2, window // 2)), mode="reflect")
     power = _powers(padded, samples.shape[1] // hop, window, hop, window)
     energies = power @ mel_filters(num_bands, window, WHISPER_SAMPLE_RATE, scale="slaney").T
-    x = jnp.log10(jnp.maximum(energies, 1e-10))
-    return (jnp.maximum(x, x.max(axis=(1, 2), keepdims=True) - 8) + 4) / 4
+    log_energies = jnp.log10(jnp.maximum(energies, 1e-10))
+    smallest = log_energies.max(axis=(1, 2), keepdims=True) - 8
+    return (jnp.maximum(log_energies, smallest) + 4) / 4
 
 
 def _powers(padded: Array, num_frames: int, window: int, hop: int, size: int) -> Float[Array, "B T bins"]:
-    """Returns the squared spectra of frames that start every `hop` samples, windowed and zero-padded to `size`."""
+    """Returns the power spectra of frames that start every `hop` samples, windowed and zero-padded to `size`.
+
+    `padded` are the samples, [B, samples], long enough for all frames; a frame has `window` samples, and a spectrum
+    size / 2 + 1 bins.
+    """
     # Frames are concatenated from pieces of one hop: slices are faster than a gather by indices.
     num_pieces = -(-window // hop)  # of a frame, rounded up
     pieces = jnp.pad(padded, ((0, 0), (0, -padded.shape[1] % hop))).reshape(padded.shape[0], -1, hop)
-    pieces = jnp.pad(pieces, ((0, 0), (0, max(0, num_frames + num_pieces - 1 - pieces.shape[1])), (0, 0)))
+    num_missing = max(0, num_frames + num_pieces - 1 - pieces.shape[1])
+    pieces = jnp.pad(pieces, ((0, 0), (0, num_missing), (0, 0)))
     frames = jnp.concatenate([pieces[:, start : start + num_frames] for start in range(num_pieces)], axis=2)
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)  # the Hann window
     frames = frames[:, :, :window] * hann.astype(np.float32)[None, None]
@@ -195,4 +201,5 @@ def _masked(rng: Array, count: int, longest: Int[Array, " B"], sizes: Int[Array,
     lengths = jax.random.randint(rng_lengths, shape, 0, longest[None] + 1)
     starts = jax.random.randint(rng_starts, shape, 0, jnp.maximum(sizes[None] - lengths, 0) + 1)
     positions = jnp.arange(length)[None, None]
-    return ((positions >= starts[..., None]) & (positions < (starts + lengths)[..., None])).any(axis=0)
+    is_from_start, is_before_end = positions >= starts[..., None], positions < (starts + lengths)[..., None]
+    return (is_from_start & is_before_end).any(axis=0)

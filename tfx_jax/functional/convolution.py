@@ -49,17 +49,19 @@ def short_convolution(
     if exists is None:
         taps = [x[:, start : start + length] for start in range(width)]
         return functools.reduce(jnp.add, map(jnp.multiply, taps, kernel)).astype(dtype)
-    before = _previous(exists)
+    previous = _previous(exists)
     ids = None if segment_ids is None else jnp.pad(segment_ids, ((0, 0), (width - 1, 0)))
+    # With padding, follow each token back to the token before it, once for each row of the kernel. `index` is where
+    # each position has arrived, and `counts` is whether there is a token of the same sequence.
     index = jnp.broadcast_to(jnp.arange(width - 1, width - 1 + length), (x.shape[0], length))
-    out, is_seen = 0, exists[:, width - 1 :]
+    out, counts = 0, exists[:, width - 1 :]
     for row in kernel[::-1]:
-        out = out + jnp.where(_expanded(is_seen, x), _at(x, index), 0) * row
-        index = jnp.take_along_axis(before, index, axis=1)
-        is_seen &= index >= 0
+        out = out + jnp.where(_expanded(counts, x), _at(x, index), 0) * row
+        index = jnp.take_along_axis(previous, index, axis=1)
+        counts &= index >= 0
         index = jnp.maximum(index, 0)
         if ids is not None:
-            is_seen &= jnp.take_along_axis(ids, index, axis=1) == ids[:, width - 1 :]
+            counts &= jnp.take_along_axis(ids, index, axis=1) == ids[:, width - 1 :]
     return jnp.asarray(out).astype(dtype)
 
 
@@ -86,15 +88,15 @@ def last_tokens(
     x, exists = _with_past(x, count + 1, past, token_mask)
     if exists is None or not count:
         return x[:, x.shape[1] - count :]
-    before = _previous(jnp.pad(exists, ((0, 0), (0, 1))))
-    indices = [before[:, -1:]]
+    previous = _previous(jnp.pad(exists, ((0, 0), (0, 1))))
+    indices = [previous[:, -1:]]  # of the last token; then of the one before it, and so on
     while len(indices) < count:
-        indices.append(jnp.take_along_axis(before, indices[-1], axis=1))
+        indices.append(jnp.take_along_axis(previous, indices[-1], axis=1))
     return _at(x, jnp.concatenate(indices[::-1], axis=1))
 
 
 def _is_token(token_mask: Array | None, segment_ids: Array | None) -> Array | None:
-    """Returns where there is neither kind of padding; None means everywhere."""
+    """Returns True for tokens that neither `token_mask` nor segment 0 marks as padding; None means all."""
     if segment_ids is None:
         return token_mask
     return segment_ids != 0 if token_mask is None else token_mask & (segment_ids != 0)
@@ -132,5 +134,5 @@ def _at(x: Float[Array, "B S *features"], index: Int[Array, "B T"]) -> Float[Arr
 
 
 def _expanded(x: Shaped[Array, "B T"], like: Array) -> Shaped[Array, "B T *ones"]:
-    """Appends axes of size 1."""
+    """Appends axes of size 1 until the rank is that of `like`."""
     return x.reshape(*x.shape, *(1,) * (like.ndim - 2))

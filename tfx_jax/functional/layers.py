@@ -68,8 +68,8 @@ def linear(
     dtype('float32')
     """
     if isinstance(kernel, LowRankSum):
-        y = linear(x, kernel.kernel, bias, num_axes=num_axes)
-        return y + linear(linear(x, kernel.a, num_axes=num_axes), kernel.b)
+        full_rank = linear(x, kernel.kernel, bias, num_axes=num_axes)
+        return full_rank + linear(linear(x, kernel.a, num_axes=num_axes), kernel.b)
     if x.dtype == kernel.dtype:
         y = _product(x, kernel, tuple(range(num_axes)), x.dtype)
         return y if bias is None else add_bias(y, bias)
@@ -92,7 +92,8 @@ def add_bias(x: Float[Array, "*batch_and_out"], bias: Float[Array, "*out"]) -> F
       [*batch, *out] in the dtype of `x`.
     """
     dtype = np.promote_types(x.dtype, bias.dtype)  # NumPy's rule: JAX's raises under strict promotion
-    return (x.astype(dtype) + bias.astype(dtype).reshape((1,) * (x.ndim - bias.ndim) + bias.shape)).astype(x.dtype)
+    shape = (1,) * (x.ndim - bias.ndim) + bias.shape
+    return (x.astype(dtype) + bias.astype(dtype).reshape(shape)).astype(x.dtype)
 
 
 def linear_logits(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
@@ -109,7 +110,10 @@ def linear_logits(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Fl
 
 
 def _product(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """Multiplies, summing over the last axes of `x` and the given first or last axes of `kernel`."""
+    """Multiplies, summing over the last axes of `x` and the given axes of `kernel`, its first or its last ones.
+
+    `dtype` is that of the result. With different dtypes the gradient of the kernel is computed in the kernel's dtype.
+    """
     if x.dtype == kernel.dtype:
         return _dot(x, kernel, axes, dtype)
     return _mixed_product(x, kernel, axes, jnp.dtype(dtype), kernel.dtype)
@@ -131,6 +135,7 @@ def _mixed_product(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeL
 def _forward(
     x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike, kernel_dtype: DTypeLike
 ) -> tuple[Array, tuple[Array, Array]]:
+    """Returns the product of `_mixed_product`, and its factors as the residuals of the backward pass."""
     del kernel_dtype
     cast_kernel = kernel.astype(x.dtype)
     return _dot(x, cast_kernel, axes, dtype), (x, cast_kernel)
@@ -139,12 +144,12 @@ def _forward(
 def _backward(
     axes: tuple[int, ...], dtype: DTypeLike, kernel_dtype: DTypeLike, residuals: tuple[Array, Array], gradient: Array
 ) -> tuple[Array, Array]:
-    """Returns the gradients of `x` and of the kernel."""
+    """Returns the gradients of `x` and of the kernel, the latter in `kernel_dtype`."""
     del dtype
     x, kernel = residuals
     gradient = gradient.astype(x.dtype)
     output_axes = tuple(axis for axis in range(kernel.ndim) if axis not in axes)
-    batch = tuple(range(x.ndim - len(axes)))
+    batch = tuple(range(x.ndim - len(axes)))  # summed over in the gradient of the kernel
     # The kernel's input axes come first (as in `linear`) or last (`linear_logits`), and so in its gradient.
     factors = (x, gradient) if axes[0] == 0 else (gradient, x)
     kernel_gradient = jax.lax.dot_general(*factors, ((batch, batch), ((), ())), preferred_element_type=kernel_dtype)
@@ -181,11 +186,11 @@ def layer_norm(
     dtype = np.promote_types(x.dtype, np.float32)  # NumPy's rule: JAX's raises under strict promotion
     centered = x.astype(dtype) - x.mean(axis=-1, keepdims=True, dtype=dtype)
     y = centered * jax.lax.rsqrt(jnp.square(centered).mean(axis=-1, keepdims=True) + epsilon)
-    trailing = (1,) * (x.ndim - 1) + (-1,)
+    last_axis = (1,) * (x.ndim - 1) + (-1,)  # shape [1, .., 1, D]
     if scale is not None:
-        y = y * scale.astype(dtype).reshape(trailing)
+        y = y * scale.astype(dtype).reshape(last_axis)
     if bias is not None:
-        y = y + bias.astype(dtype).reshape(trailing)
+        y = y + bias.astype(dtype).reshape(last_axis)
     return y.astype(x.dtype)
 
 
@@ -255,9 +260,9 @@ def feed_forward(
     >>> feed_forward(array([2.0]), array([[1.0, -1.0]]), array([[3.0], [5.0]])).tolist()
     [6.0]
     """
-    factors = None if gate is None else linear(x, gate, gate_bias)
+    gate_factors = None if gate is None else linear(x, gate, gate_bias)
     hidden = gated_units(
-        linear(x, up, up_bias), factors, activation_fn=activation_fn, gate_offset=gate_offset, limit=limit
+        linear(x, up, up_bias), gate_factors, activation_fn=activation_fn, gate_offset=gate_offset, limit=limit
     )
     return linear(dropout(hidden, dropout_rate, dropout_rng), down, down_bias)
 
@@ -382,13 +387,13 @@ def dropout(x: Float[Array, "*shape"], rate: float, rng: Array | None) -> Float[
 
 
 def num_kept_levels(rate: float) -> int | None:
-    """Returns how many of 65,536 equally likely hashes keep an element, at least one; None if all do."""
+    """Returns how many of 65,536 equally likely hashes keep an element at a dropout rate, at least 1; None if all."""
     num_kept = _LEVELS - round(rate * _LEVELS)
     return None if num_kept == _LEVELS else max(num_kept, 1)
 
 
 def hash_words(rng: Array) -> UInt32[Array, "2"]:
-    """Returns the two random words with which a key selects a hash function."""
+    """Returns the two random words with which a PRNG key selects a hash function."""
     return jax.random.bits(rng, (2,), jnp.uint32)
 
 

@@ -146,7 +146,7 @@ def top_k_routing(
 
 def dispatch(x: Float[Array, "T D"], routing: Routing, *, num_experts: int, capacity: int) -> Float[Array, "E C D"]:
     """Copies tokens into the buffers of their experts; places without a token are zero."""
-    copies = jnp.broadcast_to(x[:, None], (*routing.expert.shape, x.shape[1]))
+    copies = jnp.broadcast_to(x[:, None], (*routing.expert.shape, x.shape[1]))  # [T, A, D], one for each expert
     buffers = jnp.zeros((num_experts, capacity, x.shape[1]), x.dtype)
     # Each place has at most one token, so add equals set, and the gradient of add is a plain gather. Position C, past
     # the end, is dropped.
@@ -212,9 +212,11 @@ def mixture_of_experts(
         raise ValueError(f"num_groups={num_groups} does not divide the {num_tokens} tokens: use a divisor")
 
     def to_groups(tokens: Array, *sizes: int) -> Array:
-        return tokens.reshape(num_groups, -1, *sizes)  # [G, T, *sizes]
+        """Splits the flattened batch into groups, [G, T, *sizes]."""
+        return tokens.reshape(num_groups, -1, *sizes)
 
     def dispatch_group(x: Array, routing: Routing) -> Array:
+        """Copies the tokens of one group, [T, D], into the buffers of their experts, [E, C, D]."""
         return dispatch(x, routing, num_experts=num_experts, capacity=capacity)
 
     routing = jax.vmap(lambda logits, mask: routing_fn(logits, capacity, mask=mask))(
@@ -259,6 +261,7 @@ def router_z_loss(logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] 
 
 
 def _probabilities(logits: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]:
+    """Returns the softmax of the router's logits, in float32 at least."""
     return jax.nn.softmax(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1)
 
 
@@ -303,15 +306,17 @@ def _assign_places(
       capacity: C.
     """
     num_tokens, num_choices = expert.shape
+    # Transposed, so that all first choices come first: [A * T].
     choices, is_sent = expert.T.reshape(-1), sent.T.reshape(-1)
     arrivals = ((choices[:, None] == jnp.arange(num_experts)[None]) & is_sent[:, None]).astype(jnp.int32)
-    queue = jnp.cumsum(arrivals, axis=0)  # tokens sent to each expert so far, this one included
-    position = jnp.take_along_axis(queue, choices[:, None], axis=1)[:, 0] - 1
+    num_arrived = jnp.cumsum(arrivals, axis=0)  # tokens sent to each expert so far, this one included: [A * T, E]
+    position = jnp.take_along_axis(num_arrived, choices[:, None], axis=1)[:, 0] - 1
     position = jnp.where(is_sent, jnp.minimum(position, capacity), capacity).reshape(num_choices, num_tokens).T
     return Routing(expert, position, jnp.where(position < capacity, weight, jnp.zeros((), weight.dtype)))
 
 
 def _check_router(logits: Array, capacity: int, mask: Array | None, num_choices: int) -> None:
+    """Raises ValueError for logits or a mask of the wrong shape, too few experts or a capacity below 1."""
     if logits.ndim != 2 or logits.shape[1] < num_choices:
         raise ValueError(f"top-{num_choices} routing needs logits [T, E] with E >= {num_choices}, got {logits.shape}")
     if capacity < 1:

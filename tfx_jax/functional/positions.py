@@ -68,17 +68,19 @@ def _angles(
     dtype: np.dtype | type = np.float32,
     num_steps: int | None = None,
 ) -> Float[Array, "*shape angles"]:
-    """Returns d_model / 2 angles, position times angular frequency; modulo 2 pi unless `dtype` is float64.
+    """Returns d_model / 2 angles of each position, position times angular frequency, in radians.
 
-    Frequencies fall from 1 by a factor of base^(-1 / num_steps) each; None means d_model / 2 steps.
+    Frequencies fall from 1 by a factor of base^(-1 / num_steps) each; None means d_model / 2 steps. Angles are modulo
+    2 pi and float32, unless `dtype` is float64.
     """
     frequencies = float(base) ** (-np.arange(0, d_model, 2) / (2 * num_steps if num_steps else d_model))
     frequencies = np.expand_dims(frequencies, tuple(range(positions.ndim)))
     if dtype == np.float64:
         return positions[..., None].astype(dtype) * frequencies
     # Frequencies are in units of 2^-32 turns, so that the overflow of the int32 product is the reduction modulo 2 pi.
-    steps = np.round(frequencies / (2 * np.pi) * 2.0**32).astype(np.int64).astype(np.int32)
-    return (positions[..., None].astype(jnp.int32) * steps).astype(jnp.float32) * (2 * np.pi / 2.0**32)
+    int_frequencies = np.round(frequencies / (2 * np.pi) * 2.0**32).astype(np.int64).astype(np.int32)
+    int_angles = positions[..., None].astype(jnp.int32) * int_frequencies
+    return int_angles.astype(jnp.float32) * (2 * np.pi / 2.0**32)
 
 
 def learned_positions(table: Float[Array, "P D"], positions: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:
@@ -164,10 +166,10 @@ def rotary_embedding(
     angle = angle[..., None, :]  # one rotation for all heads
     angle = angle if angle.ndim == 4 else angle[None]  # [B or 1, T, 1, P]
     sin, cos = scale * jnp.sin(angle), scale * jnp.cos(angle)
-    x, rest = jnp.split(x, [2 * angle.shape[-1]], axis=-1)  # the features after the first 2P are not rotated
-    first, second = jnp.split(x.astype(dtype), 2, axis=-1)
+    x, unrotated = jnp.split(x, [2 * angle.shape[-1]], axis=-1)  # the features after the first 2P are not rotated
+    first, second = jnp.split(x.astype(dtype), 2, axis=-1)  # pair i is (first[i], second[i])
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-    return jnp.concatenate([rotated, rest], axis=-1) if rest.shape[-1] else rotated
+    return jnp.concatenate([rotated, unrotated], axis=-1) if unrotated.shape[-1] else rotated
 
 
 ROTARY_SCALINGS = ("none", "linear", "llama3", "yarn", "dynamic", "longrope")
@@ -265,21 +267,21 @@ def rotary_frequencies(
         raise ValueError(
             "scaling='longrope' needs original_max_length above 1, and short_factors and long_factors above 0"
         )
-    pairs = np.arange(0, size, 2, dtype=np.float64)
-    frequencies = base ** (-pairs / size)
+    features = np.arange(0, size, 2, dtype=np.float64)  # 2i of each pair i
+    frequencies = base ** (-features / size)
     if scaling == "none":
         return frequencies.astype(np.float32), 1.0
     if scaling == "linear":
         return (frequencies / factor).astype(np.float32), 1.0
     if scaling in ("dynamic", "longrope"):
-        xp: Any = jnp if isinstance(length, jax.Array) else np
+        xp: Any = jnp if isinstance(length, jax.Array) else np  # NumPy for static lengths, so that nothing is traced
         lengths = xp.asarray(original_max_length if length is None else length)[..., None]
-        ones = (1,) * (lengths.ndim - 1)
+        ones = (1,) * (lengths.ndim - 1)  # axes of the batch
         scale = 1.0
         if scaling == "dynamic":
             # The new base is base * growth^(size / (size - 2)).
             growth = factor * (xp.maximum(lengths, original_max_length) / original_max_length - 1) + 1
-            divisors = growth ** (pairs / (size - 2)).astype(np.float32).reshape(*ones, -1)
+            divisors = growth ** (features / (size - 2)).astype(np.float32).reshape(*ones, -1)
         else:
             long, short = (
                 np.asarray(factors, np.float32).reshape(*ones, -1) for factors in (long_factors, short_factors)
@@ -302,7 +304,7 @@ def rotary_frequencies(
         )
         low, high = (np.floor(fast_pair), np.ceil(slow_pair)) if is_truncated else (fast_pair, slow_pair)
         low, high = max(low, 0), min(high, size - 1)
-        unscaled_share = 1 - np.clip((pairs / 2 - low) / max(high - low, 0.001), 0, 1)
+        unscaled_share = 1 - np.clip((features / 2 - low) / max(high - low, 0.001), 0, 1)
         scale = 0.1 * np.log(factor) + 1 if attention_factor is None else attention_factor
     mixed = frequencies * unscaled_share + frequencies / factor * (1 - unscaled_share)
     return mixed.astype(np.float32), float(scale)
@@ -345,7 +347,8 @@ def relative_position_bucket(
             f"num_buckets must be at least {4 if is_bidirectional else 2}, and max_distance above {e}, the number of "
             f"distances with their own bucket, got num_buckets={num_buckets} and max_distance={max_distance}"
         )
-    # Bucket e + j starts at the first n with (n / e)^(b - e) >= (max_distance / e)^j.
+    # `limits` has the first distance of each bucket from bucket 1 on. Bucket e + j starts at the first n with
+    # (n / e)^(b - e) >= (max_distance / e)^j.
     limits = list(range(1, e + 1))
     for j in range(1, b - e):
         n = limits[-1]
@@ -394,7 +397,7 @@ def relative_position_bias(
     buckets = relative_position_bucket(
         relative, table.shape[0], max_distance=max_distance, is_bidirectional=is_bidirectional
     )
-    rows = table[buckets].T[:, None]
+    rows = table[buckets].T[:, None]  # [N, 1, T + S - 1]
     return relative_shift(jnp.broadcast_to(rows, (rows.shape[0], num_queries, rows.shape[2])))[None]
 
 
@@ -445,10 +448,9 @@ def _add_t5_bias(
     """
     del b, n
     # Queries and keys of a block are consecutive, so its first distance determines all others.
-    first = s[0, 0, 0, 0] - t[0, 0, 0, 0] - offset
-    return logits + relative_position_bias(table, *logits.shape[2:], offset=-first, **bucket_options).astype(
-        logits.dtype
-    )
+    first_distance = s[0, 0, 0, 0] - t[0, 0, 0, 0] - offset
+    bias = relative_position_bias(table, *logits.shape[2:], offset=-first_distance, **bucket_options)
+    return logits + bias.astype(logits.dtype)
 
 
 def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] = 0) -> ScoreMod:
@@ -530,9 +532,9 @@ def alibi_slopes(num_heads: int) -> Float[Array, " N"]:
     """
     if num_heads < 1:
         raise ValueError(f"num_heads must be at least 1, got {num_heads}")
-    below = 1 << (num_heads.bit_length() - 1)
-    exponents = [-8 * (i + 1) / below for i in range(below)]
-    exponents += [-4 * (i + 1) / below for i in range(0, 2 * (num_heads - below), 2)]
+    power = 1 << (num_heads.bit_length() - 1)  # the largest power of two that is at most N
+    exponents = [-8 * (i + 1) / power for i in range(power)]
+    exponents += [-4 * (i + 1) / power for i in range(0, 2 * (num_heads - power), 2)]  # -8 / (2 * power) per step
     return jnp.asarray(np.exp2(exponents), jnp.float32)
 
 

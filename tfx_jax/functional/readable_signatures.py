@@ -14,6 +14,7 @@ class ReadableSignature(inspect.Signature):
     """
 
     def __str__(self) -> str:
+        """Returns the signature in one line, or with one parameter a line if it is longer than 80 characters."""
         parts: list[str] = []
         has_star = is_positional_only = False
         for parameter in self.parameters.values():
@@ -51,6 +52,7 @@ def make_readable(functions: Iterable[Any]) -> None:
 
 
 def _short(text: str) -> str:
+    """Removes the names of modules from annotations."""
     for qualifier in _QUALIFIERS:
         text = text.replace(qualifier, "")
     return text

@@ -96,6 +96,7 @@ def scan_cell(
     """
 
     def take_step(state: State, step_inputs: tuple[Array, Array | None]) -> tuple[State, Array]:
+        """Returns the state after one position and its output; at padding, the old ones."""
         step_gates, exists = step_inputs
         new_state = step(step_gates, state, recurrent)
         if exists is not None:

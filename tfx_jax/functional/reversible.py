@@ -83,6 +83,7 @@ def _stack(
     """Computes y1 = x1 + f(x2) and y2 = x2 + g(y1) in each layer; `floats` and `others` are the arguments `shared`."""
 
     def layer(streams: Streams, params_and_rngs: Any) -> tuple[Streams, None]:
+        """Returns the outputs of one layer."""
         x1, x2 = streams
         (f_params, g_params), rngs = params_and_rngs
         y1 = x1 + _call(f, rngs, others, which=0)(f_params, x2, floats)
@@ -95,6 +96,7 @@ def _stack(
 def _stack_forward(
     f: Residual, g: Residual, params: Any, streams: Streams, rngs: Array | None, floats: Any, others: Any
 ) -> tuple[Streams, Any]:
+    """Returns the outputs of `_stack` and the residuals of its backward pass, which hold no inputs of layers."""
     outputs: Any = _stack(f, g, params, streams, rngs, floats, others)
     return outputs, (params, outputs, rngs, floats, others)
 
@@ -114,18 +116,19 @@ def _stack_backward(f: Residual, g: Residual, saved: Any, gradients: Streams) ->
     params, outputs, rngs, floats, others = saved
 
     def layer(carry: Any, params_and_rngs: Any) -> tuple[Any, Any]:
+        """Steps back through one layer; `d_` marks gradients. Returns the new carry and those of its parameters."""
         (y1, y2), (d_y1, d_y2), d_floats = carry
         (f_params, g_params), rngs = params_and_rngs
-        added, pull = jax.vjp(_call(g, rngs, others, which=1), g_params, y1, floats)
-        x2 = y2 - added
-        d_g, d_through, d_by_g = pull(d_y2)  # gradients of the parameters, of y1 and of `floats`
-        d_x1 = d_y1 + d_through
-        added, pull = jax.vjp(_call(f, rngs, others, which=0), f_params, x2, floats)
-        x1 = y1 - added
-        d_f, d_through, d_by_f = pull(d_x1)
-        d_x2 = d_y2 + d_through
-        d_floats = jax.tree.map(lambda *parts: sum(parts), d_floats, d_by_f, d_by_g)
-        return ((x1, x2), (d_x1, d_x2), d_floats), (d_f, d_g)
+        g_of_y1, g_vjp = jax.vjp(_call(g, rngs, others, which=1), g_params, y1, floats)
+        x2 = y2 - g_of_y1
+        d_g_params, d_y1_by_g, d_floats_by_g = g_vjp(d_y2)
+        d_x1 = d_y1 + d_y1_by_g  # x1 reaches the outputs through y1 only, as y1 = x1 + f(x2)
+        f_of_x2, f_vjp = jax.vjp(_call(f, rngs, others, which=0), f_params, x2, floats)
+        x1 = y1 - f_of_x2
+        d_f_params, d_x2_by_f, d_floats_by_f = f_vjp(d_x1)
+        d_x2 = d_y2 + d_x2_by_f
+        d_floats = jax.tree.map(lambda *parts: sum(parts), d_floats, d_floats_by_f, d_floats_by_g)
+        return ((x1, x2), (d_x1, d_x2), d_floats), (d_f_params, d_g_params)
 
     # The carry: outputs of a layer, gradients of these, and running sums of the gradients of `floats`.
     start = outputs, gradients, jax.tree.map(jnp.zeros_like, floats)
@@ -140,6 +143,7 @@ def _call(residual: Residual, rngs: Array | None, others: Any, *, which: int) ->
     """Returns f or g of one layer as a function of its differentiable inputs; `which` is 0 for f, 1 for g."""
 
     def call(params: Any, x: Array, floats: Any) -> Array:
+        # Join the differentiable and the other leaves of the inputs `shared` of `reversible_stack`.
         shared = jax.tree.map(lambda a, b: b if a is None else a, floats, others, is_leaf=lambda x: x is None)
         return residual(params, x, None if rngs is None else rngs[which], *shared).astype(x.dtype)
 
@@ -147,4 +151,5 @@ def _call(residual: Residual, rngs: Array | None, others: Any, *, which: int) ->
 
 
 def _is_float(x: Any) -> bool:
+    """Returns whether a leaf has a floating-point or complex dtype, and so a gradient."""
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)

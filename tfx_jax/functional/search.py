@@ -152,17 +152,18 @@ def sample(
     row_ids = jnp.arange(limits.size) if row_ids is None else row_ids
 
     def choose(log_probs: Array, length: Array) -> Any:
+        """Samples the token of each row from log-probabilities, [B, V]; `length` counts it."""
         row_rngs = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(rng, length), row_ids)
-        logits, kept = log_probs / temperature, None
+        logits, token_ids = log_probs / temperature, None
         if top_k is not None:
-            logits, kept = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))
+            logits, token_ids = jax.lax.top_k(logits, min(top_k, logits.shape[-1]))  # both [B, top_k] from here on
         if top_p is not None and top_p < 1:
             logits = jnp.where(_nucleus(jax.nn.softmax(logits), top_p), logits, -jnp.inf)
         if min_p:
-            least = logits.max(axis=-1, keepdims=True) + math.log(min_p)
-            logits = jnp.where(logits >= least, logits, -jnp.inf)
+            smallest_kept = logits.max(axis=-1, keepdims=True) + math.log(min_p)
+            logits = jnp.where(logits >= smallest_kept, logits, -jnp.inf)
         sampled = jax.vmap(jax.random.categorical)(row_rngs, logits)
-        return sampled if kept is None else jnp.take_along_axis(kept, sampled[:, None], axis=-1)[:, 0]
+        return sampled if token_ids is None else jnp.take_along_axis(token_ids, sampled[:, None], axis=-1)[:, 0]
 
     return _generate(step_fn, cache, buffer, limits, choose, eos_id=eos_id, pad_id=pad_id)
 
@@ -192,10 +193,11 @@ def with_repetition_penalty(
         raise ValueError(f"the repetition penalty must be above 0, because it divides logits, got {penalty}")
 
     def penalized(tokens: Array, cache: Cache) -> tuple[Array, Cache]:
-        logits, inner = step_fn(tokens, cache["model"])
+        """Calls `step_fn` and lowers the logits of tokens that the row contains, the input token among them."""
+        logits, model_cache = step_fn(tokens, cache["model"])
         seen = cache["seen"].at[jnp.arange(tokens.size), tokens].set(True)
         lowered = jnp.where(logits > 0, logits / penalty, logits * penalty)
-        return jnp.where(seen, lowered, logits), {"model": inner, "seen": seen}
+        return jnp.where(seen, lowered, logits), {"model": model_cache, "seen": seen}
 
     return penalized, {"model": cache, "seen": seen}
 
@@ -233,25 +235,27 @@ def without_repeated_ngrams(
         raise ValueError(f"an n-gram has at least 1 token, got size={size}")
 
     def restricted(newest: Array, state: Cache) -> tuple[Array, Cache]:
-        logits, inner = step_fn(newest, state["model"])
+        """Calls `step_fn` and forbids each token that followed the row's last n - 1 tokens before."""
+        logits, model_cache = step_fn(newest, state["model"])
         rows = jnp.arange(newest.size)
         history = state["history"].at[rows, state["length"]].set(newest)  # [R, C]
         length = state["length"] + 1
-        num_windows = max(0, history.shape[1] - size + 1)
+        num_windows = max(0, history.shape[1] - size + 1)  # windows of n tokens, one for each start
         # The last n - 1 tokens of each row; a row that is shorter has no window to compare them with.
-        last = jnp.take_along_axis(
-            history, jnp.maximum(length[:, None] - size + 1 + jnp.arange(size - 1)[None], 0), axis=1
-        )
+        last_columns = jnp.maximum(length[:, None] - size + 1 + jnp.arange(size - 1)[None], 0)
+        last = jnp.take_along_axis(history, last_columns, axis=1)
         is_complete = jnp.arange(num_windows)[None] + size <= length[:, None]  # [R, C - n + 1]
-        is_repeated = is_complete
+        is_repeated = is_complete  # whether the first n - 1 tokens of a window are the last ones of the row
         for offset in range(size - 1):
             is_repeated &= history[:, offset : offset + num_windows] == last[:, offset, None]
         completions = history[:, size - 1 :]  # the last token of each window
+        # `max` is a logical or: a token is forbidden if it completes any of the repeated windows.
         is_forbidden = jnp.zeros(logits.shape, bool).at[rows[:, None], completions].max(is_repeated)
-        return jnp.where(is_forbidden, -jnp.inf, logits), {"model": inner, "history": history, "length": length}
+        new_state = {"model": model_cache, "history": history, "length": length}
+        return jnp.where(is_forbidden, -jnp.inf, logits), new_state
 
-    first = {"model": cache, "history": jnp.pad(tokens, ((0, 0), (0, max_length))), "length": lengths}
-    return restricted, first
+    state = {"model": cache, "history": jnp.pad(tokens, ((0, 0), (0, max_length))), "length": lengths}
+    return restricted, state
 
 
 class _Paths(NamedTuple):
@@ -289,6 +293,7 @@ def _generate(
     """
 
     def extend(paths: _Paths) -> _Paths:
+        """Appends one token to each row that has not ended, PAD to the others."""
         length = paths.length + 1
         last = jax.lax.dynamic_index_in_dim(paths.tokens, paths.length, axis=1, keepdims=False)
         log_probs, cache = _next_log_probs(step_fn, last, paths.cache, eos_id, pad_id)
@@ -367,9 +372,11 @@ def _nucleus(probs: Float[Array, "R V"], top_p: float) -> Bool[Array, "R V"]:
     bits = jax.lax.bitcast_convert_type(probs, jnp.int32)
 
     def mass_from(border: Array) -> Array:
+        """Returns the total probability of the tokens whose bits are at least `border`."""
         return jnp.sum(jnp.where(bits >= border, probs, 0.0), axis=-1, keepdims=True)
 
     def try_bit(index: Array, border: Array) -> Array:
+        """Sets the next lower bit of the border if there is still enough mass from it on."""
         higher = border | (1 << (30 - index))
         return jnp.where(mass_from(higher) >= top_p, higher, border)
 
@@ -377,7 +384,7 @@ def _nucleus(probs: Float[Array, "R V"], top_p: float) -> Bool[Array, "R V"]:
     border = jax.lax.fori_loop(0, 31, try_bit, jnp.zeros((probs.shape[0], 1), jnp.int32))
     # Of several tokens with the probability of the border, keep the first ones until there is enough mass.
     is_tied = bits == border
-    ties_before = jnp.cumsum(is_tied, axis=-1, dtype=jnp.float32) - 1.0
+    ties_before = jnp.cumsum(is_tied, axis=-1, dtype=jnp.float32) - 1.0  # tied tokens with lower ids
     mass_before = mass_from(border + 1) + ties_before * jax.lax.bitcast_convert_type(border, jnp.float32)
     return (bits > border) | (is_tied & (mass_before < top_p))
 
@@ -517,16 +524,18 @@ def beam_search(
     penalties_at_limit = penalties[limits - 1]
 
     def may_improve(beams: _Beams) -> Bool[Array, ""]:
+        """Returns whether a living sequence of any row could still become one of the W finished hypotheses."""
         # A log-probability only falls as a sequence grows, and the penalty is largest at the limit, so this bounds the
         # score of all extensions. At its limit a row has no living sequence left, so the loop ends at max_length.
         best_score = beams.log_probs[:, 0] / penalties_at_limit
         return jnp.any(best_score > beams.finished_scores[:, -1])
 
     def extend(beams: _Beams) -> _Beams:
+        """Takes one step: extends the living sequences by one token and updates the finished hypotheses."""
         length = beams.length + 1
-        last = jax.lax.dynamic_index_in_dim(beams.tokens, beams.length, axis=2, keepdims=False)
+        last = jax.lax.dynamic_index_in_dim(beams.tokens, beams.length, axis=2, keepdims=False)  # [B, W]
         logits, cache = next_logits(step_fn, last.reshape(-1), beams.cache, eos_id, pad_id)
-        logits = logits.reshape(*last.shape, -1)
+        logits = logits.reshape(*last.shape, -1)  # [B, W, V]
         past = _Past(beams.log_probs, *log_normalizer(logits))
         alive, parents, tokens = _best_alive(without_token(logits, eos_id), past, length >= limits)
         finished = _among_best(past.extended_by(logits[..., eos_id]), alive)
@@ -558,13 +567,13 @@ class _Beams(NamedTuple):
 def _first_beams(cache: Cache, buffer: Int[Array, "B C"], beam_size: int, pad_id: int) -> _Beams:
     """Returns the initial state: the empty sequence as the only living one of each row, and no finished hypothesis."""
     tokens = jnp.repeat(buffer[:, None], beam_size, axis=1)
-    nothing = jnp.full(tokens.shape[:2], -jnp.inf, jnp.float32)
+    no_sequence = jnp.full(tokens.shape[:2], -jnp.inf, jnp.float32)  # log-probability and score where there is none
     return _Beams(
         length=jnp.zeros((), jnp.int32),
         tokens=tokens,
-        log_probs=nothing.at[:, 0].set(0.0),
+        log_probs=no_sequence.at[:, 0].set(0.0),
         finished_tokens=jnp.full_like(tokens, pad_id),
-        finished_scores=nothing,
+        finished_scores=no_sequence,
         cache=_map_rows(lambda leaf: jnp.repeat(leaf, beam_size, axis=0), cache),
     )
 
@@ -601,11 +610,13 @@ def _best_alive(
     # Prefer a block size that divides the vocabulary: for a remainder XLA would copy all logits.
     block = next((size for size in _BLOCKS if vocab_size % size == 0), min(_BLOCKS[0], vocab_size))
     in_whole_blocks = vocab_size - vocab_size % block  # tokens before the remainder, if there is one
-    best = logits[..., :in_whole_blocks].reshape(batch, beam_size, -1, block).max(axis=-1)
+    # The largest logit of each block, [B, W, num_blocks].
+    block_maxima = logits[..., :in_whole_blocks].reshape(batch, beam_size, -1, block).max(axis=-1)
     if in_whole_blocks < vocab_size:
-        best = jnp.concatenate([best, logits[..., in_whole_blocks:].max(axis=-1, keepdims=True)], axis=-1)
-    num_blocks = best.shape[-1]
-    _, blocks = jax.lax.top_k(past.extended_by(best).reshape(batch, -1), beam_size)
+        remainder_maximum = logits[..., in_whole_blocks:].max(axis=-1, keepdims=True)
+        block_maxima = jnp.concatenate([block_maxima, remainder_maximum], axis=-1)
+    num_blocks = block_maxima.shape[-1]
+    _, blocks = jax.lax.top_k(past.extended_by(block_maxima).reshape(batch, -1), beam_size)
     blocks = jnp.sort(blocks, axis=-1)  # so that `top_k` below, which prefers the first of equal values, resolves ties
     parents = blocks // num_blocks  # an index of a block is parent * num_blocks + index in the vocabulary
     token_ids = (blocks % num_blocks * block)[..., None] + jnp.arange(block)[None, None]  # may exceed V in the last
@@ -627,7 +638,8 @@ def _among_best(finished: Float[Array, "B W"], alive: Float[Array, "B W"]) -> Fl
 
     A sequence that a beam of W would drop must not become a finished hypothesis either.
     """
-    worst_kept = jax.lax.top_k(jnp.concatenate([finished, alive], axis=1), finished.shape[1])[0][:, -1:]
+    best, _ = jax.lax.top_k(jnp.concatenate([finished, alive], axis=1), finished.shape[1])  # in descending order
+    worst_kept = best[:, -1:]
     return jnp.where(finished >= worst_kept, finished, -jnp.inf)
 
 
@@ -650,9 +662,11 @@ def _follow(cache: Cache, parents: Int[Array, "B W"]) -> Cache:
 
     The batch stays a separate axis of the gather, so that it needs no communication if rows are sharded over devices.
     """
+    # For each input of the batch: take the beams, [W, ...], of the parents, [W].
     take_beams = jax.vmap(lambda beams, chosen: jnp.take(beams, chosen, axis=0, mode="clip"))
 
     def follow(leaf: Array) -> Array:
+        """Reorders the B * W rows of an array of the cache."""
         return take_beams(leaf.reshape(*parents.shape, *leaf.shape[1:]), parents).reshape(leaf.shape)
 
     return _map_rows(follow, cache)

@@ -16,7 +16,8 @@ def collapse(path: Sequence[int]) -> list[int]:
     [3, 3, 1]
     """
     labels = np.asarray(path, np.int64)
-    return labels[(labels != BLANK) & (np.diff(labels, prepend=BLANK) != 0)].tolist()
+    differs_from_previous = np.diff(labels, prepend=BLANK) != 0
+    return labels[(labels != BLANK) & differs_from_previous].tolist()
 
 
 def prefix_beam_search(log_probs: Float[np.ndarray, "S V"], beam_size: int) -> list[int]:
@@ -57,6 +58,7 @@ def prefix_beam_search(log_probs: Float[np.ndarray, "S V"], beam_size: int) -> l
                     before = blank if labels and labels[-1] == label else either
                     old_blank, old_nonblank = extended.get((*labels, label), (impossible, impossible))
                     extended[*labels, label] = old_blank, float(np.logaddexp(old_nonblank, before + score))
+        # Highest total probability first; of equal ones, the first in the order of the labels.
         best = sorted(extended, key=lambda labels: (-np.logaddexp(*extended[labels]), labels))[:beam_size]
         beams = {labels: extended[labels] for labels in best}
     return list(max(beams, key=lambda labels: np.logaddexp(*beams[labels])))

@@ -287,9 +287,9 @@ class DecodeDriver:
 
         def padded(length: int) -> int:
             """Rounds a length up to a power of two, within the limits; few shapes save compilations."""
-            power = max(_MIN_LENGTH, 1 << (length - 1).bit_length())
-            limits = max_input_length, decoder.max_input_length(max_new_tokens(power))
-            return max(length, min([power, *(limit for limit in limits if limit is not None)]))
+            power_of_two = max(_MIN_LENGTH, 1 << (length - 1).bit_length())
+            limits = max_input_length, decoder.max_input_length(max_new_tokens(power_of_two))  # None: no limit
+            return max(length, min([power_of_two, *(limit for limit in limits if limit is not None)]))
 
         if not 0 <= seed < 2**32:
             raise UserError(f"seed must be in 0 .. {2**32 - 1}, got {seed}")
@@ -298,9 +298,10 @@ class DecodeDriver:
         outputs: list[list[int]] = [[] for _ in inputs]
         for num_rows, members in _batches([len(ids) for ids in inputs], padded, tokens_per_batch):
             # The batch is filled up with copies of its first input, limited to one new token.
-            row_ids = np.pad(np.array(members, np.int32), (0, num_rows - len(members)), constant_values=members[0])
+            num_copies = num_rows - len(members)
+            row_ids = np.pad(np.array(members, np.int32), (0, num_copies), constant_values=members[0])
             rows = [inputs[index] for index in row_ids]
-            limits = [max_new_tokens(len(inputs[member])) for member in members] + [1] * (num_rows - len(members))
+            limits = [max_new_tokens(len(inputs[member])) for member in members] + [1] * num_copies
             length = padded(max(map(len, rows)))
             padded_tokens, token_mask = _padded_batch(rows, length)
             tokens = self._run(
@@ -359,7 +360,8 @@ def _batches(
         if count:
             yield 1 << (count - 1).bit_length(), list(range(count))  # rounded up to a power of two: few shapes
         return
-    # A smaller batch for few inputs, which would otherwise be mostly padding.
+    # A smaller batch for few inputs, which would otherwise be mostly padding: `_MIN_LENGTH` tokens for each input, with
+    # their number rounded up to a power of two.
     batch_tokens = min(tokens_per_batch, _MIN_LENGTH << max(1, count - 1).bit_length())
     order = sorted(range(count), key=lambda index: lengths[index])
     for length, group in itertools.groupby(order, key=lambda index: padded(lengths[index])):
@@ -394,6 +396,7 @@ def _with_end(
     """
 
     def step(tokens: Array, cache: _EndCache) -> tuple[Array, _EndCache]:
+        """Takes a step of the model; rows that are over choose the extra token."""
         is_over = jnp.isin(tokens, jnp.asarray(eos_ids, jnp.int32)) if eos_ids else jnp.zeros(tokens.shape, bool)
         if observer is not None:
             # The input of the first step is not a generated token.
@@ -402,9 +405,8 @@ def _with_end(
         is_over = (is_over & ~cache.is_first)[:, None]  # [B, 1]
         logits, model = step_fn(jnp.clip(tokens, 0, vocab_size - 1), cache.model)
         # Rows that are over get the extra token with probability 1, all others with probability 0.
-        logits = jnp.concatenate(
-            [jnp.where(is_over, -jnp.inf, logits), jnp.where(is_over, 0.0, -jnp.inf).astype(logits.dtype)], axis=1
-        )
+        end_logits = jnp.where(is_over, 0.0, -jnp.inf).astype(logits.dtype)  # [B, 1]
+        logits = jnp.concatenate([jnp.where(is_over, -jnp.inf, logits), end_logits], axis=1)
         return logits, _EndCache(model, jnp.zeros((), bool))
 
     return step, _EndCache(cache, jnp.ones((), bool))
@@ -426,17 +428,20 @@ def _constrained(
     banned_next_ids: Sequence[int],
 ) -> tuple[StepFn, Cache]:
     """Forces and bans tokens as `decode` describes; returns the step function and its initial cache."""
-    first, count = jnp.asarray(first_ids, jnp.int32), len(first_ids)
+    first, num_first = jnp.asarray(first_ids, jnp.int32), len(first_ids)
     ids = jnp.arange(vocab_size)
-    # The only tokens possible: one row for each of `first_ids`, one for the step after them, one for all later steps.
+    # Which tokens are possible, [steps, V]: one row for each of `first_ids`, one for the step after them, and one for
+    # all later steps.
     later = ~jnp.isin(ids, jnp.asarray(banned_ids, jnp.int32))
     following = later & ~jnp.isin(ids, jnp.asarray(banned_next_ids, jnp.int32))
     possible = jnp.concatenate([ids[None] == first[:, None], following[None], later[None]])
 
     def step(tokens: Array, cache: _CountingCache) -> tuple[Array, _CountingCache]:
+        """Takes a step of the model, with log probability 0 for a forced token and -inf for banned ones."""
         logits, model = step_fn(tokens, cache.model)
-        row = jnp.minimum(cache.num_steps, count + 1)
-        forced = jnp.where(row < count, jnp.zeros_like(logits), logits)
-        return jnp.where(possible[row], forced, -jnp.inf), _CountingCache(model, cache.num_steps + 1)
+        row = jnp.minimum(cache.num_steps, num_first + 1)
+        # A forced token is certain, so its logit must not be -inf, whatever the model says.
+        logits = jnp.where(row < num_first, jnp.zeros_like(logits), logits)
+        return jnp.where(possible[row], logits, -jnp.inf), _CountingCache(model, cache.num_steps + 1)
 
     return step, _CountingCache(cache, jnp.zeros((), jnp.int32))

@@ -57,18 +57,20 @@ class Transcriber:
         """
         if beam_size < 1:
             raise UserError(f"beam_size must be at least 1, got {beam_size}")
-        c = model.config
+        config = model.config
         self._model, self._decoder, self._tokenizer = model, model.decoder(), tokenizer
-        self.max_samples, self.languages = c.num_frames * WHISPER_HOP, tokenizer.languages if is_multilingual else {}
-        self._features = jax.jit(functools.partial(whisper_features, num_bands=c.num_bands))
+        self.max_samples = config.num_frames * WHISPER_HOP
+        self.languages = tokenizer.languages if is_multilingual else {}
+        self._features = jax.jit(functools.partial(whisper_features, num_bands=config.num_bands))
         options: dict[str, Any] = {
             "search": BeamSearch(beam_size, length_penalty) if beam_size > 1 else Greedy(),
-            "eos_ids": (c.eos_id,),
-            "max_length": c.learned_positions - 1,
+            "eos_ids": (config.eos_id,),
+            "max_length": config.learned_positions - 1,
             "banned_ids": tuple(banned_ids),
             "banned_next_ids": tuple(banned_next_ids),
         }
         self._decode = jax.jit(lambda decoder, frames, first: decode(decoder, frames, first_ids=first, **options))
+        # Logits of the first token, which names the language, [V]; the model shifts the target, so any token will do.
         self._score_first = jax.jit(lambda model, frames: model(frames, jnp.zeros((1, 1), jnp.int32))[0, 0])
 
     @classmethod
@@ -132,5 +134,6 @@ class Transcriber:
 
     def _detect(self, frames: Float[Array, "1 T F"]) -> int:
         """Returns the id of the most probable language."""
-        scores, ids = np.asarray(self._score_first(self._model, frames)), list(self.languages.values())
+        scores = np.asarray(self._score_first(self._model, frames))  # [V]
+        ids = list(self.languages.values())
         return ids[int(scores[ids].argmax())]

@@ -109,22 +109,24 @@ class Generator:
     def _sliding(self, prompt: Sequence[int], seed: int, number: int) -> list[int]:
         """Generates in parts; before each, the model reads as many of the most recent tokens as leave room for it."""
         num_positions = cast(int, self._decoder.max_input_length(0))  # None never slides
-        new: list[int] = []
+        new_tokens: list[int] = []
         for part in itertools.count():
-            remaining = self._max_new_tokens - len(new)
-            context = [*prompt, *new][-max(num_positions - remaining, num_positions // 2, 1) :]
+            remaining = self._max_new_tokens - len(new_tokens)
+            # Leave room for all remaining tokens, but read at least half of the positions.
+            context_length = max(num_positions - remaining, num_positions // 2, 1)
+            context = [*prompt, *new_tokens][-context_length:]
             count = min(remaining, num_positions - len(context))
             part_seed = int(np.random.SeedSequence([seed, part]).generate_state(1)[0]) if part else seed
             (newest,) = self._driver(
                 self._decoder, [context], max_new_tokens=lambda _, count=count: count, seed=part_seed, first=number
             )
-            new += newest
-            if len(newest) < count or len(new) >= self._max_new_tokens or newest[-1] in self._eos_ids:
+            new_tokens += newest
+            if len(newest) < count or len(new_tokens) >= self._max_new_tokens or newest[-1] in self._eos_ids:
                 break
             # The program does not show an observer its last token, because no step follows it.
             if self._observer is not None and self._observer(np.array(newest[-1:], np.int32))[0]:
                 break
-        return new
+        return new_tokens
 
 
 class GeneratedText(NamedTuple):
@@ -388,7 +390,8 @@ def _is_set(sampling: Sampling, option: dataclasses.Field[Any]) -> bool:
 
 def _until(text: str, stops: Sequence[str]) -> str:
     """Returns the text before the first stop string."""
-    return text[: min((index for stop in stops if (index := text.find(stop)) >= 0), default=len(text))]
+    indices = [text.find(stop) for stop in stops]
+    return text[: min((index for index in indices if index >= 0), default=len(text))]  # -1: not in the text
 
 
 class _StopObserver:

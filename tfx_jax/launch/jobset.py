@@ -176,6 +176,7 @@ def _pod(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
 
 
 def _topology(text: str) -> str:
+    """Parses the chips of a slice in each dimension, such as "4x4"."""
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", text):
         raise argparse.ArgumentTypeError(f'"{text}" must be a topology such as 4x4 or 2x2x4')
     return text

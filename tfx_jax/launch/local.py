@@ -176,6 +176,7 @@ def _start(
     copies = [threading.Thread(target=_copy, args=(f"[{index}] ", *pipe), daemon=True) for pipe in pipes]
 
     def report() -> None:
+        """Waits until the process and its output have ended, and reports its exit code."""
         if sys.platform == "linux":
             _kill_if_it_stays_stopped(index, process)
         code = process.wait()

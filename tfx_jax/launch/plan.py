@@ -70,6 +70,5 @@ def require_shared_workdir(command: Sequence[str]) -> None:
         if workdir is not None and not workdir.startswith(("gs://", "/")):
             raise UserError(
                 f"--workdir={workdir} would be a different folder on every host, and lost with the host: name a "
-                "bucket, "
-                "--workdir=gs://BUCKET/FOLDER, or an absolute path on a shared file system"
+                "bucket, --workdir=gs://BUCKET/FOLDER, or an absolute path on a shared file system"
             )

@@ -83,18 +83,21 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
 
 
 def _job_name(text: str) -> str:
+    """Parses a name that sbatch accepts and that is safe in a script."""
     if not re.fullmatch(r"\w[-.\w]*", text, re.ASCII):
         raise argparse.ArgumentTypeError(f'"{text}" must consist of letters, digits, ".", "_" and "-"')
     return text
 
 
 def _time(text: str) -> str:
+    """Parses a time limit in one of sbatch's formats."""
     if not re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}", text, re.ASCII):
         raise argparse.ArgumentTypeError(f'"{text}" must be a time such as 90 (minutes), 24:00:00 or 2-00:00:00')
     return text
 
 
 def _directive(text: str) -> str:
+    """Parses an option of sbatch, which becomes one line of the script."""
     if not text.startswith("-") or not text.isprintable():
         raise argparse.ArgumentTypeError(f'{text!r} must be an option of sbatch, beginning with "-", on one line')
     return text

@@ -65,6 +65,7 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
         f"--command=exec {literal(shlex.join(['tfx-jax', *command]))}",
     ]
     argv += [f"--{name}={value}" for name in ("zone", "project") if (value := getattr(options, name))]
+    # As a script, "xpk workload create" with one option per line.
     lines = ["#!/usr/bin/env bash", " \\\n  ".join([" ".join(argv[:3]), *map(shlex.quote, argv[3:])])]
     start = functools.partial(execute, argv)
     text, topology = "\n".join(lines) + "\n", _topology(options.tpu_type)
@@ -81,6 +82,7 @@ def _topology(tpu_type: str) -> str | None:
     generation, count_per_chip = _GENERATIONS.get(name, ("none", 1))
     for topology in TOPOLOGIES:
         family, _, shape = topology.partition(":")
-        if family == generation and size == str(math.prod(map(int, shape.split("x"))) * count_per_chip):
+        num_chips = math.prod(map(int, shape.split("x")))
+        if family == generation and size == str(num_chips * count_per_chip):
             return topology
     return None

@@ -53,14 +53,14 @@ def answer_scores(
     exact_match_fn, f1_fn = exact_match_fn or squad_exact_match, f1_fn or squad_f1
     if not references:
         raise ValueError("there are no questions to score: pass at least one")
-    exact = overlap = 0.0
+    sum_of_exact = sum_of_f1 = 0.0
     for name, answers in references.items():
         if not answers:
             raise ValueError(f"question {name!r} has no reference answer: each question needs at least one")
         if name in predictions:
-            exact += max(exact_match_fn(predictions[name], answer) for answer in answers)
-            overlap += max(f1_fn(predictions[name], answer) for answer in answers)
-    return AnswerScores(100 * exact / len(references), 100 * overlap / len(references))
+            sum_of_exact += max(exact_match_fn(predictions[name], answer) for answer in answers)
+            sum_of_f1 += max(f1_fn(predictions[name], answer) for answer in answers)
+    return AnswerScores(100 * sum_of_exact / len(references), 100 * sum_of_f1 / len(references))
 
 
 def normalize_answer(text: str) -> str:
@@ -105,5 +105,5 @@ def character_exact_match(prediction: str, reference: str) -> bool:
 
 def _overlap(predicted: Sequence[str], expected: Sequence[str]) -> float:
     """Returns the harmonic mean of precision and recall of two bags; 0 if they are disjoint."""
-    shared = (Counter(predicted) & Counter(expected)).total()
-    return 2 * shared / (len(predicted) + len(expected)) if shared else 0.0
+    num_shared = (Counter(predicted) & Counter(expected)).total()
+    return 2 * num_shared / (len(predicted) + len(expected)) if num_shared else 0.0

@@ -86,9 +86,8 @@ def bleu_scores(
         raise ValueError(f"{len(hypotheses)} hypotheses but {len(references)} references: each needs exactly one")
     if not hypotheses:
         raise ValueError("no hypotheses to score")
-    hypotheses, references = (
-        [unicodedata.normalize("NFC", text) for text in side] for side in (hypotheses, references)
-    )
+    hypotheses = [unicodedata.normalize("NFC", text) for text in hypotheses]
+    references = [unicodedata.normalize("NFC", text) for text in references]
     if is_tokenized:
         tokens = hypotheses, references
         plain = _both_sides(lambda line: _detokenize(line, language), tokens)

@@ -67,8 +67,9 @@ def bracket_scores(predictions: Sequence[Tree], references: Sequence[Tree]) -> B
             num_errors += 1
             continue
         is_counted = [tag not in _DELETED for tag in reference.tags]
-        predicted, expected = (collections.Counter(brackets(tree, is_counted)) for tree in (prediction, reference))
-        num_correct += (predicted & expected).total()
+        predicted = collections.Counter(brackets(prediction, is_counted))
+        expected = collections.Counter(brackets(reference, is_counted))
+        num_correct += (predicted & expected).total()  # of equal brackets, as many as both trees have
         num_predicted += predicted.total()
         num_expected += expected.total()
         num_exact += predicted == expected

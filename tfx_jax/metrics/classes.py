@@ -49,8 +49,9 @@ def confusion_matrix(
     """
     label_ids = {label: index for index, label in enumerate(labels)}
     counts = np.zeros((len(label_ids), len(label_ids)), np.int64)
-    expected, predicted = ([label_ids[label] for label in side] for side in (references, predictions))
-    np.add.at(counts, (np.array(expected, int), np.array(predicted, int)), 1)
+    expected = np.array([label_ids[label] for label in references], int)
+    predicted = np.array([label_ids[label] for label in predictions], int)
+    np.add.at(counts, (expected, predicted), 1)  # counts[expected, predicted] += 1 would count equal pairs once
     return counts
 
 
@@ -60,8 +61,10 @@ def scores_by_class(counts: Int[np.ndarray, "C C"], labels: Sequence[Any]) -> li
     >>> [(one.label, one.recall, one.support) for one in scores_by_class(np.array([[3, 1], [0, 1]]), ["a", "b"])]
     [('a', 75.0, 4), ('b', 100.0, 1)]
     """
+    # By class, [C]: numbers of right predictions, of all predictions, and of examples.
     correct, predicted, expected = np.diag(counts), counts.sum(axis=0), counts.sum(axis=1)
-    precision, recall = (100 * correct / np.maximum(total, 1) for total in (predicted, expected))
+    precision = 100 * correct / np.maximum(predicted, 1)
+    recall = 100 * correct / np.maximum(expected, 1)
     f1 = 200 * correct / np.maximum(predicted + expected, 1)
     columns = (column.tolist() for column in (precision, recall, f1, expected))
     return [ScoresOfClass(*row) for row in zip(labels, *columns, strict=True)]
@@ -94,11 +97,17 @@ def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: 
     unknown = {*predictions, *references} - label_ids.keys()
     if unknown:
         raise ValueError(f"the label {min(unknown, key=str)!r} is not one of the {len(label_ids)} labels")
-    predicted, expected = (np.array([label_ids[label] for label in side]) for side in (predictions, references))
+    predicted = np.array([label_ids[label] for label in predictions])
+    expected = np.array([label_ids[label] for label in references])
     is_correct = predicted == expected
-    num_correct, num_predicted, num_expected = (
-        np.bincount(classes, minlength=len(label_ids)) for classes in (predicted[is_correct], predicted, expected)
-    )
+    # By class, [C]: numbers of right predictions, of all predictions, and of examples.
+    num_correct = np.bincount(predicted[is_correct], minlength=len(label_ids))
+    num_predicted = np.bincount(predicted, minlength=len(label_ids))
+    num_expected = np.bincount(expected, minlength=len(label_ids))
     f1 = 2 * num_correct / np.maximum(num_predicted + num_expected, 1)
     recall = num_correct[num_expected > 0] / num_expected[num_expected > 0]
-    return ClassScores(*(100 * float(score) for score in (is_correct.mean(), f1.mean(), recall.mean())))
+    return ClassScores(
+        accuracy=100 * float(is_correct.mean()),
+        macro_f1=100 * float(f1.mean()),
+        balanced_accuracy=100 * float(recall.mean()),
+    )

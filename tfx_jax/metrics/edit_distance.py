@@ -37,7 +37,8 @@ def recognition_scores(predictions: Sequence[str], references: Sequence[str]) ->
         )
     num_edits = sum(map(edit_distance, predictions, references))
     num_exact = sum(map(str.__eq__, predictions, references))
-    predicted_words, reference_words = ([text.split() for text in texts] for texts in (predictions, references))
+    predicted_words = [text.split() for text in predictions]
+    reference_words = [text.split() for text in references]
     num_word_edits = sum(map(edit_distance, predicted_words, reference_words))
     num_words = sum(map(len, reference_words))
     return RecognitionScores(

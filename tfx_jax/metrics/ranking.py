@@ -64,8 +64,8 @@ def average_precision(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, "
     scores, is_positive = _check_inputs(scores, labels)
     _, groups = np.unique(-scores, return_inverse=True)  # group of equal scores of each example, highest score first
     num_positive = np.bincount(groups, weights=is_positive)  # of each group
-    precision = num_positive.cumsum() / np.bincount(groups).cumsum()
-    return float(precision @ num_positive / is_positive.sum())
+    precision = num_positive.cumsum() / np.bincount(groups).cumsum()  # of all examples down to each threshold
+    return float(precision @ num_positive / is_positive.sum())  # a threshold gains num_positive / total in recall
 
 
 def with_interval(
@@ -88,10 +88,11 @@ def with_interval(
     value = scorer(scores, labels)
     rng = np.random.default_rng(seed)
     indices_by_class = [np.flatnonzero(labels == label) for label in (0, 1)]
-    resamples = (
-        np.concatenate([rng.choice(indices, len(indices)) for indices in indices_by_class]) for _ in range(_RESAMPLES)
-    )
-    low, high = np.quantile([scorer(scores[indices], labels[indices]) for indices in resamples], (0.025, 0.975))
+    resampled_values = []
+    for _ in range(_RESAMPLES):
+        resample = np.concatenate([rng.choice(indices, len(indices)) for indices in indices_by_class])
+        resampled_values.append(scorer(scores[resample], labels[resample]))
+    low, high = np.quantile(resampled_values, (0.025, 0.975))
     return Interval(value, float(low), float(high))
 
 

@@ -117,6 +117,7 @@ class BertConfig:
         return cls(**sizes | overrides)
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.max_global_tokens and self.attention.name != "window":
@@ -136,6 +137,7 @@ class BertConfig:
             raise ValueError(f"share_layers is for layers of one attention, not for {self.attention.name}")
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
         self.max_length = max_length
 
@@ -220,6 +222,7 @@ class Bert(nnx.Module):
         )
 
         def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+            """Makes a layer with this attention and initializes its matrices by `config.init`."""
             options: dict[str, Any] = {"use_bias": c.use_bias, "dropout_rate": c.attention_dropout_rate}
             is_window = layer_attention.name == "window" and c.window_rotary_base is not None
             options["rotary"] = RotaryConfig(base=c.window_rotary_base or 0.0) if is_window else c.rotary
@@ -328,6 +331,7 @@ class Bert(nnx.Module):
         bias = None if relative is None else relative_position_bias(relative, length, length, is_bidirectional=True)
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            """Runs one layer; returns its output and its attention weights, if requested."""
             options: dict[str, Any] = {} if global_mask is None else {"global_mask": global_mask}
             options |= {} if bias is None else {"bias": bias}
             options |= {} if self.config.rotary is None else {"positions": positions}
@@ -346,7 +350,7 @@ class Bert(nnx.Module):
             output = BertOutput(sequence=x, pooled=pooled)
         if not return_attention:
             return output
-        maps_of_layers = [*([] if first_maps is None else [first_maps["self"]]), *maps["self"]]
+        maps_of_layers = list(maps["self"]) if first_maps is None else [first_maps["self"], *maps["self"]]
         return output, {f"encoder/{index}/self": weights for index, weights in enumerate(maps_of_layers)}
 
 
@@ -409,6 +413,7 @@ class MaskedLMHead(nnx.Module):
     """
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        """Initializes the parameters as `Bert` does."""
         size = config.embedding_size or config.d_model
         dense = functools.partial(make_dense, config, size, use_bias=config.use_bias)
         self.dense = dense(dtype=jnp.dtype(config.dtype), rngs=rngs)
@@ -421,8 +426,8 @@ class MaskedLMHead(nnx.Module):
     def __call__(self, x: Float[Array, "B T D"], embedding: Embedding) -> Float[Array, "B T V"]:
         """Returns logits over the vocabulary; `x` may hold only the positions to predict."""
         x = self.norm(self.activation_fn(self.dense(x)))
-        output = embedding if self.output_embedding is None else self.output_embedding
-        return output.attend(x) + self.bias[...][None, None]
+        output_embedding = embedding if self.output_embedding is None else self.output_embedding
+        return output_embedding.attend(x) + self.bias[...][None, None]
 
 
 class BertWithHead(nnx.Module):
@@ -468,9 +473,10 @@ class BertWithHead(nnx.Module):
         global.
         """
         if global_mask is None and self.first_is_global and self.config.max_global_tokens:
-            first = (
-                jnp.zeros((tokens.shape[0], 1), int) if token_mask is None else jnp.argmax(token_mask, 1, keepdims=True)
-            )
+            if token_mask is None:
+                first = jnp.zeros((tokens.shape[0], 1), int)
+            else:
+                first = jnp.argmax(token_mask, 1, keepdims=True)  # index of the first token that is not padding
             global_mask = jnp.arange(tokens.shape[1])[None] == first
         result = self.bert(
             tokens,

@@ -55,6 +55,7 @@ class CaptionerConfig:
     kind: ClassVar[str] = "captioner"
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if not self.channels or min(self.channels) < 1:
             raise ValueError(f"channels must be one or more positive numbers, got {self.channels}")
         if self.image_size % 2 ** len(self.channels):
@@ -64,6 +65,7 @@ class CaptionerConfig:
             )
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # a recurrent network has no maximum length
         self.vocab_size, self.channels, self.d_model = 1_000, (8, 16, 16), 32
 
@@ -136,7 +138,10 @@ class Captioner(nnx.Module):
         check_token_ids(c)
         d, features, dtype = c.d_model, c.channels[-1], jnp.dtype(c.dtype)
         glorot, he = nnx.initializers.glorot_uniform(), nnx.initializers.he_normal()
-        matrix = lambda rows, columns: nnx.Param(glorot(rngs.params(), (rows, columns)))  # noqa: E731
+
+        def matrix(rows: int, columns: int) -> Any:
+            return nnx.Param(glorot(rngs.params(), (rows, columns)))
+
         # A 3 x 3 convolution of stride 2 over an even side needs one pixel of padding, at either end. Padding at the
         # start in all convolutions but the last centers each cell's receptive field on its own pixels, up to one pixel.
         paddings = [((1, 0), (1, 0))] * (len(c.channels) - 1) + [((0, 1), (0, 1))]
@@ -204,6 +209,7 @@ class Captioner(nnx.Module):
             keys = jax.random.split(rngs.dropout(), length)
 
         def step(state: tuple[Array, Array], gates_and_key: tuple[Array, Array | None]) -> tuple[Any, Any]:
+            """Takes one step of the decoder; returns the new (h, c), and h with the `Glimpse`."""
             state, glimpse = self._advance(memory, state, *gates_and_key, is_drawn)
             return state, (state[0], glimpse)
 
@@ -322,8 +328,10 @@ class Captioner(nnx.Module):
         x = inputs.astype(jnp.float32) / 127.5 - 1.0
         for convolution in self.convolutions:
             x = jax.nn.relu(convolution(x))
-        x = add_bias(x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1]), self.positions.table[...])
-        return Memory(x[:, :, None], mixed_product(x, self._cast(self.w_key))[:, :, None])
+        cells = x.astype(jnp.float32).reshape(len(x), -1, x.shape[-1])  # [B, L, C], row by row
+        cells = add_bias(cells, self.positions.table[...])
+        # Both get an axis for one head.
+        return Memory(cells[:, :, None], mixed_product(cells, self._cast(self.w_key))[:, :, None])
 
     def init_cache(
         self, memory: Memory, *, max_length: int, num_beams: int = 1

@@ -55,6 +55,7 @@ class ClipConfig:
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         for name, tower in (("text", self.text), ("image", self.image)):
             if tower.d_model % tower.num_heads:
                 raise ValueError(f"{name}.d_model={tower.d_model} is not divisible by num_heads={tower.num_heads}")
@@ -110,6 +111,7 @@ def _layers(c: TowerConfig, *, dtype: Any, rngs: nnx.Rngs) -> EncoderLayer:
 
 
 def _feed_forward(c: TowerConfig, *, dtype: Any, rngs: nnx.Rngs) -> FeedForward:
+    """Returns the feed-forward network of a layer of a tower."""
     return FeedForward(c.d_model, c.d_ff, activation_fn=ACTIVATIONS[c.activation], dtype=dtype, rngs=rngs)
 
 
@@ -127,6 +129,7 @@ class TextTower(nnx.Module):
     """Layers over the tokens of a text: causal in CLIP, bidirectional in SigLIP."""
 
     def __init__(self, config: ClipConfig, *, rngs: nnx.Rngs):
+        """Initializes the parameters for the sizes of `config.text`."""
         c, tower, dtype = config, config.text, jnp.dtype(config.dtype)
         c.validate()
         self.embedding = Embedding(c.vocab_size, tower.d_model, init_stddev=0.02, dtype=dtype, rngs=rngs)
@@ -155,8 +158,9 @@ class TextTower(nnx.Module):
         if c.is_siglip:
             pooled = x[:, -1]
         else:
-            ends = tokens if c.eos_id == 2 else tokens == c.eos_id  # the first CLIPs name a wrong id, 2
-            pooled = jnp.take_along_axis(x, jnp.argmax(ends, axis=1)[:, None, None], axis=1)[:, 0]
+            # The first CLIPs name a wrong id, 2. Their EOS is the highest id of a text, which `argmax` finds too.
+            is_end = tokens if c.eos_id == 2 else tokens == c.eos_id
+            pooled = jnp.take_along_axis(x, jnp.argmax(is_end, axis=1)[:, None, None], axis=1)[:, 0]
         return TowerOutput(x, pooled if self.projection is None else self.projection(pooled))
 
 
@@ -164,6 +168,7 @@ class AttentionPooling(nnx.Module):
     """A learned query that attends to all patches, and a feed-forward network (Zhai et al., 2022, section 3.2)."""
 
     def __init__(self, config: TowerConfig, *, dtype: Any, rngs: nnx.Rngs):
+        """Initializes the query ("probe"), the attention and the feed-forward network."""
         c = config
         self.probe = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (c.d_model,)))
         self.attention = MultiHeadAttention(c.d_model, c.num_heads, use_bias=True, dtype=dtype, rngs=rngs)
@@ -180,6 +185,7 @@ class ImageTower(nnx.Module):
     """Layers over the patches of an image and, in CLIP, a class token."""
 
     def __init__(self, config: ClipConfig, *, rngs: nnx.Rngs):
+        """Initializes the parameters for the sizes of `config.image`."""
         c, tower, dtype = config, config.image, jnp.dtype(config.dtype)
         c.validate()
         num_patches = (c.image_size // c.patch_size) ** 2
@@ -267,12 +273,10 @@ class Clip(nnx.Module):
           ValueError: if the images do not have the size and channels of the model, or a text is longer than
             `config.max_length`.
         """
-        image, text = (
-            (x / jnp.linalg.norm(x, axis=-1, keepdims=True))
-            for x in (
-                self.image(images, rngs).pooled.astype(jnp.float32),
-                self.text(tokens, token_mask, rngs).pooled.astype(jnp.float32),
-            )
+        outputs = (
+            self.image(images, rngs).pooled.astype(jnp.float32),
+            self.text(tokens, token_mask, rngs).pooled.astype(jnp.float32),
         )
+        image, text = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in outputs)  # unit vectors
         logits = jnp.einsum("BE,NE->BN", image, text) * jnp.exp(self.log_scale[...])[None]
         return ClipOutput(logits if self.bias is None else logits + self.bias[...][None], image, text)

@@ -118,11 +118,14 @@ def layer_pattern(
       attention: configuration of the model's attention.
       experts: configuration of the model's mixtures of experts, if it may have any.
     """
-    patterns: list[list[Any]] = [attention.pattern(), *([] if experts is None else [experts.pattern()])]
-    return [
-        functools.partial(make_layer, *(pattern[index % len(pattern)] for pattern in patterns))
-        for index in range(math.lcm(*map(len, patterns)))
-    ]
+    patterns: list[list[Any]] = [attention.pattern()]
+    if experts is not None:
+        patterns.append(experts.pattern())
+    makers: list[Callable[[nnx.Rngs], Layer]] = []
+    for index in range(math.lcm(*map(len, patterns))):
+        entries = [pattern[index % len(pattern)] for pattern in patterns]  # of this layer, from each pattern
+        makers.append(functools.partial(make_layer, *entries))
+    return makers
 
 
 def check_pattern(model: SelfAttentionConfig) -> None:

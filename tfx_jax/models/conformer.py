@@ -65,12 +65,14 @@ class ConformerConfig:
         return cls(**sizes | overrides)
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.d_model % 2:
             raise ValueError(f"d_model={self.d_model} must be even for sinusoidal positions")
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # positions are not learned, so any length is possible
         self.num_features, self.kernel_size = 8, 3
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 32, 2, 64
@@ -92,6 +94,7 @@ class Subsampling(nnx.Module):
     """Two 3 x 3 convolutions of stride 2 over time and frequency, then a linear layer."""
 
     def __init__(self, num_features: int, d_model: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        """Initializes both convolutions, with d_model channels, and the linear layer."""
         init = nnx.initializers.he_normal(in_axis=(0, 1, 2), out_axis=3)
         self.first = nnx.Param(init(rngs.params(), (3, 3, 1, d_model), jnp.float32))
         self.first_bias = nnx.Param(jnp.zeros(d_model))
@@ -126,6 +129,7 @@ class Convolution(nnx.Module):
     epsilon = 1e-5
 
     def __init__(self, d_model: int, kernel_size: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        """Initializes the parameters, and the running mean and variance of the batch norm."""
         self.gated = Linear(d_model, 2 * d_model, kernel_init=_GLOROT, dtype=dtype, rngs=rngs)
         init = nnx.initializers.lecun_normal(in_axis=0, out_axis=1)
         self.kernel = nnx.Param(init(rngs.params(), (kernel_size, d_model), jnp.float32))
@@ -140,7 +144,10 @@ class Convolution(nnx.Module):
     def __call__(
         self, x: Float[Array, "B S D"], exists: Bool[Array, "B S"], *, rngs: nnx.Rngs | None = None
     ) -> Float[Array, "B S D"]:
-        """Transforms the steps where `exists`; training uses batch statistics and updates their moving averages."""
+        """Transforms steps; `exists` is False for padding, which changes no other step.
+
+        Training (`rngs` is not None) normalizes by the statistics of the batch and updates their moving averages.
+        """
         value, gate = jnp.split(self.gated(x), 2, axis=-1)
         x = jnp.where(exists[..., None], value * jax.nn.sigmoid(gate), jnp.zeros((), value.dtype))
         size, d_model = self.kernel.shape
@@ -169,7 +176,8 @@ class Convolution(nnx.Module):
         else:
             mean, variance = self.mean[...], self.variance[...]
         scale = self.scale[...] * jax.lax.rsqrt(variance + self.epsilon)
-        return ((x32 - mean[None, None]) * scale[None, None] + self.bias[...][None, None]).astype(x.dtype)
+        centered = x32 - mean[None, None]
+        return (centered * scale[None, None] + self.bias[...][None, None]).astype(x.dtype)
 
 
 class ConformerLayer(nnx.Module):
@@ -183,6 +191,7 @@ class ConformerLayer(nnx.Module):
         make_residual: Callable[[], Residual],
         d_model: int,
     ):
+        """Composes the layer; the functions make both feed-forward networks and the four residual connections."""
         self.first = make_feed_forward()
         self.first_residual = make_residual()
         self.self_attention = self_attention
@@ -237,6 +246,7 @@ class Conformer(nnx.Module):
         dtype = jnp.dtype(c.dtype)
 
         def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> ConformerLayer:
+            """Makes a layer with this attention."""
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,

@@ -54,6 +54,7 @@ class DecomposableConfig:
         """Accepts any combination of sizes."""
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # sentences may have any length
         self.vocab_size, self.d_embedding, self.d_model, self.d_ff = 500, 32, 16, 16
 
@@ -65,6 +66,7 @@ class TwoLayers(nnx.Module):
     """Two linear maps, each followed by a ReLU and preceded by dropout: the paper's F, G, H and F_intra."""
 
     def __init__(self, in_features: int, config: DecomposableConfig, *, rngs: nnx.Rngs):
+        """Initializes both maps by He et al. (2015)."""
         init, dtype = nnx.initializers.he_normal(), jnp.dtype(config.dtype)
         self.first = Linear(in_features, config.d_ff, kernel_init=init, dtype=dtype, rngs=rngs)
         self.second = Linear(config.d_ff, config.d_ff, kernel_init=init, dtype=dtype, rngs=rngs)
@@ -160,10 +162,10 @@ class DecomposableAttention(nnx.Module):
         if not self.config.intra_attention:
             return words
         # f_ij = F_intra(a_i) . F_intra(a_j) and a'_i = sum_j softmax_j(f_ij + d_{i-j}) a_j.
-        query_key = self.intra(words, rngs)[:, :, None]
-        limit = self.config.max_distance + 1
+        query_key = self.intra(words, rngs)[:, :, None]  # one head
+        limit = self.config.max_distance + 1  # farther words share the bias of this distance
         positions = jnp.arange(tokens.shape[1])
         distance = jnp.clip(positions[:, None] - positions[None], -limit, limit)
-        bias = jnp.take(self.distance_bias[...], distance + limit, axis=0)[None, None]
+        bias = jnp.take(self.distance_bias[...], distance + limit, axis=0)[None, None]  # [1, 1, T, T]
         attended: Any = dot_product_attention(query_key, query_key, words[:, :, None], bias, mask, scale=1.0)
         return jnp.concatenate([words, attended[:, :, 0]], axis=-1)

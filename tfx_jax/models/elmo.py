@@ -78,6 +78,7 @@ class ElmoConfig:
     kind: ClassVar[str] = "elmo"
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         for name, characters in (("characters", self.characters), ("tagger.characters", self.tagger.characters)):
             try:
                 characters.check()
@@ -85,6 +86,7 @@ class ElmoConfig:
                 raise ValueError(f"{name}.{error}") from None
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # a recurrent network has no maximum length
         small = CharacterConfig(d_character=4, filter_widths=(1, 3), num_filters=(8, 12), num_highway=1)
         self.vocab_size, self.word_length, self.characters = 1_000, 12, small
@@ -96,6 +98,7 @@ class Convolution(nnx.Module):
     """Convolution over the characters of a word with filters of one width, then max pooling (Kim et al., 2016)."""
 
     def __init__(self, width: int, d_character: int, num_filters: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        """Initializes the filters, [width, d_character, num_filters], by Glorot and Bengio (2010)."""
         self.kernel = nnx.Param(_GLOROT(rngs.params(), (width, d_character, num_filters)))
         self.bias = nnx.Param(jnp.zeros(num_filters))
         self.dtype = dtype
@@ -135,6 +138,7 @@ class CharacterEncoder(nnx.Module):
     """Computes a word's vector from its characters: filters of several widths, highway layers and a projection."""
 
     def __init__(self, config: CharacterConfig, d_model: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
+        """Initializes the vectors of characters, the filters, the highway layers and the projection to `d_model`."""
         c, features, options = config, sum(config.num_filters), {"dtype": dtype, "rngs": rngs}
         self.table = nnx.Param(nnx.initializers.normal(1.0)(rngs.params(), (NUM_CHARACTERS, c.d_character)))
         sizes = zip(c.filter_widths, c.num_filters, strict=True)
@@ -186,6 +190,7 @@ class LSTM(nnx.Module):
         projection = None if self.projection is None else self.projection[...].astype(self.dtype)
 
         def step(gates: Array, state: State, recurrent: Array) -> State:
+            """Takes one step of the cell and projects its output."""
             hidden, c = lstm_cell(gates, state, recurrent)
             return hidden if projection is None else mixed_product(hidden, projection), c
 
@@ -371,7 +376,7 @@ class ElmoTagger(nnx.Module):
         x = self.words(characters)
         if self.elmo is not None and self.mix is not None:
             layers = self.elmo(characters, token_mask=token_mask)
-            mixed = self.mix(layers.reshape(*layers.shape[:3], -1))
+            mixed = self.mix(layers.reshape(*layers.shape[:3], -1))  # both directions concatenated, [B, T, 2 D]
             x = jnp.concatenate([x, mixed], axis=-1)
         x = drop(x, self.config.tagger.dropout_rate, rngs)
         x = self.lstm(jnp.stack([x, x], axis=2), token_mask)

@@ -141,7 +141,11 @@ class EncoderDecoder(nnx.Module):
         *,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Returns the output of the decoder's last layer and its attention maps, stacked over layers."""
+        """Runs the decoder over tokens shifted right, [B, T], and the encoder's output.
+
+        Returns:
+          The output of the last layer and the attention maps, stacked over layers; None without `return_weights`.
+        """
         c, length = self.config, inputs.shape[1]
         token_mask = input_mask(inputs, c.pad_id)
         layer_inputs, compute_bias = self.layer_biases(length, is_source=False)
@@ -150,6 +154,7 @@ class EncoderDecoder(nnx.Module):
         def layer_fn(
             layer: DecoderLayer, x: Array, rngs: nnx.Rngs | None, layer_input: Any = None
         ) -> tuple[Array, Any]:
+            """Runs one layer with its entry of `layer_inputs`."""
             bias = compute_bias(layer_input)
             options: dict[str, Any] = {"memory_mask": memory.mask, "bias": bias, "token_mask": token_mask}
             return layer(x, memory.output, rngs=rngs, return_weights=return_weights, **options)
@@ -190,6 +195,7 @@ def run_encoder(
     x = model.embed(source, jnp.arange(length), rngs, is_source=True)
 
     def layer_fn(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None, layer_input: Any = None) -> tuple[Array, Any]:
+        """Runs one layer with its entry of `layer_inputs`."""
         token_mask = None if mask is None else mask[:, 0, 0]
         options: dict[str, Any] = {"bias": compute_bias(layer_input), "mask": mask, "token_mask": token_mask}
         return layer(x, rngs=rngs, return_weights=return_attention, **options)
@@ -243,7 +249,10 @@ class EncoderDecoderDecoder(nnx.Module):
     def init_cache(
         self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1
     ) -> tuple[dict[str, Any], Int[Array, " B"]]:
-        """Projects the memory to keys and values of each layer (kept as it is without a KV cache); no target yet."""
+        """Returns the cache for up to `max_length` new tokens, and the start token of each source.
+
+        The cache has the memory projected to keys and values of each layer; without a KV cache, the memory itself.
+        """
         limit, batch_size = self.model.max_positions, memory.output.shape[0]
         if limit is not None and max_length > limit:
             raise ValueError(f"max_length={max_length} must be at most {limit}, the number of learned positions")

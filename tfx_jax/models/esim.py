@@ -44,6 +44,7 @@ class EsimConfig:
         """Accepts any combination of sizes."""
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # a recurrent network has no maximum length
         self.vocab_size, self.d_embedding, self.d_model = 500, 32, 16
 
@@ -101,6 +102,7 @@ class Esim(nnx.Module):
         """
         rate = self.config.dropout_rate
         masks = [tokens != self.config.pad_id for tokens in (premise, hypothesis)]
+        # Outputs of the first LSTM, [B, T, 2 D] and [B, S, 2 D].
         a, b = (
             self.encoder(drop(self.embedding(tokens), rate, rngs), mask)[0]
             for tokens, mask in zip((premise, hypothesis), masks, strict=True)
@@ -116,7 +118,11 @@ class Esim(nnx.Module):
         return logits, {"decoder/0/cross": hypothesis_weights[:, None], "encoder/0/cross": premise_weights[:, None]}
 
     def _compose(
-        self, words: Array, aligned: Array, mask: Bool[Array, "B T"], rngs: nnx.Rngs | None
+        self,
+        words: Float[Array, "B T 2*D"],
+        aligned: Float[Array, "B T 2*D"],
+        mask: Bool[Array, "B T"],
+        rngs: nnx.Rngs | None,
     ) -> Float[Array, "B 4*D"]:
         """Compares each word with its aligned vector, runs the composition LSTM, and pools by mean and maximum."""
         compared = jnp.concatenate([words, aligned, words - aligned, words * aligned], axis=-1)

@@ -90,11 +90,12 @@ def export(
 
 
 def _traced(model: Any, *, int8: bool) -> tuple[list[jax.Array], dict[str, jax.export.Exported], dict[str, Any]]:
-    """Returns the weights, the exported programs by name, and what run.py must know of them."""
+    """Returns the weights, the exported programs by name, and the settings that run.py reads."""
     graphdef, state = nnx.split(model)
     weights, structure = jax.tree.flatten(state)
 
     def rebuilt(weights: list[jax.Array]) -> Any:
+        """Returns the model with these weights, so that they are arguments of the programs."""
         return nnx.merge(graphdef, jax.tree.unflatten(structure, weights))
 
     try:
@@ -114,19 +115,31 @@ def _traced(model: Any, *, int8: bool) -> tuple[list[jax.Array], dict[str, jax.e
 def _decoding_programs(
     rebuilt: Callable[[list[jax.Array]], Any], weights: list[jax.Array], *, int8: bool
 ) -> tuple[dict[str, jax.export.Exported], dict[str, Any]]:
-    """Exports "prepare", "prefill" and "step" of a model that generates."""
+    """Exports "prepare", "prefill" and "step" of a model that generates.
+
+    Args:
+      rebuilt: returns the model with the given weights.
+      weights: the model's weights; only shapes and dtypes are used.
+      int8: whether the decoder's weights become int8.
+
+    Returns:
+      The programs by name, and the settings that run.py reads.
+    """
     abstract = nnx.eval_shape(lambda weights: rebuilt(weights).decoder(int8=int8), weights)
     graphdef, state = nnx.split(abstract)
     leaves, structure = jax.tree.flatten(state)
     cache_structure: Any = None
 
     def decoder(leaves: list[jax.Array]) -> Any:
+        """Returns the decoder with these arrays, which `prepare` returned."""
         return nnx.merge(graphdef, jax.tree.unflatten(structure, leaves))
 
     def prepare(weights: list[jax.Array]) -> list[jax.Array]:
+        """Returns the arrays of the decoder: the weights, rearranged for decoding."""
         return jax.tree.leaves(nnx.split(rebuilt(weights).decoder(int8=int8))[1])
 
     def prefill(leaves: list[jax.Array], tokens: Any, token_mask: Any, room: Any) -> tuple[list[jax.Array], Any]:
+        """Returns the arrays of the cache, and the tokens of the first step; only the size of `room` is read."""
         nonlocal cache_structure
         model = decoder(leaves)
         cache, start = model.init_cache(model.encode(tokens, token_mask), max_length=room.shape[0])
@@ -134,6 +147,7 @@ def _decoding_programs(
         return cache_leaves, start
 
     def step(leaves: list[jax.Array], tokens: Any, cache: list[jax.Array]) -> tuple[Any, list[jax.Array]]:
+        """Returns the logits of the next token, and the arrays of the new cache."""
         logits, cache = decoder(leaves).step(tokens, jax.tree.unflatten(cache_structure, cache))
         return logits.astype(jnp.float32), jax.tree.leaves(cache)
 
@@ -151,11 +165,12 @@ def _decoding_programs(
     *cache, _ = exported_prefill.out_avals
     sizes = dict.fromkeys(str(size) for array in cache for size in array.shape if not isinstance(size, int))
     sizes["b"] = None
-    symbols = dict(zip(sizes, jax.export.symbolic_shape(", ".join(f"s{i}" for i in range(len(sizes)))), strict=True))
-    cache_specs = [
-        _spec(tuple(size if isinstance(size, int) else symbols[str(size)] for size in array.shape), array.dtype)
-        for array in cache
-    ]
+    names = ", ".join(f"s{index}" for index in range(len(sizes)))
+    symbols = dict(zip(sizes, jax.export.symbolic_shape(names), strict=True))
+    cache_specs: list[jax.ShapeDtypeStruct] = []
+    for array in cache:
+        shape = tuple(size if isinstance(size, int) else symbols[str(size)] for size in array.shape)
+        cache_specs.append(_spec(shape, array.dtype))
     programs = {
         "prepare": _exported(prepare, _specs(weights)),
         "prefill": exported_prefill,
@@ -168,7 +183,7 @@ def _decoding_programs(
 def _call_program(
     rebuilt: Callable[[list[jax.Array]], Any], weights: list[jax.Array], model: Any
 ) -> tuple[dict[str, jax.export.Exported], dict[str, Any]]:
-    """Exports "call" of an encoder or classifier, with outputs by name."""
+    """Exports "call" of an encoder or classifier, with outputs by name; arguments are those of `_decoding_programs`."""
     parameters = inspect.signature(type(model).__call__).parameters
     if {"tokens", "images"} <= parameters.keys():
         raise UserError(
@@ -180,6 +195,7 @@ def _call_program(
     limit = getattr(model.config, "max_length", None) if kind == "tokens" else None
 
     def call(weights: list[jax.Array], *inputs: Any) -> dict[str, Any]:
+        """Returns the outputs of the model by name."""
         options = {"token_mask": inputs[1]} if kind == "tokens" else {}
         outputs = rebuilt(weights)(inputs[0], **options)
         named = outputs._asdict() if hasattr(outputs, "_asdict") else {"outputs": outputs}
@@ -196,14 +212,17 @@ def _call_program(
 
 
 def _exported(function: Callable[..., Any], *specs: Any) -> jax.export.Exported:
+    """Exports a function for all `PLATFORMS`; `specs` are the shapes and dtypes of its arguments."""
     return jax.export.export(jax.jit(function), platforms=PLATFORMS)(*specs)
 
 
 def _spec(shape: tuple[Any, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype of an argument; sizes may be symbols."""
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def _specs(arrays: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    """Returns shapes and dtypes of arrays."""
     return [_spec(array.shape, array.dtype) for array in arrays]
 
 
@@ -212,7 +231,8 @@ def _readme(name: str, settings: dict[str, Any]) -> str:
     if "prepare" in settings["programs"]:
         kind, usage = "prefill and cached decoding", "print(model.generate([[5, 7, 11], [3]], max_new_tokens=20))"
     else:
-        kind, usage = "one call", f"print(model({'images' if settings['inputs'] == 'images' else '[[5, 7, 11], [3]]'}))"
+        example = "images" if settings["inputs"] == "images" else "[[5, 7, 11], [3]]"
+        kind, usage = "one call", f"print(model({example}))"
     return _README.format(
         name=name,
         kind=kind,

@@ -92,11 +92,13 @@ class GPTConfig:
         return cls(**sizes | overrides)
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_k is None and self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
         self.max_length = max_length
 
@@ -136,6 +138,7 @@ class GPT(LanguageModel):
         )
 
         def make_layer(layer_attention: AttentionConfig, has_experts: bool, rngs: nnx.Rngs) -> EncoderLayer:
+            """Makes a layer and initializes its matrices from normal distributions."""
             d_k = c.d_model // c.num_heads if c.d_k is None else c.d_k
             attention = MultiHeadAttention(
                 c.d_model,
@@ -158,13 +161,12 @@ class GPT(LanguageModel):
                 rngs=rngs,
             )
             network = feed_forward.experts if isinstance(feed_forward, MixtureOfExperts) else feed_forward
-            inner = [attention.query.kernel, attention.key.kernel, attention.value.kernel, network.up]
+            input_matrices = [attention.query.kernel, attention.key.kernel, attention.value.kernel, network.up]
             if attention.output_gate is not None:
-                inner.append(attention.output_gate.kernel)
-            for params, stddev in (
-                (inner, _INIT_STDDEV),
-                ((attention.out.kernel, network.down), _INIT_STDDEV * (2 * c.num_layers) ** -0.5),
-            ):
+                input_matrices.append(attention.output_gate.kernel)
+            output_matrices = [attention.out.kernel, network.down]  # added to the residual stream, twice in a layer
+            output_stddev = _INIT_STDDEV * (2 * c.num_layers) ** -0.5
+            for params, stddev in ((input_matrices, _INIT_STDDEV), (output_matrices, output_stddev)):
                 for param in params:
                     param[...] = stddev * jax.random.normal(rngs.params(), param.shape, param.dtype)
             return EncoderLayer(attention, feed_forward, residual)

@@ -99,7 +99,7 @@ class LanguageModel(nnx.Module):
         return_cache: bool = False,
         return_weights: bool = False,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Runs the layers; arguments are those of a call, and of `EncoderLayer`.
+        """Runs the layers over tokens; arguments are those of `__call__`, and of `EncoderLayer`.
 
         Returns:
           The output of the last layer and the extra outputs of `EncoderLayer` ("self" weights, "cache"), stacked over
@@ -116,6 +116,7 @@ class LanguageModel(nnx.Module):
         x = self.embed(tokens, positions, rngs)
 
         def layer_fn(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
+            """Runs one layer; returns its output and its extra outputs."""
             options: dict[str, Any] = {"mask": mask, "is_causal": True, "segment_ids": segment_ids, "rngs": rngs}
             options |= {"return_weights": return_weights, "return_cache": return_cache}
             return layer(x, token_mask=token_mask, positions=positions, **options)
@@ -170,12 +171,12 @@ class LanguageModelDecoder(nnx.Module):
         return self.model.config.max_length - max_new_tokens
 
     def encode(self, inputs: Int[Array, "B P"], token_mask: Bool[Array, "B P"] | None = None) -> Prompt:
-        """Reads the prompts without their last tokens (prefill)."""
+        """Reads the prompts without their last tokens (prefill); `token_mask` is False for padding."""
         token_mask = jnp.ones(inputs.shape, bool) if token_mask is None else token_mask
         if self.fused is None:  # a replay appends tokens directly after the prompt
             inputs, token_mask = left_aligned(inputs, token_mask)
         indices = jnp.arange(inputs.shape[1])[None]
-        last = jnp.max(jnp.where(token_mask, indices, 0), axis=1, keepdims=True)
+        last = jnp.max(jnp.where(token_mask, indices, 0), axis=1, keepdims=True)  # index of the last token
         is_past = token_mask & (indices != last)
         past = []
         if self.fused is not None:

@@ -95,6 +95,7 @@ class LlamaConfig:
         return math.lcm(len(self.attention.names), self.no_rotary_every or 1, len(self.experts.pattern()))
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_k is None and self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}; give d_k")
         if self.num_heads % (self.num_kv_heads or self.num_heads):
@@ -114,6 +115,7 @@ class LlamaConfig:
             raise ValueError(f"rotary: {error}") from None
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         self.vocab_size, self.d_model, self.num_heads, self.num_kv_heads, self.d_ff = 1_000, 32, 4, 2, 64
         self.d_k, self.max_length, self.num_layers = None, max_length, self.pattern_length
 
@@ -164,9 +166,9 @@ class Llama(LanguageModel):
                 rotary = None
             qk_norms: dict[str, Any] = {}
             if c.qk_norm != "none":
-                sizes = {"query_norm": c.num_heads, "key_norm": num_kv_heads}
-                is_shared = c.qk_norm == "all"
-                qk_norms = {name: make_norm(c.head_size * (n if is_shared else 1)) for name, n in sizes.items()}
+                is_shared = c.qk_norm == "all"  # one norm over all heads together
+                for name, heads in (("query_norm", c.num_heads), ("key_norm", num_kv_heads)):
+                    qk_norms[name] = make_norm(c.head_size * heads if is_shared else c.head_size)
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,

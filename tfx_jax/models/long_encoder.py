@@ -53,10 +53,12 @@ class LongEncoderConfig:
     can_shard_positions: ClassVar[bool] = True
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_model % self.num_heads or self.d_model % 2:
             raise ValueError(f"d_model={self.d_model} must be even and divisible by num_heads={self.num_heads}")
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # sequences may have any length
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 16, 2, 32
 
@@ -88,6 +90,7 @@ class LongEncoder(nnx.Module):
         residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True)
 
         def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+            """Makes a layer with this attention."""
             core = attention_fn or layer_attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
             attention = MultiHeadAttention(c.d_model, c.num_heads, attention_fn=core, dtype=dtype, rngs=rngs)
             options: dict[str, Any] = {"activation_fn": ACTIVATIONS["gelu_tanh"], "dropout_rate": c.dropout_rate}
@@ -136,8 +139,8 @@ class LongEncoder(nnx.Module):
         if other_tokens is None:
             vectors, maps = self._encode(tokens, rngs, return_attention)
         else:
-            sides = jnp.stack([tokens, other_tokens], axis=1).reshape(-1, tokens.shape[1])
-            vectors, maps = self._encode(sides, rngs, return_attention)
+            sequences = jnp.stack([tokens, other_tokens], axis=1).reshape(-1, tokens.shape[1])  # [2 B, T]
+            vectors, maps = self._encode(sequences, rngs, return_attention)
             u, v = vectors[0::2], vectors[1::2]
             vectors = jnp.concatenate([u, v, u * v, u - v], axis=-1)
         for layer in self.hidden:

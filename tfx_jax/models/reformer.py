@@ -49,6 +49,7 @@ class ReformerConfig:
     kind: ClassVar[str] = "decoder"
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.num_buckets is not None and self.num_buckets > 1 and self.num_buckets % 2:
@@ -57,6 +58,7 @@ class ReformerConfig:
             )
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 2, 32, 2, 64
         self.max_length, self.chunk_size, self.feed_forward_chunk_size = max_length, 8, 8
 
@@ -116,6 +118,7 @@ class ChunkedFeedForward(nnx.Module):
     """Norm and feed-forward network, computed in chunks of the sequence: G of a reversible layer."""
 
     def __init__(self, config: ReformerConfig, rngs: nnx.Rngs):
+        """Initializes the norm and the feed-forward network."""
         c = config
         self.norm = LayerNorm(c.d_model)
         self.feed_forward = FeedForward(
@@ -237,14 +240,15 @@ class Reformer(nnx.Module):
 
     def _run(self, x: Array, mask: Array | None, segment_ids: Any, rngs: nnx.Rngs | None) -> Float[Array, "B T 2*D"]:
         """Runs the reversible layers on both streams; returns their concatenation."""
-        attention, attention_params = nnx.split(self.attention_layers)
-        feed_forward, feed_forward_params = nnx.split(self.feed_forward_layers)
+        attention_graph, attention_params = nnx.split(self.attention_layers)
+        feed_forward_graph, feed_forward_params = nnx.split(self.feed_forward_layers)
 
+        # The functions f and g of `reversible_stack`, with the parameters of one layer.
         def attend(params: Any, x: Array, rng: Array | None, mask: Array | None, segment_ids: Any) -> Array:
-            return nnx.merge(attention, params)(x, rng, mask, segment_ids)
+            return nnx.merge(attention_graph, params)(x, rng, mask, segment_ids)
 
         def transform(params: Any, x: Array, rng: Array | None, mask: Array | None, segment_ids: Any) -> Array:
-            return nnx.merge(feed_forward, params)(x, rng)
+            return nnx.merge(feed_forward_graph, params)(x, rng)
 
         params = attention_params, feed_forward_params
         rng = None if rngs is None else rngs.dropout()
@@ -261,8 +265,8 @@ class Reformer(nnx.Module):
         layers = zip(unstack_layers(self.attention_layers), unstack_layers(self.feed_forward_layers), strict=True)
         for index, (attend, transform) in enumerate(layers):
             attention_rng, network_rng = (None, None) if rngs is None else (rngs.dropout(), rngs.dropout())
-            added, maps[f"decoder/{index}/self"] = attend(x2, attention_rng, mask, segment_ids, return_weights=True)
-            x1 = x1 + added.astype(x1.dtype)
+            attended, maps[f"decoder/{index}/self"] = attend(x2, attention_rng, mask, segment_ids, return_weights=True)
+            x1 = x1 + attended.astype(x1.dtype)
             x2 = x2 + transform(x1, network_rng).astype(x2.dtype)
         return jnp.concatenate([x1, x2], axis=-1), maps
 

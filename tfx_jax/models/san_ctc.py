@@ -46,12 +46,14 @@ class SanCTCConfig:
     has_position_bias: ClassVar[bool] = False
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.d_model % 2:
             raise ValueError(f"d_model={self.d_model} must be even for sinusoidal positions")
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # positions are not learned, so any length is possible
         self.num_features, self.subsampling = 8, 2
         self.num_layers, self.d_model, self.num_heads, self.d_ff = 1, 32, 2, 64
@@ -86,6 +88,7 @@ class SanCTC(nnx.Module):
         residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True)
 
         def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+            """Makes a layer with this attention."""
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,

@@ -36,7 +36,7 @@ from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 
 class Memory(NamedTuple):
-    """The encoded source."""
+    """The encoded source, which every decoding step reads."""
 
     output: Float[Array, "B S D"]  # outputs of the last encoder layer
     keys: Float[Array, "B S 1 D"] | None  # projected keys of the score "concat", computed once for all steps
@@ -70,18 +70,23 @@ class SourceAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         """Initializes the parameters; `attention_fn` replaces the score, the rest are fields of `Seq2SeqConfig`."""
-        matrix = lambda: nnx.Param(nnx.initializers.glorot_uniform()(rngs.params(), (size, size)))  # noqa: E731
-        vector = lambda: nnx.Param(nnx.initializers.normal(size**-0.5)(rngs.params(), (size,)))  # noqa: E731
+
+        def make_matrix() -> Any:
+            return nnx.Param(nnx.initializers.glorot_uniform()(rngs.params(), (size, size)))
+
+        def make_vector() -> Any:
+            return nnx.Param(nnx.initializers.normal(size**-0.5)(rngs.params(), (size,)))
+
+        score = score if attention_fn is None else ""  # no parameters of a score
+        self.w_query = make_matrix() if score in ("concat", "general") else None
+        self.w_key = make_matrix() if score == "concat" else None
+        self.v = make_vector() if score == "concat" else None
         # w_c and b_attn of See et al., equation 11. Zeros, so that adding coverage to a trained model first changes
         # nothing.
-        zeros = lambda: nnx.Param(jnp.zeros(size)) if has_coverage else None  # noqa: E731
-        score = score if attention_fn is None else ""  # no parameters of a score
-        self.w_query = matrix() if score in ("concat", "general") else None
-        self.w_key = matrix() if score == "concat" else None
-        self.v = vector() if score == "concat" else None
-        self.w_coverage, self.b_score = zeros(), zeros()
-        self.w_position = matrix() if alignment == "local-p" else None
-        self.v_position = vector() if alignment == "local-p" else None
+        self.w_coverage = nnx.Param(jnp.zeros(size)) if has_coverage else None
+        self.b_score = nnx.Param(jnp.zeros(size)) if has_coverage else None
+        self.w_position = make_matrix() if alignment == "local-p" else None
+        self.v_position = make_vector() if alignment == "local-p" else None
         self.scale = size**-0.5 if scaled else 1.0
         self.window = None if alignment == "global" else window
         self.attention_fn = attention_fn
@@ -204,6 +209,7 @@ class Seq2SeqConfig:
     kind: ClassVar[str] = "encoder_decoder"
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_model % 2:
             raise ValueError(f"d_model must be even, half of it for each direction, got {self.d_model}")
         if self.alignment != "global" and self.variant != "luong":
@@ -215,6 +221,7 @@ class Seq2SeqConfig:
             )
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # a recurrent network has no maximum length
         self.vocab_size, self.num_layers, self.d_model = 1_000, 1, 32
 
@@ -269,7 +276,10 @@ class Seq2Seq(nnx.Module):
             raise ValueError(f"coverage={c.coverage} cannot be combined with attention_fn: leave one of them out")
         cell, d, dtype = CELLS[c.cell], c.d_model, jnp.dtype(c.dtype)
         glorot = nnx.initializers.glorot_uniform()
-        matrix = lambda rows, columns: nnx.Param(glorot(rngs.params(), (rows, columns)))  # noqa: E731
+
+        def matrix(rows: int, columns: int) -> Any:
+            return nnx.Param(glorot(rngs.params(), (rows, columns)))
+
         self.embedding = Embedding(c.vocab_size, d, scale=math.sqrt(d), dtype=dtype, rngs=rngs)
         self.encoder_layers = stack_layers(
             lambda rngs: BidirectionalLayer(cell, d, dtype=dtype, rngs=rngs), c.num_layers, rngs
@@ -344,6 +354,7 @@ class Seq2Seq(nnx.Module):
         advance = self._advance(memory, return_attention=return_attention)
 
         def step(before: DecoderState, gates_and_key: tuple[Array, Array | None]) -> tuple[DecoderState, Any]:
+            """Returns the state after one target token, and the readout's inputs, weights and coverage loss."""
             state, outputs, weights = advance(before, *gates_and_key)
             loss = None
             if rngs is not None and before.coverage is not None and weights is not None:
@@ -374,6 +385,7 @@ class Seq2Seq(nnx.Module):
         def encode(
             layer: BidirectionalLayer, x: Array, rngs: nnx.Rngs | None, *layer_masks: Array
         ) -> tuple[Array, Array]:
+            """Runs one layer; returns its outputs and the concatenated final outputs of both directions."""
             return layer(drop(x, c.dropout_rate, rngs), token_mask, *layer_masks)
 
         x = self.embedding(source)
@@ -387,7 +399,8 @@ class Seq2Seq(nnx.Module):
         c, num_states = self.config, CELLS[self.config.cell].num_states
         initial = jnp.tanh(add_bias(mixed_product(memory.last, self.initial[...]), self.initial_bias[...]))
         states = jnp.split(initial, c.decoder_depth * num_states, axis=-1)
-        layers = tuple(tuple(states[start : start + num_states]) for start in range(0, len(states), num_states))
+        first_of_layer = range(0, len(states), num_states)  # indices: a layer has `num_states` consecutive states
+        layers = tuple(tuple(states[first : first + num_states]) for first in first_of_layer)
         fed = memory.last if c.variant == "fixed" else jnp.zeros_like(memory.last)
         coverage = None if c.coverage is None else jnp.zeros(memory.output.shape[:2])
         return DecoderState(layers, fed, jnp.zeros((), jnp.int32), coverage)
@@ -417,6 +430,7 @@ class Seq2Seq(nnx.Module):
         attend = cast(SourceAttention, self.attention)  # None for "fixed", which never calls it
 
         def advance(state: DecoderState, gates: Array, key: Array | None = None) -> Any:
+            """Takes one step of the decoder."""
             context, weights = state.fed, None
             if variant == "bahdanau":
                 context, weights = attend(state.layers[-1][0], state, memory, return_weights=has_weights)

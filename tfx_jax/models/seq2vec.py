@@ -55,6 +55,7 @@ class Seq2VecConfig:
         """Accepts any combination of sizes."""
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # there may be any number of events
         self.d_model, self.d_ff, self.num_knots = 16, 8, 5
 
@@ -138,9 +139,8 @@ class Seq2Vec(nnx.Module):
         if rate and rngs is not None:
             event_mask = event_mask & jax.random.bernoulli(rngs.dropout(), 1.0 - rate, event_mask.shape)
         variable = jnp.where(event_mask, variable, 0)
-        events = _between_knots(self.values[...], variable, value) + _between_knots(
-            self.times[...][None], index=None, x=time
-        )
+        value_vectors = _between_knots(self.values[...], variable, value)
+        events = value_vectors + _between_knots(self.times[...][None], index=None, x=time)
         events = (math.sqrt(c.d_model) * events).astype(c.dtype)  # scaled like word vectors in a Transformer
         pooled, weights = self._pool(events[:, :, None], event_mask[:, None, None])
         if rngs is not None:

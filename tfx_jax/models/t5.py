@@ -100,6 +100,7 @@ class T5Config:
         return cls(**sizes | overrides)
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if not 4 <= self.num_buckets // 2 * 2 < 2 * self.max_distance:
             raise ValueError(
                 f"num_buckets={self.num_buckets} must be at least 4 and less than twice "
@@ -108,6 +109,7 @@ class T5Config:
         self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # biases exist for every distance
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
         self.d_k = 16
@@ -120,6 +122,7 @@ class RelativeBias(nnx.Module):
     """Learned bias for each head and bucket of distances; encoder and decoder have one table each, or one per layer."""
 
     def __init__(self, config: T5Config, *, num_layers: int, is_bidirectional: bool, rngs: nnx.Rngs):
+        """Initializes the table, [buckets, N], or [num_layers, buckets, N] if each layer has its own."""
         init = nnx.initializers.normal(config.d_model**-0.5)
         shape = (config.num_buckets, config.num_heads)
         shape = (num_layers, *shape) if config.layers_have_biases else shape
@@ -201,6 +204,7 @@ class T5(EncoderDecoder):
                 param[...] = stddev * jax.random.normal(rngs.params(), param.shape, param.dtype)
 
         def attention(rngs: nnx.Rngs, core: AttentionFn = dot_product_attention) -> MultiHeadAttention:
+            """Makes the projections around the attention function `core`."""
             layer = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
@@ -266,6 +270,7 @@ class T5(EncoderDecoder):
         *,
         is_source: bool = False,
     ) -> Float[Array, "B T D"]:
+        """Returns token embeddings; positions enter as biases of the attention logits."""
         del positions, is_source
         return drop(self.embedding(tokens), self.config.dropout_rate, rngs)
 

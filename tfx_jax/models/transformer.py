@@ -95,6 +95,7 @@ class TransformerConfig:
         return cls(**options | overrides)
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_model % 2 and not self.learned_positions:
             raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
         if None in (self.d_k, self.d_v) and self.d_model % self.num_heads:
@@ -102,6 +103,7 @@ class TransformerConfig:
         self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         del max_length  # sinusoids have no limit, and `learned_positions` is left as it is
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 1, 32, 2, 64
 
@@ -148,6 +150,7 @@ class Transformer(EncoderDecoder):
             return attention(attention_fn=core, rngs=rngs)
 
         def feed_forward(has_experts: bool, rngs: nnx.Rngs) -> FeedForward | MixtureOfExperts:
+            """Makes the feed-forward network, or the mixture of experts, of a layer."""
             return (c.experts.make if has_experts else FeedForward)(
                 c.d_model,
                 c.d_ff,
@@ -199,20 +202,21 @@ class Transformer(EncoderDecoder):
         *,
         is_source: bool = False,
     ) -> Float[Array, "B T D"]:
-        source_embedding = self.source_embedding if is_source else None
-        x = (self.embedding if source_embedding is None else source_embedding)(tokens)
+        """Returns embeddings of tokens plus positions, the input of the encoder (`is_source`) or the decoder."""
+        embedding = self.source_embedding if is_source and self.source_embedding is not None else self.embedding
+        x = embedding(tokens)
         positions = self.config.first_position + positions
-        learned = self.source_positions if is_source else self.target_positions
-        if learned is None:
+        learned_positions = self.source_positions if is_source else self.target_positions
+        if learned_positions is None:
             options = {
                 "is_interleaved": self.config.interleaved_sinusoids,
                 "reaches_base": self.config.sinusoids_reach_base,
             }
-            vectors = sinusoidal_positions(positions, x.shape[-1], **options)
+            position_vectors = sinusoidal_positions(positions, x.shape[-1], **options)
         else:
-            vectors = learned(positions)
+            position_vectors = learned_positions(positions)
         norm = self.source_embedding_norm if is_source else self.target_embedding_norm
-        x = add_bias(x, vectors)
+        x = add_bias(x, position_vectors)
         return drop(x if norm is None else norm(x), self.config.dropout_rate, rngs)
 
     def encoder_output(self, x: Float[Array, "B S D"], rngs: nnx.Rngs | None) -> Float[Array, "B S D"]:

@@ -51,6 +51,7 @@ class TransformerXLConfig:
         return self.memory_length if self.eval_memory_length is None else self.eval_memory_length
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.d_model % 2:
@@ -59,6 +60,7 @@ class TransformerXLConfig:
             raise ValueError(f'attention.name must be "relative" in a Transformer-XL, got "{self.attention.name}"')
 
     def tiny(self, *, max_length: int) -> None:
+        """Sets sizes that train in seconds on one CPU."""
         self.vocab_size, self.num_layers, self.d_model, self.num_heads, self.d_ff = 1_000, 2, 32, 2, 64
         self.memory_length, self.eval_memory_length = max_length, 2 * max_length
 
@@ -99,6 +101,7 @@ class TransformerXLLayer(nnx.Module):
     def __init__(
         self, self_attention: MultiHeadAttention, feed_forward: FeedForward, make_residual: Callable[[], Residual]
     ):
+        """Composes the layer; `make_residual` makes the residual connection of each of the two sublayers."""
         self.self_attention = self_attention
         self.self_attention_residual = make_residual()
         self.feed_forward = feed_forward
@@ -148,6 +151,7 @@ class TransformerXL(nnx.Module):
         dtype = jnp.dtype(c.dtype)
 
         def make_layer(rngs: nnx.Rngs) -> TransformerXLLayer:
+            """Makes a layer with relative attention."""
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
@@ -207,10 +211,15 @@ class TransformerXL(nnx.Module):
         token_mask: Bool[Array, "B T"] | None = None,
         window: int | None = None,
     ) -> tuple[Float[Array, "B T D"], Memories]:
-        """Returns the output of the last layer and the next memories.
+        """Reads a segment; returns the output of the last layer and the memories for the next segment.
 
-        `token_mask` is False for padding, which must be at the start of texts and only with empty memories. `window` is
-        the maximum distance to which a position attends; None means no limit.
+        Args:
+          tokens: ids of the segment.
+          memories: memories of the previous segments.
+          memory_length: length of the returned memories.
+          rngs: stream `dropout`; None means evaluation.
+          token_mask: False for padding, which must be at the start of texts and only with empty memories.
+          window: maximum distance to which a position attends; None means no limit.
         """
         t, m = tokens.shape[1], memories.inputs.shape[2]
         exists = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
@@ -224,6 +233,7 @@ class TransformerXL(nnx.Module):
         x = drop(self.embedding(hide_padding(tokens, token_mask)), self.config.dropout_rate, rngs)
 
         def layer_fn(layer: TransformerXLLayer, x: Array, rngs: nnx.Rngs | None, memory: Array) -> tuple[Array, Array]:
+            """Returns the output of one layer and its next memory, the last of its inputs."""
             return layer(x, memory, mask, rngs=rngs), _last(jnp.concatenate([memory, x], axis=1), memory_length)
 
         c, inputs = self.config, jax.lax.stop_gradient(memories.inputs).swapaxes(0, 1)
@@ -287,5 +297,7 @@ class TransformerXLDecoder(nnx.Module):
 
 def _last(x: Float[Array, "B S D"], length: int) -> Float[Array, "B M D"]:
     """Returns the last `length` positions of a sequence, with zeros in front of a shorter one."""
-    missing = length - x.shape[1]
-    return x[:, -missing:] if missing < 0 else jnp.pad(x, ((0, 0), (missing, 0), (0, 0)))
+    excess = x.shape[1] - length
+    if excess > 0:
+        return x[:, excess:]
+    return jnp.pad(x, ((0, 0), (-excess, 0), (0, 0)))

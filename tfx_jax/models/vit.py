@@ -71,6 +71,7 @@ class ViTConfig:
         return len(self.labels)
 
     def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
         if self.d_model % self.num_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
         if self.distillation_head and not self.distillation_token:
@@ -120,6 +121,7 @@ class PatchEmbedding(nnx.Module):
     def __init__(
         self, num_channels: int, patch_size: int, d_model: int, *, use_bias: bool = True, dtype: Any, rngs: nnx.Rngs
     ):
+        """Initializes the kernel, [channels, rows, columns, d_model], and a bias of zeros."""
         init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
         shape = (num_channels, patch_size, patch_size, d_model)
         self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
@@ -130,6 +132,7 @@ class PatchEmbedding(nnx.Module):
         """Embeds the patches of images, row by row; height and width must be multiples of the patch size."""
         batch, height, width, channels = images.shape
         size, d_model = self.kernel.shape[2:]
+        # [B, rows, size, columns, size, C]: y and x index a patch, u and v a pixel in it.
         patches = images.astype(self.dtype).reshape(batch, height // size, size, width // size, size, channels)
         x = jnp.einsum("ByuxvC,CuvD->ByxD", patches, self.kernel[...].astype(self.dtype))
         x = x.reshape(batch, -1, d_model)
@@ -184,6 +187,7 @@ class ViT(nnx.Module):
         )
 
         def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
+            """Makes a layer with this attention."""
             core = attention_fn or layer_attention.make(c.num_heads, c.d_model // c.num_heads, rngs=rngs)
             return EncoderLayer(attention(attention_fn=core, rngs=rngs), feed_forward(rngs=rngs), residual)
 
@@ -233,13 +237,15 @@ class ViT(nnx.Module):
         positions = self.positions.table[...]
         if size != model_size:
             old, new = _grid(model_size, c.patch_size), _grid(size, c.patch_size)
-            # Tokens of class and distillation stand in front and keep their vectors.
-            num_kept = int(self.distillation_token is not None)
-            patches = interpolate_positions(positions[num_kept:], old, new)
-            positions = jnp.concatenate([positions[:num_kept], patches])
+            # The tokens of class and distillation are in front and keep their vectors; `interpolate_positions` copies
+            # one of them.
+            num_copied_here = int(self.distillation_token is not None)
+            patches = interpolate_positions(positions[num_copied_here:], old, new)
+            positions = jnp.concatenate([positions[:num_copied_here], patches])
         x = self.patches(images)
         tokens = [token for token in (self.class_token, self.distillation_token) if token is not None]
-        front = [jnp.broadcast_to(token[...].astype(x.dtype), (x.shape[0], 1, x.shape[2])) for token in tokens]
+        token_shape = (x.shape[0], 1, x.shape[2])
+        front = [jnp.broadcast_to(token[...].astype(x.dtype), token_shape) for token in tokens]
         x = add_bias(jnp.concatenate([*front, x], axis=1), positions)
         x = drop(x, c.dropout_rate, rngs)
 
@@ -265,13 +271,9 @@ class ViTClassifier(nnx.Module):
         if not config.labels:
             raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
         self.vit = ViT(dataclasses.replace(config, has_pooler=False), attention_fn=attention_fn, rngs=rngs)
-        zeros = nnx.initializers.zeros_init()
-        self.classifier = nnx.Linear(
-            config.d_model, len(config.labels), kernel_init=zeros, dtype=jnp.float32, rngs=rngs
-        )
-        make_classifier = functools.partial(
-            nnx.Linear, config.d_model, len(config.labels), kernel_init=zeros, dtype=jnp.float32
-        )
+        options: dict[str, Any] = {"kernel_init": nnx.initializers.zeros_init(), "dtype": jnp.float32}
+        make_classifier = functools.partial(nnx.Linear, config.d_model, len(config.labels), **options)
+        self.classifier = make_classifier(rngs=rngs)
         self.distillation_classifier = make_classifier(rngs=rngs) if config.distillation_head else None
         self.config = copy.deepcopy(config)
 
@@ -337,7 +339,7 @@ def interpolate_positions(
 
 
 def _cubic(distance: np.ndarray, a: float = -0.75) -> np.ndarray:
-    """Returns the weights of bicubic interpolation at distances from a sample, in samples (Keys, 1981)."""
+    """Returns the weight that bicubic interpolation gives a sample at each distance, in samples (Keys, 1981)."""
     near = (a + 2) * distance**3 - (a + 3) * distance**2 + 1
     far = a * (distance**3 - 5 * distance**2 + 8 * distance - 4)
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
@@ -356,7 +358,8 @@ def _resampling(old: int, new: int, method: str) -> Float[np.ndarray, "new old"]
     for offset in (-1, 0, 1, 2):
         neighbor = np.floor(centers) + offset
         weights = _KERNELS[method](np.abs(centers - neighbor))
-        np.add.at(matrix, (np.arange(new), np.clip(neighbor, 0, old - 1).astype(int)), weights)
+        column = np.clip(neighbor, 0, old - 1).astype(int)  # outside the line, the last sample is repeated
+        np.add.at(matrix, (np.arange(new), column), weights)
     return matrix.astype(np.float32)
 
 

@@ -64,6 +64,7 @@ class Convolution(nnx.Module):
     """Convolution over frames with a window of 3 frames, one of padding on either side, and GELU."""
 
     def __init__(self, num_inputs: int, num_outputs: int, *, stride: int, dtype: Any, rngs: nnx.Rngs):
+        """Initializes the kernel, [inputs, 3, outputs], and a bias of zeros."""
         init = nnx.initializers.lecun_normal(in_axis=(0, 1), out_axis=2)
         self.kernel = nnx.Param(init(rngs.params(), (num_inputs, 3, num_outputs), jnp.float32))
         self.bias = nnx.Param(jnp.zeros(num_outputs))

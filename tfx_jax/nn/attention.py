@@ -49,15 +49,16 @@ class KVCache(NamedTuple):
     def empty(
         cls, batch_size: int, num_heads: int, d_k: int, d_v: int | None = None, dtype: DTypeLike = "float32"
     ) -> "KVCache":
-        """Returns an empty cache; `d_v` is d_k by default."""
+        """Returns a cache of no tokens, key [B, 0, K, d_k] and value [B, 0, K, d_v]; `d_v` is d_k by default."""
         shape = (batch_size, 0, num_heads)
         return cls(jnp.zeros((*shape, d_k), dtype), jnp.zeros((*shape, d_k if d_v is None else d_v), dtype))
 
     def append(self, newer: "KVCache") -> "KVCache":
-        """Returns the cache extended by newer tokens."""
-        older = self.gates or {}
-        gates = {name: jnp.concatenate([older[name], gate], axis=1) for name, gate in (newer.gates or {}).items()}
-        key, value = (jnp.concatenate(pair, axis=1) for pair in ((self.key, newer.key), (self.value, newer.value)))
+        """Returns the cache extended by newer tokens, along the axis of tokens; `recent` is that of the newer ones."""
+        older_gates = self.gates or {}
+        gates = {name: jnp.concatenate([older_gates[name], gate], axis=1) for name, gate in (newer.gates or {}).items()}
+        key = jnp.concatenate([self.key, newer.key], axis=1)
+        value = jnp.concatenate([self.value, newer.value], axis=1)
         return KVCache(key, value, gates, newer.recent)
 
 
@@ -185,6 +186,7 @@ class MultiHeadAttention(nnx.Module):
             )
 
         def convolution(heads: int, size: int) -> ShortConvolution | None:
+            """Returns the short convolution of `heads` heads of `size` features, None if its width is 0."""
             if not convolution_width:
                 return None
             return ShortConvolution(convolution_width, heads, size, param_dtype=param_dtype, rngs=rngs)
@@ -302,7 +304,15 @@ class MultiHeadAttention(nnx.Module):
         segment_ids: SegmentIds | None = None,
         recent: Mapping[str, Array] | None = None,
     ) -> Float[Array, "B T N _"]:
-        """Applies the short convolution of queries, keys or values, if there is one."""
+        """Applies the short convolution of queries, keys or values, if there is one.
+
+        Args:
+          name: "query", "key" or "value".
+          heads: projected queries, keys or values.
+          mask: padding mask, [B, 1, 1, S], whose last T entries are for these tokens.
+          segment_ids: packed sequences, [B, T] or a pair whose first part is [B, T].
+          recent: `KVCache.recent` of the tokens before; None means no tokens.
+        """
         convolution = getattr(self, f"{name}_convolution")
         if convolution is None:
             return heads
@@ -323,7 +333,9 @@ class MultiHeadAttention(nnx.Module):
         segment_ids: SegmentIds | None = None,
         recent: Mapping[str, Array] | None = None,
     ) -> KVCache:
-        """Returns keys, values and gates of `x` as a cache, for self-attention; `recent` is that of the older cache.
+        """Returns keys, values and gates of `x` as a cache, for self-attention.
+
+        Arguments are as in `project_memory`; `recent` is that of the older cache.
 
         Raises:
           ValueError: as `project_memory`; and for `segment_ids` in a layer with a short convolution.
@@ -336,7 +348,10 @@ class MultiHeadAttention(nnx.Module):
     def _recent(
         self, x: Float[Array, "B T D"], mask: Mask | None, past: Mapping[str, Array] | None
     ) -> dict[str, Array] | None:
-        """Returns the `KVCache.recent` after `x`."""
+        """Returns `KVCache.recent` after `x`: the projections of its last tokens that the short convolutions need next.
+
+        `past` is `KVCache.recent` before `x`; the result is None without a short convolution.
+        """
         if self.query_convolution is None:
             return None
         parts = {
@@ -424,7 +439,8 @@ class RotaryConfig:
         if self.scaling == "longrope" and head_size is not None:
             self.frequencies(head_size)  # raises before it computes anything if there are more or fewer factors
         else:
-            dataclasses.replace(self, fraction=1.0).frequencies(2 * len(self.short_factors) or 4)
+            fitting_size = 2 * len(self.short_factors) or 4  # one factor for each pair of features
+            dataclasses.replace(self, fraction=1.0).frequencies(fitting_size)
 
     def check_packed(self) -> None:
         """Raises ValueError if the frequencies depend on the length of a text, of which a packed row has several."""
@@ -437,7 +453,7 @@ class RotaryConfig:
     def frequencies(self, head_size: int, length: Int[Array, " B"] | None = None) -> tuple[Any, float]:
         """Returns the pair of `rotary_frequencies` for a head size: radians per position of each pair, and a scale."""
         options = dataclasses.asdict(self)
-        size = 2 * round(options.pop("fraction") * head_size / 2)  # an even number of features
+        size = 2 * round(options.pop("fraction") * head_size / 2)  # rotated features: an even number
         return rotary_frequencies(size, **options, length=length)
 
     def rotate(self, x: Float[Array, "B T N H"], positions: Int[Array, "#B T"]) -> Float[Array, "B T N H"]:
@@ -448,7 +464,11 @@ class RotaryConfig:
 
 
 def _token_mask(mask: Mask | None, length: int) -> Bool[Array, "#B T"] | None:
-    """Returns where the last T keys are tokens, for a short convolution; raises ValueError for a mask of pairs."""
+    """Returns which of the last T = `length` keys are tokens, for a short convolution.
+
+    Raises:
+      ValueError: for a mask that is not a padding mask, [B, 1, 1, S].
+    """
     if mask is None:
         return None
     if mask.shape[1:3] != (1, 1):
@@ -525,7 +545,7 @@ class LearnedAttention(nnx.Module):
         is_training: bool = False,
         **options: Any,
     ) -> Any:
-        """Attends with the parameters and the current state; with `is_training` the state is updated."""
+        """Attends with the parameters and the current state; with `is_training` the state is updated first."""
         spec, bound_options, arrays = SPECS[self.name], dict(self.options), self.arrays(query.dtype)
         if is_training and spec.update_state is not None:
             for name, x in spec.update_state(arrays, query, key, mask, **bound_options).items():
@@ -534,11 +554,13 @@ class LearnedAttention(nnx.Module):
 
     def arrays(self, dtype: DTypeLike) -> dict[str, Array]:
         """Returns the parameters, cast to `dtype`, and the state by name, as options of the attention."""
-        variables = {name: x for name, x in vars(self).items() if isinstance(x, nnx.Variable)}
-        return {
-            name: x[...].astype(dtype) if isinstance(x, (nnx.Param, Frozen)) else x[...]
-            for name, x in variables.items()
-        }
+        arrays: dict[str, Array] = {}
+        for name, variable in vars(self).items():
+            if isinstance(variable, (nnx.Param, Frozen)):
+                arrays[name] = variable[...].astype(dtype)
+            elif isinstance(variable, nnx.Variable):
+                arrays[name] = variable[...]
+        return arrays
 
 
 def spec_of(attention_fn: AttentionFn) -> AttentionSpec | None:
@@ -590,13 +612,13 @@ for _spec in SPECS.values():
 
 def _option_fields() -> list[tuple[str, Any, Any]]:
     """Returns (name, type, field) of each field of `AttentionOptions`: the options of all specs with their help."""
-    owners: dict[str, dict[str, Any]] = {}
+    owners: dict[str, dict[str, Any]] = {}  # by name of the option: the specs that have it, each with its `Option`
     for spec in SPECS.values():
         for name, option in spec.options.items():
             owners.setdefault(name, {})[spec.name] = option
     fields: list[tuple[str, Any, Any]] = []
     for name, by_spec in owners.items():
-        texts: dict[str, list[str]] = {}
+        texts: dict[str, list[str]] = {}  # by help text: names of the specs, because specs may share a text
         for spec_name, option in by_spec.items():
             texts.setdefault(option.help, []).append(spec_name)
         texts_by_specs = (f"{', '.join(spec_names)}: {text}" for text, spec_names in texts.items())
@@ -754,7 +776,7 @@ class AttentionConfig:
 
 @functools.lru_cache(maxsize=256)
 def _bound(name: str, options: AttentionOptions) -> AttentionFn:
-    """Returns the attention with options bound; the same object for equal options."""
+    """Returns the attention called `name` with options bound; the same object for equal options."""
     spec = SPECS[name]
     passed = spec.passed(options.given)
     return functools.partial(spec.function, **passed) if passed else spec.function
@@ -762,10 +784,13 @@ def _bound(name: str, options: AttentionOptions) -> AttentionFn:
 
 @functools.lru_cache(maxsize=256)
 def _check_options(attention: AttentionConfig, num_heads: int, num_kv_heads: int, d_k: int) -> None:
-    """Raises the errors of the attention function for its options, by tracing it; skips kernels, which have none."""
-    if SPECS[attention.names[0]].platform is not None:
-        return
+    """Raises ValueError if the attention function rejects its options: traces it with 8 tokens, without computing.
+
+    Attentions for one platform are skipped: they have no options.
+    """
     spec = SPECS[attention.names[0]]
+    if spec.platform is not None:
+        return
     query, key = (jax.ShapeDtypeStruct((1, 8, heads, d_k), jnp.float32) for heads in (num_heads, num_kv_heads))
     sizes: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}
     shapes = spec.gates(**sizes, **attention.options.given) if spec.gates is not None else {}

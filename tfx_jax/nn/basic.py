@@ -104,7 +104,10 @@ class ShortConvolution(nnx.Module):
 
 
 def matrix_of(module: nnx.Module, name: str) -> Any:
-    """Returns a matrix of a module, with the adapter that `tfx_jax.nn.lora` may have put beside it."""
+    """Returns the matrix `name` of a module, with the adapter that `tfx_jax.nn.lora` may have put beside it.
+
+    The result is an array or a `LowRankSum`, a kernel of `tfx_jax.functional.linear`.
+    """
     param, adapter = getattr(module, name), getattr(module, f"{name}_adapter", None)
     return param[...] if adapter is None else adapter.beside(param[...])
 
@@ -164,6 +167,7 @@ class LearnedPositions(nnx.Module):
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ):
+        """Initializes the table [max_length, d_model] from a normal distribution."""
         init = nnx.initializers.normal(d_model**-0.5 if init_stddev is None else init_stddev)
         self.table = nnx.Param(init(rngs.params(), (max_length, d_model), param_dtype))
 
@@ -182,8 +186,9 @@ class LayerNorm(nnx.Module):
         epsilon: float = 1e-6,
         use_bias: bool = True,
         param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs | None = None,  # unused, as in Flax: parameters start as ones and zeros
+        rngs: nnx.Rngs | None = None,  # unused, as in Flax
     ):
+        """Initializes the scale with ones and the bias with zeros; `epsilon` is added to the variance."""
         self.scale = nnx.Param(jnp.ones(d_model, param_dtype))
         self.bias = nnx.Param(jnp.zeros(d_model, param_dtype)) if use_bias else None
         self.epsilon = epsilon
@@ -318,8 +323,9 @@ def dropout_mask(shape: tuple[int, ...], rate: float, rngs: nnx.Rngs | None) -> 
 
 def mean_over_tokens(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"]) -> Float[Array, "B D"]:
     """Returns the mean over the tokens of each row, float32 [B, D]; zeros for a row without tokens."""
-    kept = jnp.where(token_mask[..., None], x.astype(jnp.float32), 0.0)
-    return kept.sum(axis=1) / jnp.maximum(token_mask.sum(axis=1, keepdims=True), 1).astype(jnp.float32)
+    total = jnp.where(token_mask[..., None], x.astype(jnp.float32), 0.0).sum(axis=1)
+    num_tokens = token_mask.sum(axis=1, keepdims=True)
+    return total / jnp.maximum(num_tokens, 1).astype(jnp.float32)
 
 
 def max_over_tokens(x: Float[Array, "B T D"], token_mask: Bool[Array, "B T"]) -> Float[Array, "B D"]:

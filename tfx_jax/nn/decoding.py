@@ -112,8 +112,8 @@ class DecodingModel(Protocol):
 
 def project_memories(layers: DecoderLayer, memory: Float[Array, "B S D"]) -> list[FusedKVCache]:
     """Projects the encoder's output to the keys and values of the cross-attention of each layer of a stack."""
-    stacked = map_layers(lambda layer: layer.cross_attention.project_memory(memory), layers)
-    return [FusedKVCache.of(*layer) for layer in zip(*stacked, strict=True)]
+    keys, values = map_layers(lambda layer: layer.cross_attention.project_memory(memory), layers)  # [L, B, S, K, _]
+    return [FusedKVCache.of(key, value) for key, value in zip(keys, values, strict=True)]
 
 
 class FusedDecoder(nnx.Module):
@@ -128,6 +128,7 @@ class FusedDecoder(nnx.Module):
         dtype: DTypeLike,
         int8: bool,
     ):
+        """Splits the stack `layers` and rearranges the weights of each layer and of the output layer x W + b."""
         self.layers = nnx.List([fused(layer, int8=int8) for layer in unstack_layers(layers)])
         self.output = FusedLinear(kernel, bias, dtype=dtype, int8=int8)
 
@@ -166,6 +167,7 @@ def fuse_for_decoding(
 
 @functools.partial(jax.jit, static_argnames=("dtype", "int8"))
 def _fuse(layers: Any, table: Array, bias: Array | None, *, dtype: DTypeLike, int8: bool) -> FusedDecoder:
+    """Makes a `FusedDecoder` in one compiled program."""
     return FusedDecoder(layers, table.T, bias, dtype=dtype, int8=int8)
 
 
@@ -275,15 +277,16 @@ def fused_step(
     beams, indices = jnp.arange(num_beams), jnp.arange(length)
     exists = jnp.ones((1, length), bool) if constants.exists is None else constants.exists
     positions = indices[None] if constants.positions is None else constants.positions
-    newest = jax.lax.dynamic_slice_in_dim(positions, position, 1, axis=1)  # position of the newest token
+    newest = jax.lax.dynamic_slice_in_dim(positions, position, 1, axis=1)  # position of the newest token, [B or 1, 1]
     beam_ancestry = beam_ancestry.at[:, position].set(jnp.tile(beams, batch_size))
-    is_of_beam = beam_ancestry.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]  # [B, W, L, W]
+    # [B, W, L, W]: whether a token of a beam's sequence is the one that a beam, the last axis, wrote.
+    is_of_beam = beam_ancestry.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
     is_written = exists & (indices <= position)[None]
 
     def mask(is_visible: Any) -> Bool[Array, "B 1 W S"]:
         """Returns which entries of the cache each beam sees; an `is_visible` of None hides no position."""
-        is_seen = is_written if is_visible is None else is_written & is_visible(newest, positions)
-        return (is_of_beam & is_seen[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
+        may_see = is_written if is_visible is None else is_written & is_visible(newest, positions)
+        return (is_of_beam & may_see[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
 
     # One mask for each different visibility of the layers' attentions.
     visibilities = [layer.self_attention.is_visible for layer in layers]
@@ -318,7 +321,7 @@ def _split_past(past: Any) -> tuple[FusedKVCache | None, Any]:
 
 
 def _joined_past(cache: FusedKVCache | None, state: Any) -> Any:
-    """Returns the past that `_split_past` split."""
+    """Returns the past that `_split_past` split into `cache` and `state`."""
     if cache is None:
         return state
     return cache if state is None else ConvolvedPast(cache, state.recent)
@@ -332,14 +335,15 @@ def fusing_obstacle(layers: Any) -> str | None:
     """
     if type(layers) is LayerGroup:
         return next(filter(None, map(fusing_obstacle, layers.layers)), None)
-    known = {
+    # Classes that each part may have; "" is the layer itself.
+    supported = {
         "": (EncoderLayer, DecoderLayer),
         "feed_forward": (FeedForward, MixtureOfExperts),
         "self_attention_residual": (Residual,),
         "self_attention": (MultiHeadAttention,),
         "cross_attention": (MultiHeadAttention,),
     }
-    for name, kinds in known.items():
+    for name, kinds in supported.items():
         part = getattr(layers, name, None) if name else layers
         if part is not None and type(part) not in kinds:
             required = " or ".join(kind.__name__ for kind in kinds)
@@ -367,6 +371,7 @@ def _name_of(attention_fn: Any) -> str:
 
 @functools.cache
 def _warn_of_slow_decoding(obstacle: str) -> None:
+    """Logs, once for each reason, that a model decodes without a cache."""
     logging.warning("decoding is slow, because each new token processes all earlier tokens again: %s", obstacle)
 
 

@@ -15,10 +15,12 @@ from tfx_jax.functional.moe import Exchange
 
 
 def _call(attention_fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Calls an attention function directly."""
     return attention_fn(*args, **options)
 
 
 def _no_exchange(num_groups: int, num_experts: int) -> Exchange | None:
+    """Leaves the exchange of tokens between devices to the compiler."""
     del num_groups, num_experts
     return None
 

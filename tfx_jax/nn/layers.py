@@ -117,6 +117,7 @@ class EncoderLayer(nnx.Module):
         feed_forward: FeedForward | MixtureOfExperts,
         make_residual: Callable[[], Residual],
     ):
+        """Composes the layer; `make_residual` makes the residual connection of each of the two sublayers."""
         self.self_attention: Any = self_attention
         self.self_attention_residual = make_residual()
         self.feed_forward: Any = feed_forward
@@ -189,6 +190,7 @@ class DecoderLayer(nnx.Module):
         feed_forward: FeedForward | MixtureOfExperts,
         make_residual: Callable[[], Residual],
     ):
+        """Composes the layer; `make_residual` makes the residual connection of each of the three sublayers."""
         self.self_attention: Any = self_attention
         self.self_attention_residual = make_residual()
         self.cross_attention: Any = cross_attention
@@ -234,7 +236,9 @@ class DecoderLayer(nnx.Module):
         x, extras = self.self_attention_residual.with_extra(attend_self, x, rngs)
         x, cross_weights = self.cross_attention_residual.with_extra(attend_memory, x, rngs)
         x = self.feed_forward_residual(lambda x: _transform(self.feed_forward, x, token_mask, rngs), x, rngs)
-        return x, extras | ({"cross": cross_weights} if return_weights else {}) or None
+        if return_weights:
+            extras["cross"] = cross_weights
+        return x, extras or None
 
     def step(
         self,
@@ -276,7 +280,20 @@ def _attend(
     positions: Array | None = None,
     **options: Any,
 ) -> tuple[Array, dict[str, Any]]:
-    """Attends from `x` to a cache and to `x`; returns the output and the extras "self" (weights) and "cache"."""
+    """Computes self-attention from `x`, [B, T, D], to a cache and to `x`.
+
+    Args:
+      attention: the self-attention of a layer.
+      x: normalized inputs.
+      cache: keys and values of the tokens before `x`; None means no such tokens.
+      return_weights: whether to return "self" in the extras.
+      return_cache: whether to return "cache" in the extras even if `cache` is None.
+      positions: positions of the tokens of `x`; None means 0 .. T - 1.
+      **options: further options of `MultiHeadAttention.attend`.
+
+    Returns:
+      The output, and the extras "self", attention weights [B, N, T, S], and "cache", extended by `x`.
+    """
     recent = None if cache is None else cache.recent
     tokens = {"mask": options.get("mask"), "segment_ids": options.get("segment_ids"), "recent": recent}
     if return_cache or cache is not None:
@@ -314,7 +331,7 @@ def fused(layer: Layer, *, int8: bool = False) -> Layer:
       layer: the trained layer; it is not changed.
       int8: whether weights are quantized to int8, see `tfx_jax.functional.int8_product`.
     """
-    layer = jax.tree.map(lambda x: x, merged(layer))
+    layer = jax.tree.map(lambda x: x, merged(layer))  # a copy, whose sublayers are replaced below
     dtype = layer.feed_forward.dtype
     layer.self_attention = FusedSelfAttention(layer.self_attention, dtype=dtype, int8=int8)
     if isinstance(layer, DecoderLayer):
@@ -343,7 +360,7 @@ class FusedKVCache(NamedTuple):
 
     @classmethod
     def of(cls, key: Float[Array, "B S K H"], value: Float[Array, "B S K U"]) -> "FusedKVCache":
-        """Converts the keys and values of `MultiHeadAttention.project_memory`."""
+        """Returns a cache of the keys and values of `MultiHeadAttention.project_memory`."""
         return cls(key.transpose(0, 2, 3, 1), value.swapaxes(1, 2))
 
     def append(self, newest: "FusedKVCache", position: Int[Array, ""]) -> "FusedKVCache":
@@ -355,7 +372,10 @@ class FusedKVCache(NamedTuple):
         )
 
     def with_room(self, max_new_tokens: int, num_beams: int) -> "FusedKVCache":
-        """Adds a beam axis to keys [B, K, H, P] and values [B, K, P, U], appends empty entries, and flattens to S."""
+        """Returns a cache with room for the new tokens of all beams, S = (P + max_new_tokens) * num_beams.
+
+        The keys, [B, K, H, P], and values, [B, K, P, U], of the P tokens so far become those of the first beam.
+        """
         key, value = self.key[..., None], self.value[:, :, :, None]
         key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, max_new_tokens), (0, num_beams - 1)))
         value = jnp.pad(value, ((0, 0), (0, 0), (0, max_new_tokens), (0, num_beams - 1), (0, 0)))
@@ -377,6 +397,11 @@ class FusedSelfAttention(nnx.Module):
     """The self-attention of a layer, for one token per row."""
 
     def __init__(self, attention: MultiHeadAttention, *, dtype: DTypeLike, int8: bool):
+        """Joins the projections of a trained attention into one matrix, in `dtype` or quantized to int8.
+
+        Raises:
+          ValueError: if the attention cannot decode from a cache.
+        """
         projections = [attention.query, attention.key, attention.value]
         if attention.output_gate is not None:
             projections.append(attention.output_gate)
@@ -392,14 +417,14 @@ class FusedSelfAttention(nnx.Module):
         self.gates = nnx.Dict({name: getattr(attention, f"gate_{name}") for name in attention.gate_names})
         decoding = _decoding_of(attention)
         is_recurrent = isinstance(decoding, RecurrentDecoding)
-        # `decoding` is a pair in both cases; the other two functions are None.
+        # `decoding` is a pair in both cases: (read, step) or (attention_fn, is_visible). The other two are None.
         self.read_fn, self.step_fn = decoding if is_recurrent else (None, None)
         self.attention_fn, self.is_visible = (None, None) if is_recurrent else decoding
         self.learned = attention.attention_fn if isinstance(attention.attention_fn, LearnedAttention) else None
         self.scale, self.logits_soft_cap = attention.scale, attention.logits_soft_cap
 
     def empty_cache(self, batch_size: int, dtype: DTypeLike) -> KVCache:
-        """Returns an empty cache of keys, values and gates."""
+        """Returns a cache of no tokens, with keys, values, gates and the past of the short convolutions."""
         gates = {name: jnp.zeros((batch_size, 0, *gate.kernel.shape[1:]), dtype) for name, gate in self.gates.items()}
         empty = KVCache.empty(batch_size, self.num_kv_heads, self.d_k, self.d_v, dtype)
         recent = {
@@ -411,7 +436,14 @@ class FusedSelfAttention(nnx.Module):
     def init_cache(
         self, past: KVCache, is_past: Bool[Array, "B P"] | None, *, max_new_tokens: int, num_beams: int
     ) -> "FusedKVCache | Any":
-        """Returns the `past` of the first step: a cache with room for `max_new_tokens`, or a recurrent state."""
+        """Returns the `past` of the first step: a cache with room for `max_new_tokens`, or a recurrent state.
+
+        Args:
+          past: keys, values and gates of the P tokens of a prompt.
+          is_past: True for tokens of the prompt, False for padding; None means no padding.
+          max_new_tokens: how many more tokens the cache has room for.
+          num_beams: W, beams of each input.
+        """
         if self.read_fn is None:
             state = FusedKVCache.of(past.key, past.value).with_room(max_new_tokens, num_beams)
         else:
@@ -448,7 +480,7 @@ class FusedSelfAttention(nnx.Module):
         Returns:
           The output and the extended past.
         """
-        shape, beams = x.shape, (mask.shape[0], x.shape[0] // mask.shape[0])
+        shape, beams = x.shape, (mask.shape[0], x.shape[0] // mask.shape[0])  # (R, 1, D) and (B, W)
         past, recent = past if isinstance(past, ConvolvedPast) else (past, None)
         # The beams of an input are the queries of one attention to the keys of all its beams; the mask selects.
         joined = self.projections(x).reshape(*beams, -1)
@@ -484,7 +516,7 @@ class FusedSelfAttention(nnx.Module):
         """Applies the short convolutions of query, key and value; returns the results and the new `recent`."""
         convolved, newest = [], {}
         for name, part in heads.items():
-            rows = part.reshape(-1, 1, *part.shape[2:])
+            rows = part.reshape(-1, 1, *part.shape[2:])  # [R, 1, heads, _]
             convolved.append(self.convolutions[name](rows, recent[name]).reshape(part.shape))
             newest[name] = self.convolutions[name].last_tokens(rows, recent[name])
         return convolved, newest
@@ -494,6 +526,11 @@ class FusedCrossAttention(nnx.Module):
     """The cross-attention of a layer, for one token per row."""
 
     def __init__(self, attention: MultiHeadAttention, *, dtype: DTypeLike, int8: bool):
+        """Takes the projections of queries and outputs of a trained attention; keys are those of a memory.
+
+        Raises:
+          ValueError: if the attention cannot decode from cached keys and values.
+        """
         self.query = FusedLinear(*_joined(attention.query), dtype=dtype, int8=int8)
         self.out = FusedLinear(*_joined(attention.out), dtype=dtype, int8=int8)
         decoding = _decoding_of(attention)
@@ -521,6 +558,7 @@ class FusedFeedForward(nnx.Module):
     """A feed-forward network of `FusedLinear` layers, without dropout."""
 
     def __init__(self, feed_forward: FeedForward, *, int8: bool):
+        """Takes the matrices of a trained network, in its dtype or quantized to int8."""
         linear = functools.partial(FusedLinear, dtype=feed_forward.dtype, int8=int8)
         self.up = linear(feed_forward.up[...], _value(feed_forward.up_bias))
         self.gate = (
@@ -545,6 +583,7 @@ class FusedLinear(nnx.Module):
     def __init__(
         self, kernel: Float[Array, "D N"], bias: Float[Array, " N"] | None = None, *, dtype: DTypeLike, int8: bool
     ):
+        """Stores W in `dtype`, or as int8 values with a scale for each output."""
         values, scales = quantize_rows(kernel.T) if int8 else (kernel.astype(dtype), None)
         self.kernel = nnx.Param(values)
         self.scales = None if scales is None else nnx.Param(scales)
@@ -558,7 +597,9 @@ class FusedLinear(nnx.Module):
             y = jnp.einsum("...D,DN->...N", x, self.kernel[...], preferred_element_type=out_dtype)
         else:
             y = int8_product(x, self.kernel[...], self.scales[...]).astype(out_dtype)
-        return y if self.bias is None else y + self.bias[...].astype(y.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
+        if self.bias is None:
+            return y
+        return y + self.bias[...].astype(y.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def _decoding_of(attention: MultiHeadAttention) -> CachedDecoding | RecurrentDecoding:
@@ -577,12 +618,15 @@ def _joined(*projections: Linear) -> tuple[Float[Array, "D N"], Float[Array, " N
     kernels = [projection.kernel[...].reshape(math.prod(projection.in_features), -1) for projection in projections]
     if all(projection.bias is None for projection in projections):
         return jnp.concatenate(kernels, axis=1), None
-    biases = [
-        jnp.zeros(kernel.shape[1], kernel.dtype) if projection.bias is None else projection.bias[...].reshape(-1)
-        for projection, kernel in zip(projections, kernels, strict=True)
-    ]
+    biases: list[Array] = []
+    for projection, kernel in zip(projections, kernels, strict=True):
+        if projection.bias is None:
+            biases.append(jnp.zeros(kernel.shape[1], kernel.dtype))
+        else:
+            biases.append(projection.bias[...].reshape(-1))
     return jnp.concatenate(kernels, axis=1), jnp.concatenate(biases)
 
 
 def _value(param: nnx.Param[Array] | None) -> Array | None:
+    """Returns the array of an optional parameter."""
     return None if param is None else param[...]

@@ -75,7 +75,9 @@ class Adapter(nnx.Module):
 
 def _sum(kernel: Array, a: Array, b: Array, scale: float) -> Array:
     """Returns kernel + scale * a b for kernel [*stack, *in, *out], a [*stack, *in, rank] and b [*stack, rank, *out]."""
-    stack = kernel.shape[: a.ndim + b.ndim - 2 - kernel.ndim]  # a and b both have the axes of the stack
+    # a has the axes of stack, inputs and rank, b those of stack, rank and outputs, the kernel those of stack, inputs
+    # and outputs. The difference is the number of axes of the stack.
+    stack = kernel.shape[: a.ndim + b.ndim - 2 - kernel.ndim]
     a, b = a.reshape(*stack, -1, a.shape[-1]), b.reshape(*stack, b.shape[len(stack)], -1)
     delta = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST) * scale
     return kernel + delta.reshape(kernel.shape).astype(kernel.dtype)
@@ -110,17 +112,17 @@ def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int 
             if not is_target(path):
                 continue
             shape = getattr(owner, name).shape
-            start = len(shape) - num_axes  # number of axes of the stack
-            stack, inputs, outputs = shape[:start], shape[start : start + num_inputs], shape[start + num_inputs :]
+            num_stack_axes = len(shape) - num_axes
+            stack, matrix = shape[:num_stack_axes], shape[num_stack_axes:]
+            inputs, outputs = matrix[:num_inputs], matrix[num_inputs:]
             adapters.append((owner, name, Adapter(stack, inputs, outputs, config, rngs=rngs)))
         if not adapters:
-            such = f"such as {matrices[0][0]}" if matrices else "of which this model has none"
-            raise ValueError(f"lora.targets={config.targets!r} matches none of the matrices, {such}")
+            example = f"such as {matrices[0][0]}" if matrices else "of which this model has none"
+            raise ValueError(f"lora.targets={config.targets!r} matches none of the matrices, {example}")
         # Only a model that is an encoder with a head has a part with this attribute, the encoder.
-        encoder_prefix = next(
-            (f"{name}/" for name, part in vars(model).items() if hasattr(part, "name_below_heads")), ""
-        )
-    for path, owner, name in [*_params(model)]:
+        encoders = [name for name, part in vars(model).items() if hasattr(part, "name_below_heads")]
+        encoder_prefix = f"{encoders[0]}/" if encoders else ""
+    for path, owner, name in [*_params(model)]:  # a list, because the loop changes the model
         if is_frozen(path) or (config.rank and path.startswith(encoder_prefix)):
             setattr(owner, name, Frozen(getattr(owner, name)[...]))
     for owner, name, adapter in adapters:
@@ -162,8 +164,8 @@ def merge_params(params: dict[str, Any], config: LoraConfig) -> dict[str, Any]:
 
 def adapters_of(model: nnx.Module) -> dict[str, Adapter]:
     """Returns the adapters of a model, keyed by the paths of their matrices."""
-    found = ((path, node) for path, node in nnx.iter_graph(model) if isinstance(node, Adapter))
-    return {"/".join(map(str, path)).removesuffix("_adapter"): adapter for path, adapter in found}
+    adapters = ((path, node) for path, node in nnx.iter_graph(model) if isinstance(node, Adapter))
+    return {"/".join(map(str, path)).removesuffix("_adapter"): adapter for path, adapter in adapters}
 
 
 def _matcher(field: str, pattern: str) -> Callable[[str], bool]:

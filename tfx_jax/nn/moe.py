@@ -46,11 +46,7 @@ class ExpertsConfig:
     router_z_loss: float = at_least(0, 0.001)  # weight of the loss that keeps the router's logits small
 
     def validate(self) -> None:
-        """Checks the fields.
-
-        Raises:
-          ValueError: if there are fewer experts than `experts_per_token`, or `capacity_factor` is 0.
-        """
+        """Raises ValueError if there are fewer experts than `experts_per_token`, or `capacity_factor` is 0."""
         if self.num_experts and self.num_experts < self.experts_per_token:
             raise ValueError(
                 f"experts.num_experts={self.num_experts} must be at least experts.experts_per_token="
@@ -60,7 +56,7 @@ class ExpertsConfig:
             raise ValueError(f"experts.capacity_factor must be above 0, got {self.capacity_factor}")
 
     def pattern(self) -> list[bool]:
-        """Returns, for each layer of the pattern that the layers repeat, whether it has a mixture."""
+        """Returns whether each layer of the pattern that a model's layers repeat has a mixture of experts."""
         return [False] * (self.every - 1) + [True] if self.num_experts else [False]
 
     @property
@@ -206,6 +202,7 @@ class MixtureOfExperts(nnx.Module):
         keys = jax.random.split(rngs.dropout(), self.num_experts) if rngs is not None and self.dropout_rate else None
 
         def answer(expert: FeedForward, buffer: Float[Array, "C D"], key: Array | None) -> Float[Array, "C D"]:
+            """Applies one expert to the tokens in its buffer."""
             return expert(buffer, rngs=None if key is None else nnx.Rngs(dropout=key))
 
         y, routing = mixture_of_experts(

@@ -35,12 +35,14 @@ class RecurrentLayer(nnx.Module):
     def __init__(self, cell: Cell, input_size: int, size: int, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         """Initializes each block of W by Glorot and Bengio (2010), each block of U orthogonal, and b with zeros.
 
-        The forget gates of an LSTM have a bias of 1.
+        A block has the columns of one gate. The forget gates of an LSTM have a bias of 1. `input_size` is I, `size` is
+        H, and `dtype` is that of the matrix products.
         """
         glorot = nnx.initializers.glorot_uniform()
         orthogonal = lambda rng, shape: orthogonal_of_normal(jax.random.normal(rng, shape))  # noqa: E731
 
         def init_blocks(init: Callable[..., Array], rows: int) -> Array:
+            """Returns a matrix [rows, G H], initialized gate by gate."""
             return jnp.concatenate([init(rngs.params(), (rows, size)) for _ in range(cell.num_gates)], axis=1)
 
         self.kernel = nnx.Param(init_blocks(glorot, input_size))

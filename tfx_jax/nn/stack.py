@@ -60,9 +60,9 @@ def stack_layers(
     def make(key: Array) -> Any:
         """Makes one repetition: a layer, or a group with a layer of each kind."""
         rngs = nnx.Rngs(params=key)
-        return (
-            make_kinds[0](rngs) if len(make_kinds) == 1 else LayerGroup([make_kind(rngs) for make_kind in make_kinds])
-        )
+        if len(make_kinds) == 1:
+            return make_kinds[0](rngs)
+        return LayerGroup([make_kind(rngs) for make_kind in make_kinds])
 
     return jax.vmap(make)(jax.random.split(rngs.params(), num_layers // len(make_kinds)))
 
@@ -113,6 +113,7 @@ def scan_layers(
             raise ValueError("layers with running statistics cannot share their parameters")
 
         def run_pass(x: Array, key: Array | None) -> tuple[Array, Any]:
+            """Runs `x` once through the whole stack."""
             rngs = None if key is None else nnx.Rngs(dropout=key)
             return scan_layers(fn, layers, x, rngs, inputs=inputs, remat=remat)
 
@@ -123,6 +124,7 @@ def scan_layers(
     keys = None if rngs is None else jax.random.split(rngs.dropout(), _num_groups(layers) * len(members))
 
     def run_layer(x: Array, layer_arguments: tuple[nnx.Module, Array | None, Any]) -> tuple[Array, Any]:
+        """Returns the output of one layer, its extra and, in training, its variables that are not parameters."""
         layer, key, layer_inputs = layer_arguments
         optional_inputs = () if layer_inputs is None else (layer_inputs,)
         x, extra = fn(layer, x, None if key is None else nnx.Rngs(dropout=key), *optional_inputs)
@@ -131,6 +133,7 @@ def scan_layers(
     run_layer = _rematerialized(run_layer, remat)
 
     def run_group(x: Array, group_arguments: list[Any]) -> tuple[Array, list[Any]]:
+        """Runs one layer of each kind: one step of the scan."""
         results = []
         for layer_arguments in group_arguments:
             x, result = run_layer(x, layer_arguments)
@@ -138,7 +141,8 @@ def scan_layers(
         return x, results
 
     # The layers of a group may have different structures, so the arguments of each member are stacked separately.
-    arguments = list(zip(members, *(_split_by_member(tree, len(members)) for tree in (keys, inputs)), strict=True))
+    member_keys, member_inputs = (_split_by_member(tree, len(members)) for tree in (keys, inputs))
+    arguments = list(zip(members, member_keys, member_inputs, strict=True))
     x, results = jax.lax.scan(run_group, x, arguments, unroll=unroll)
     for member, (_, model_state) in zip(members, results, strict=True):
         if jax.tree.leaves(model_state):
@@ -161,9 +165,8 @@ def _rematerialized(run_layer: Callable[..., Any], remat: str) -> Callable[..., 
 def unstack_layers(layers: Layer) -> list[Layer]:
     """Splits a stack into a list of its layers."""
     members = _members(layers)
-    return [
-        jax.tree.map(operator.itemgetter(index), member) for index in range(_num_groups(layers)) for member in members
-    ]
+    indices = range(_num_groups(layers))
+    return [jax.tree.map(operator.itemgetter(index), member) for index in indices for member in members]
 
 
 def per_layer(extras: Any, num_layers: int) -> list[Any]:
@@ -212,11 +215,14 @@ def _interleaved(trees: list[Any]) -> Any:
     if len(trees) == 1:
         return trees[0]
     if len({jax.tree.structure(tree) for tree in trees}) > 1:
-        if all(isinstance(tree, dict) and tree.keys() == trees[0].keys() for tree in trees):
+        have_equal_keys = all(isinstance(tree, dict) and tree.keys() == trees[0].keys() for tree in trees)
+        if have_equal_keys:
             return {name: _interleaved([tree[name] for tree in trees]) for name in trees[0]}
         num_groups = jax.tree.leaves(trees)[0].shape[0]
         return [jax.tree.map(operator.itemgetter(i), tree) for i in range(num_groups) for tree in trees]
-    return jax.tree.map(
-        lambda *leaves: jnp.stack(leaves, axis=1).reshape(len(leaves) * leaves[0].shape[0], *leaves[0].shape[1:]),
-        *trees,
-    )
+
+    def interleave(*leaves: Array) -> Array:
+        """Interleaves the leading axes of arrays, one from each member."""
+        return jnp.stack(leaves, axis=1).reshape(len(leaves) * leaves[0].shape[0], *leaves[0].shape[1:])
+
+    return jax.tree.map(interleave, *trees)

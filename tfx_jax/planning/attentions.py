@@ -31,6 +31,7 @@ def _from_spec(name: str) -> Measured:
     spec = SPECS[name]
 
     def make(length: int, num_heads: int, head_size: int) -> Callable[..., Any]:
+        """Returns the attention for these shapes; one with gates gets them as `_with_gates` makes them."""
         options = AttentionOptions(**spec.example(length))
         core = AttentionConfig(name, options).make(num_heads, head_size, rngs=nnx.Rngs(0))
         if spec.gates is None:
@@ -48,11 +49,11 @@ def _with_gates(
 
     `shapes` has the shape of each gate by name; features are repeated if a gate needs more than there are.
     """
-    features = key.reshape(*key.shape[:2], -1)
-    gates = {
-        name: features[..., np.arange(math.prod(shape)) % features.shape[-1]].reshape(*key.shape[:2], *shape)
-        for name, shape in shapes.items()
-    }
+    features = key.reshape(*key.shape[:2], -1)  # [B, S, N * H]
+    gates = {}
+    for name, shape in shapes.items():
+        indices = np.arange(math.prod(shape)) % features.shape[-1]
+        gates[name] = features[..., indices].reshape(*key.shape[:2], *shape)
     return core(query, key, *args, **gates, **options)
 
 

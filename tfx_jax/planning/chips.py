@@ -37,7 +37,8 @@ class Chip:
           devices: device numbers, counted slice by slice or node by node.
           num_near: devices per slice or node.
         """
-        return self.near_bandwidth if len({device // num_near for device in devices}) == 1 else self.far_bandwidth
+        groups = {device // num_near for device in devices}  # slices or nodes
+        return self.near_bandwidth if len(groups) == 1 else self.far_bandwidth
 
 
 _GIB = 2**30

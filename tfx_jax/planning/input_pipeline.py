@@ -16,7 +16,7 @@ from tfx_jax.training.sharding.strategies import make_mesh
 
 
 def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> dict[str, Any]:
-    """Reads batches from the trainer's own iterator as fast as possible.
+    """Measures how fast the trainer's own iterator yields batches.
 
     Rates are averages over the whole time, including the wait for the first batch, for which the first sort buffer is
     read, tokenized and sorted. Later buffers delay later batches. Few steps therefore give lower rates than many.
@@ -57,7 +57,7 @@ def data(config: ExperimentConfig, workdir: epath.PathLike, *, steps: int) -> di
     finally:
         iterator.close()
     seconds = arrivals[-1] - ready_at
-    waits = np.diff([ready_at, *arrivals]).tolist()
+    waits = np.diff([ready_at, *arrivals]).tolist()  # seconds before each batch
     return {
         "open_seconds": opened_at - started_at,
         "tokenizer_seconds": ready_at - opened_at,

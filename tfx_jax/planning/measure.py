@@ -135,7 +135,7 @@ class Products:
             _, seconds = timed(run)
             if seconds > _LONG_ENOUGH:
                 break
-        del self._sizes[:-3], self.runs[:-3]
+        del self._sizes[:-3], self.runs[:-3]  # keeps the last three
 
     def peak(self, times: Sequence[Sequence[float]], num_devices: int) -> float:
         """Returns the peak FLOP/s of `num_devices` devices, from the best median rate on one device.
@@ -143,6 +143,7 @@ class Products:
         `times` has for each of `runs` the seconds of its rounds, as from `alternate`.
         """
         copies = 1 if jax.default_backend() == "cpu" else num_devices  # CPU devices share the cores
+        # A product of two matrices [size, size] takes 2 size^3 FLOPs.
         rates = [2 * size**3 / statistics.median(seconds) for size, seconds in zip(self._sizes, times, strict=True)]
         return copies * max(rates)
 
@@ -150,7 +151,8 @@ class Products:
 def product(size: int, dtype: str) -> Callable[[], Any]:
     """Returns a function that multiplies two random square matrices and waits; its first call compiles."""
     rng = jax.random.key(0)
-    left, right = (jax.random.normal(jax.random.fold_in(rng, side), (size, size), jnp.dtype(dtype)) for side in (0, 1))
+    left = jax.random.normal(jax.random.fold_in(rng, 0), (size, size), jnp.dtype(dtype))
+    right = jax.random.normal(jax.random.fold_in(rng, 1), (size, size), jnp.dtype(dtype))
     multiply = jax.jit(jnp.matmul)
     return lambda: multiply(left, right).block_until_ready()
 

@@ -187,11 +187,14 @@ def read_plan(step: PlannedStep, program: Any, *, num_slices: int = 1) -> Plan:
     """Completes the plan of a step with the analysis of its compiled program."""
     plan, memory = step.plan, state_memory(step.setup.abstract_state)
     _set_memory(plan, program.memory_analysis())
-    if plan.fits and plan.device_kind in CHIPS:
-        chip, state_bytes = CHIPS[plan.device_kind], memory.params + memory.optimizer
-        _set_times(plan, read_program(program.as_text()), chip, state_bytes, num_slices)
-    elif plan.fits:
-        _set_collectives(plan, read_program(program.as_text()))
+    if not plan.fits:
+        return plan
+    content = read_program(program.as_text())
+    if plan.device_kind in CHIPS:
+        state_bytes = memory.params + memory.optimizer
+        _set_times(plan, content, CHIPS[plan.device_kind], state_bytes, num_slices)
+    else:  # no known speeds
+        _set_collectives(plan, content)
     return plan
 
 
@@ -211,11 +214,12 @@ def _record_failure(plan: Plan, message: str) -> None:
     plan.error = " ".join(message.split())[:300]  # one line, without the compiler's stack trace
     # Such as "Used 20.5G of 15.75G hbm": the groups are number and unit of the needed and of the available memory.
     amount = r"\(?([\d.]+)([KMG])\)?"
-    needed = re.search(f"{amount} (?:of|exceeds available HBM) {amount}", message)
-    if needed is not None:
-        size = {"K": 2**10, "M": 2**20, "G": 2**30}
-        plan.peak_bytes = round(float(needed[1]) * size[needed[2]])
-        plan.error = f"needs {needed[1]}{needed[2]}iB, but a device has {needed[3]}{needed[4]}iB"
+    match = re.search(f"{amount} (?:of|exceeds available HBM) {amount}", message)
+    if match is not None:
+        needed, needed_unit, available, available_unit = match.groups()
+        unit_bytes = {"K": 2**10, "M": 2**20, "G": 2**30}
+        plan.peak_bytes = round(float(needed) * unit_bytes[needed_unit])
+        plan.error = f"needs {needed}{needed_unit}iB, but a device has {available}{available_unit}iB"
 
 
 def _set_memory(plan: Plan, analysis: Any) -> None:
@@ -244,7 +248,7 @@ def _set_collectives(plan: Plan, program: Program) -> None:
 
 
 def _set_times(plan: Plan, program: Program, chip: Chip, state_bytes: int, num_slices: int) -> None:
-    """Sets the times, operations and collectives of the plan."""
+    """Sets the times, operations and collectives of the plan; `state_bytes` are those of parameters and optimizer."""
     _set_collectives(plan, program)
     # Devices with a fast network between them: a TPU slice, or the GPUs of a host. Only TPUs have a known clock.
     num_near = plan.num_devices // (num_slices if chip.clock else plan.hosts[0])
@@ -315,6 +319,7 @@ def variants(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[str, 
     """Yields pairs (flags, configuration) with the meshes and remat settings that `plan --search` tries."""
     model: Any = config.model
     remats = ["none", "full"] if hasattr(model, "remat") else [None]
+    # Sizes of the axes (fsdp, tensor); a dictionary without repetitions, because there may be one or eight devices.
     for fsdp, tensor in dict.fromkeys(((1, 1), (8, 1), (num_devices, 1), (1, 2), (1, 4), (8, 4))):
         if num_devices % (fsdp * tensor):
             continue

@@ -51,15 +51,16 @@ class Collective(NamedTuple):
     @property
     def moved(self) -> float:
         """Bytes that leave each device in all executions, with the usual ring algorithms."""
-        n = len(self.devices)
-        share_of_result = {
-            "all-gather": (n - 1) / n,
-            "all-reduce": 2 * (n - 1) / n,
-            "reduce-scatter": n - 1,
-            "all-to-all": (n - 1) / n,
+        num_devices = len(self.devices)
+        # Bytes that a device sends, divided by those of its result.
+        sent_per_result = {
+            "all-gather": (num_devices - 1) / num_devices,
+            "all-reduce": 2 * (num_devices - 1) / num_devices,
+            "reduce-scatter": num_devices - 1,
+            "all-to-all": (num_devices - 1) / num_devices,
             "collective-permute": 1,
         }
-        return self.count * self.num_bytes * share_of_result[self.kind]
+        return self.count * self.num_bytes * sent_per_result[self.kind]
 
 
 class Operation(NamedTuple):
@@ -104,11 +105,11 @@ class Program(NamedTuple):
 
 def read_program(hlo: str) -> Program:
     """Reads the text of a compiled program; collectives with a single participating device are left out."""
-    bodies = dict(_computations(hlo))
+    bodies = dict(_computations(hlo))  # lines of each function by its name
     sources = _Sources(hlo)
-    found_collectives: list[Collective] = []
+    program_collectives: list[Collective] = []
     # libtpu starts and ends a collective in fusions with overlapping computation, and repeats it in each of them. Maps
-    # the channel and chain of such a collective, which all its copies share, to its index in `found_collectives`. The
+    # the channel and chain of such a collective, which all its copies share, to its index in `program_collectives`. The
     # channel alone is not enough: where JAX compiles equal layers as calls of one function, they share their channels.
     fused: dict[str, int] = {}
     kernels: list[Kernel] = []
@@ -123,11 +124,12 @@ def read_program(hlo: str) -> Program:
             chain = " ".join(re.findall(r'\bchannel_id=\d+|\bchain_id="\d+"', line)) if is_fused else ""
             if chain in fused:
                 if name.startswith("async_collective_fusion"):
-                    found_collectives[fused[chain]] = found_collectives[fused[chain]]._replace(is_async=True)
+                    copied = fused[chain]
+                    program_collectives[copied] = program_collectives[copied]._replace(is_async=True)
             elif collective := _collective(bodies[name], index, name):
                 if chain:
-                    fused[chain] = len(found_collectives)
-                found_collectives.append(collective._replace(count=times, source=sources.operation(line)))
+                    fused[chain] = len(program_collectives)
+                program_collectives.append(collective._replace(count=times, source=sources.operation(line)))
             if 'custom_call_target="tpu_custom_call"' in line:
                 flops, num_bytes = _kernel_work(line)
                 kernels.append(Kernel(sources.line(line), times * flops, times * num_bytes))
@@ -139,7 +141,8 @@ def read_program(hlo: str) -> Program:
                 walk(called, times * num_calls, is_fused=is_fused or operation[3] == "fusion")
 
     walk(next(name for name in bodies if name.startswith("ENTRY ")), 1)
-    return Program(found_collectives, [Operation(*pair) for pair in cycles.most_common()], kernels)
+    operations = [Operation(source, estimate) for source, estimate in cycles.most_common()]
+    return Program(program_collectives, operations, kernels)
 
 
 def collectives(hlo: str) -> list[Collective]:
@@ -173,6 +176,7 @@ def _called(line: str, operation: str, bodies: dict[str, list[str]]) -> Iterator
         for name in re.findall(r"(?:calls|to_apply)=%?([\w.-]+)", line):
             yield name, 1
     elif operation == "conditional":
+        # "branch_computations={%first, %second}", or "true_computation=%first, false_computation=%second".
         for names in re.findall(r"(?:branch_computations=\{|_computation=)([^,}]*(?:, %[^,}]*)*)", line):
             for name in names.split(", "):
                 yield name.strip("% "), 1
@@ -194,15 +198,18 @@ def _collective(body: list[str], index: int, function: str) -> Collective | None
 
     None if the line has no collective, or one with a single device.
     """
-    line, operation = body[index], _OPERATION.match(body[index])
-    kind = "" if operation is None else operation[3].removesuffix("-start")
-    if operation is None or kind not in KINDS or len(devices := _devices(line)) == 1:
+    match = _OPERATION.match(body[index])
+    if match is None:
         return None
-    if operation[3] != kind:
-        size = _result_bytes(operation[2], kind, len(devices))
-        is_async = _is_hidden(operation[1], body[index + 1 :])
+    name, result, operation = match.groups()
+    kind = operation.removesuffix("-start")
+    if kind not in KINDS or len(devices := _devices(body[index])) == 1:
+        return None
+    if operation != kind:  # the start of an asynchronous collective
+        size = _result_bytes(result, kind, len(devices))
+        is_async = _is_hidden(name, body[index + 1 :])
         return Collective(kind, devices, num_bytes=size, count=1, is_async=is_async, source="")
-    size = _num_bytes(operation[2])
+    size = _num_bytes(result)
     if function.startswith("all-reduce-scatter"):  # libtpu's fusion of an all-reduce and a slice of its result
         kind, size = "reduce-scatter", size // len(devices)
     return Collective(kind, devices, num_bytes=size, count=1, is_async=False, source="")
@@ -219,7 +226,7 @@ def _is_hidden(name: str, following: list[str]) -> bool:
 
 
 def _kernel_work(line: str) -> tuple[int, int]:
-    """Returns the pair (FLOPs, bytes) of one call, see `Kernel`."""
+    """Returns the pair (FLOPs, bytes) of one call of the kernel in a line of the program, see `Kernel`."""
     if stated := re.search(r'"cost_estimate":\s*\{(.*?)\}', line):
         work = {name: int(number) for name, number in re.findall(r'"(\w+)":\s*"?(\d+)', stated[1])}
         return work.get("flops", 0), work.get("bytes_accessed", 0)
@@ -254,22 +261,22 @@ def _result_bytes(result: str, kind: str, num_devices: int) -> int:
     >>> _result_bytes("(f32[8], f32[2])", "reduce-scatter", 4)
     8
     """
-    operand_and_result_bytes = sum(size for size in _sizes(re.sub(r"\b[su]32\[\]", "", result)))
+    total = sum(_sizes(re.sub(r"\b[su]32\[\]", "", result)))  # without flags, which are integers of shape []
+    if kind == "all-reduce":  # its value holds no operands
+        return total
+    # Bytes of the operands divided by those of the results.
     operands_per_result = {"all-gather": 1 / num_devices, "reduce-scatter": num_devices}.get(kind, 1)
-    return round(
-        operand_and_result_bytes
-        if kind == "all-reduce"  # its value holds no operands
-        else operand_and_result_bytes / (1 + operands_per_result)
-    )
+    return round(total / (1 + operands_per_result))
 
 
 def _sizes(result: str) -> list[int]:
     """Returns the bytes of each array in a result; see `_num_bytes`."""
-    return [
-        _BITS[dtype] * int(np.prod([int(size) for size in sizes.split(",") if size], dtype=np.int64)) // 8
-        for dtype, sizes in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", result)
-        if dtype in _BITS
-    ]
+    num_bytes = []
+    for dtype, sizes in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", result):  # such as ("f32", "2,3")
+        if dtype in _BITS:
+            num_elements = math.prod(int(size) for size in sizes.split(",") if size)
+            num_bytes.append(_BITS[dtype] * num_elements // 8)
+    return num_bytes
 
 
 def _devices(line: str) -> tuple[int, ...]:
@@ -284,9 +291,9 @@ def _devices(line: str) -> tuple[int, ...]:
     """
     # A permutation lists pairs (source, target): follow them from the first source until they return to it or end.
     if pairs := re.search(r"source_target_pairs=\{(\S*)\}", line):
-        following = {int(one): int(other) for one, other in re.findall(r"\{(\d+),(\d+)\}", pairs[1] + "}")}
-        ring = [next(iter(following))]
-        while (device := following.get(ring[-1])) is not None and device not in ring:
+        target_of = {int(source): int(target) for source, target in re.findall(r"\{(\d+),(\d+)\}", pairs[1] + "}")}
+        ring = [next(iter(target_of))]
+        while (device := target_of.get(ring[-1])) is not None and device not in ring:
             ring.append(device)
         return tuple(ring)
     # Groups are explicit, {{0,2},{1,3}}; or the rows of a reshaped and transposed range, [4,2]<=[2,4]T(1,0); or devices
@@ -294,16 +301,20 @@ def _devices(line: str) -> tuple[int, ...]:
     if groups := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
         return tuple(map(int, groups[1].split(",")))
     if groups := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        return tuple(_iota(groups[3], groups[4]).reshape(int(groups[1]), int(groups[2]))[0].tolist())
+        num_groups, group_size, sizes, order = groups.groups()
+        return tuple(_iota(sizes, order).reshape(int(num_groups), int(group_size))[0].tolist())
     groups = re.search(
         r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{(.*?)\}", line
     )
     if groups is None:
         raise ValueError(f"cannot read which devices take part in {line.strip()[:200]}")
-    axes = dict(re.findall(r"'(\w+)'=(\d+)", groups[1]))
-    taking_part = re.findall(r"'(\w+)'", groups[4])
-    ids = _iota(groups[2] or ",".join(axes.values()), groups[3]).reshape([int(size) for size in axes.values()])
-    return tuple(ids[tuple(slice(None) if axis in taking_part else 0 for axis in axes)].ravel().tolist())
+    mesh, id_sizes, order, names = groups.groups()
+    axes = dict(re.findall(r"'(\w+)'=(\d+)", mesh))  # size of each axis, as text
+    varying_axes = re.findall(r"'(\w+)'", names)
+    ids = _iota(id_sizes or ",".join(axes.values()), order).reshape([int(size) for size in axes.values()])
+    # The first group: all devices along the varying axes, and number 0 along the others.
+    first_group = ids[tuple(slice(None) if axis in varying_axes else 0 for axis in axes)]
+    return tuple(first_group.ravel().tolist())
 
 
 def _iota(sizes: str, order: str | None) -> np.ndarray:

@@ -212,9 +212,9 @@ def attention_workload(
     """
     if function not in ATTENTIONS:
         raise UserError(f"unknown function {function!r}; use one of {', '.join(ATTENTIONS)}")
-    chosen = ATTENTIONS[function]
-    is_causal = is_causal or chosen.causal_only
-    program = attention_program(chosen.make(length, num_heads, head_size), is_causal, with_gradient)
+    attention = ATTENTIONS[function]
+    is_causal = is_causal or attention.causal_only
+    program = attention_program(attention.make(length, num_heads, head_size), is_causal, with_gradient)
     like = jax.ShapeDtypeStruct((batch, length, num_heads, head_size), jnp.dtype(dtype))
     try:
         compilation = compile_apart(program, like, like, like, like)  # query, key, value, gradient of the output
@@ -230,7 +230,7 @@ def attention_workload(
     # Forward: Q K^T and W V. Backward: the gradients of V, W, Q and K. A product takes 2 * H FLOPs for each pair.
     num_products = 6 if with_gradient else 2
     flops = 2 * num_products * batch * num_heads * head_size * num_pairs
-    return _ready(run, compilation, target_tokens=batch * length, flops=flops if chosen.is_exact else None)
+    return _ready(run, compilation, target_tokens=batch * length, flops=flops if attention.is_exact else None)
 
 
 def attention_program(attend: Callable[..., Any], is_causal: bool, with_gradient: bool) -> Any:
@@ -269,7 +269,10 @@ def _ready(
 
 
 def _example(name: str, like: jax.ShapeDtypeStruct, vocab_size: int) -> np.ndarray:
-    """Returns random tokens for inputs, and ones for labels, weights and masks, for which 1 is always valid."""
+    """Returns an array of a batch, of the shape and dtype of `like`.
+
+    Inputs are random tokens. Labels, weights and masks are ones, which are always valid.
+    """
     if name not in ("source", "target", "inputs", "tokens"):
         return np.ones(like.shape, like.dtype)
     return np.random.default_rng(0).integers(1, vocab_size, like.shape).astype(like.dtype)

@@ -149,4 +149,8 @@ def _grow(
 def _split_of(tokens: list[int]) -> Split:
     """Returns the split of an expression: validation and test have an eighth of all expressions each."""
     bucket = zlib.crc32(bytes(tokens)) % 8
-    return "validation" if bucket == 0 else "test" if bucket == 1 else "train"
+    if bucket == 0:
+        return "validation"
+    if bucket == 1:
+        return "test"
+    return "train"

@@ -93,7 +93,8 @@ def draw_scene(key: tuple[int, ...], *, held_out: bool) -> Scene:
     colors = list(COLORS)
     while True:  # at most six attempts on average
         # A color and a shape for each of the `count` shapes.
-        looks = [(colors[c], SHAPES[s]) for c, s in rng.integers((len(COLORS), len(SHAPES)), size=(count, 2))]
+        indices = rng.integers((len(COLORS), len(SHAPES)), size=(count, 2))
+        looks = [(colors[color_index], SHAPES[shape_index]) for color_index, shape_index in indices]
         if any(is_held_out(*look, role) for look, role in zip(looks, roles, strict=True)) == held_out:
             break
     image, shapes = _background(rng), []
@@ -101,7 +102,9 @@ def draw_scene(key: tuple[int, ...], *, held_out: bool) -> Scene:
         is_small = bool(rng.integers(2))
         half = rng.uniform(*(_SMALL if is_small else _LARGE))  # half the side in pixels
         mask = _mask(shape, center, half)
-        image[mask] = np.array(COLORS[color]) + rng.uniform(-15, 15, 3) + rng.normal(0, 6, (int(mask.sum()), 3))
+        tint = rng.uniform(-15, 15, 3)  # of the whole shape
+        noise = rng.normal(0, 6, (int(mask.sum()), 3))  # of each of its pixels
+        image[mask] = np.array(COLORS[color]) + tint + noise
         shapes.append(Drawn(color, shape, is_small, role, _box(mask)))
     words, named = _caption(shapes)
     return Scene(np.clip(image, 0, 255).astype(np.uint8), words, named, tuple(shapes))
@@ -130,7 +133,7 @@ def _related(rng: np.random.Generator, count: int) -> tuple[list[object], list[n
 
 
 def _background(rng: np.random.Generator) -> np.ndarray:
-    """Returns dark gray with noise, [IMAGE_SIZE, IMAGE_SIZE, 3] float64."""
+    """Returns dark gray with noise, [IMAGE_SIZE, IMAGE_SIZE, 3] float32."""
     return rng.uniform(20, 80) + 8 * rng.standard_normal((IMAGE_SIZE, IMAGE_SIZE, 3), np.float32)
 
 
@@ -142,22 +145,24 @@ def _mask(shape: str, center: np.ndarray, half: float) -> np.ndarray:
       center: row and column of the center in pixels.
       half: half the side in pixels.
     """
-    # Coordinates of the pixels' centers, scaled so that the shape is in [-1, 1].
-    row, column = ((np.arange(IMAGE_SIZE) + 0.5 - middle) / half for middle in center)
-    y, x = row[:, None], column[None]
-    inside = np.maximum(np.abs(y), np.abs(x)) <= 1
+    # Coordinates of the pixels' centers, y down and x right, scaled so that the shape is in [-1, 1].
+    pixel_centers = np.arange(IMAGE_SIZE) + 0.5
+    y = (pixel_centers[:, None] - center[0]) / half  # [IMAGE_SIZE, 1]
+    x = (pixel_centers[None] - center[1]) / half  # [1, IMAGE_SIZE]
+    is_in_square = np.maximum(np.abs(y), np.abs(x)) <= 1
     if shape == "circle":
         return y**2 + x**2 <= 1
-    if shape == "triangle":
-        return inside & (2 * np.abs(x) <= y + 1)
-    if shape == "cross":
-        return inside & (np.minimum(np.abs(y), np.abs(x)) <= 0.35)
-    return inside
+    if shape == "triangle":  # its tip is at the top (y = -1, x = 0), its base the lower side of the square
+        return is_in_square & (2 * np.abs(x) <= y + 1)
+    if shape == "cross":  # two bars through the center, 0.35 of the square wide
+        return is_in_square & (np.minimum(np.abs(y), np.abs(x)) <= 0.35)
+    return is_in_square
 
 
 def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
     """Returns the bounding box (top, left, bottom, right) of the True pixels, the last two exclusive."""
-    rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
+    rows = np.flatnonzero(mask.any(axis=1))
+    columns = np.flatnonzero(mask.any(axis=0))
     return int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1
 
 

@@ -93,8 +93,7 @@ def _check_special_ids(model: Any, tokenizer: HFTokenizer, artifacts: Artifacts)
         if model_id != tokenizer_id and (tokenizer_name, tokenizer_id) != ("bos_id", None):
             raise UserError(
                 f"config.model.{name} is {model_id}, but the tokenizer of {artifacts.folder} has {tokenizer_id}: set "
-                "the "
-                "field to that"
+                "the field to that"
             )
 
 

@@ -126,31 +126,32 @@ class ClassificationBase(Generic[Config, Model, Rows]):
 
     def _classified(self, model: TrainedModel, rows: Rows) -> tuple[list[str], list[str]]:
         """Returns the most likely label and the true label of each row."""
-        pairs = model.predict(self.classify, self.encode(rows), self.batch_spec)  # pairs (predicted id, true id)
-        predicted, expected = ([self.labels[ids[side]] for ids in pairs] for side in (0, 1))
+        id_pairs = model.predict(self.classify, self.encode(rows), self.batch_spec)
+        predicted = [self.labels[predicted_id] for predicted_id, _ in id_pairs]
+        expected = [self.labels[true_id] for _, true_id in id_pairs]
         return predicted, expected
 
     def report_tables(self, model: TrainedModel) -> list[ReportTable]:
         """Returns the scores of each class, which classes are confused, and sample predictions, mistakes first."""
         rows = self.rows("validation")
         predicted, expected = self._classified(model, rows)
-        counts = confusion_matrix(predicted, expected, self.labels)
-        by_class = sorted(scores_by_class(counts, self.labels), key=lambda one: one.f1)
+        counts = confusion_matrix(predicted, expected, self.labels)  # [true class, predicted class]
+        by_class = sorted(scores_by_class(counts, self.labels), key=lambda scores: scores.f1)
         title = "Classes of the validation split"
         if len(by_class) > _MOST_CLASSES:
             title = f"The {_MOST_CLASSES} classes of the validation split with the lowest F1"
             by_class = by_class[:_MOST_CLASSES]
-        scores = [
-            (str(one.label), *(f"{value:.1f} %" for value in (one.precision, one.recall, one.f1)), f"{one.support:,}")
-            for one in by_class
-        ]
-        tables = [ReportTable(title, ("class", "precision", "recall", "F1", "examples"), scores)]
+        class_rows = []
+        for scores in by_class:
+            percentages = [f"{value:.1f} %" for value in (scores.precision, scores.recall, scores.f1)]
+            class_rows.append((str(scores.label), *percentages, f"{scores.support:,}"))
+        tables = [ReportTable(title, ("class", "precision", "recall", "F1", "examples"), class_rows)]
         if len(self.labels) <= _MOST_COLUMNS:
             cells = [(str(label), *map(str, row)) for label, row in zip(self.labels, counts.tolist(), strict=True)]
             tables.append(ReportTable("Confusion matrix", ("true, predicted:", *map(str, self.labels)), cells))
         else:
-            mistakes = np.where(np.eye(len(counts), dtype=bool), 0, counts)
-            worst = np.argsort(-mistakes, axis=None, kind="stable")[:10]
+            mistakes = np.where(np.eye(len(counts), dtype=bool), 0, counts)  # without the diagonal
+            worst = np.argsort(-mistakes, axis=None, kind="stable")[:10]  # indices of the flattened matrix
             cells = [
                 (str(self.labels[row]), str(self.labels[column]), str(mistakes[row, column]))
                 for row, column in zip(*np.unravel_index(worst, counts.shape), strict=True)
@@ -159,9 +160,10 @@ class ClassificationBase(Generic[Config, Model, Rows]):
             tables.append(ReportTable("Most frequent confusions", ("true", "predicted", "examples"), cells))
         # Mistakes first, then the first examples.
         order = sorted(range(len(predicted)), key=lambda index: (predicted[index] == expected[index], index))
+        shown = dict.fromkeys([*order[:5], *range(min(5, len(predicted)))])  # each index once
         samples = [
             (self.describe_row(cast(Any, rows)[index], index), str(expected[index]), str(predicted[index]))
-            for index in [*order[:5], *(index for index in range(min(5, len(predicted))) if index not in order[:5])]
+            for index in shown
         ]
         return [*tables, ReportTable("Sample predictions, mistakes first", ("input", "true", "predicted"), samples)]
 

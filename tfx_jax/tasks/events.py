@@ -178,10 +178,12 @@ class Cohort:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Record:
+        """Generates record `index`, whose label is whether any of its events is a cause."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         data, count = self._data, self.lengths[index]
         rng = np.random.default_rng((data.seed, self._split, index))
+        # Variable 0, which can cause label 1, or a distractor.
         variables = np.where(rng.random(count) < data.cause_rate, 0, rng.integers(1, data.num_variables, count))
         values, times = rng.standard_normal(count), rng.random(count)
         return Record(variables, values, times, int(is_cause(data, variables, values, times).any()))
@@ -323,20 +325,20 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
         all_records = [rows[index] for index in range(len(rows))]
         # All events are ranked at once, then split into records again.
         record_ends = np.cumsum([len(record.variables) for record in all_records])[:-1]
-        variables = variable_ids[np.concatenate([record.variables for record in all_records])]
-        values = rank_values(self.scales, variables, np.concatenate([record.values for record in all_records]))
-        examples = [
-            {
-                "variable": variable,
-                "value": value,
+        all_variables = variable_ids[np.concatenate([record.variables for record in all_records])]
+        all_values = np.concatenate([record.values for record in all_records])
+        all_ranks = rank_values(self.scales, all_variables, all_values)
+        examples = []
+        for record, variables, ranks in zip(
+            all_records, np.split(all_variables, record_ends), np.split(all_ranks, record_ends), strict=True
+        ):
+            arrays = {
+                "variable": variables,
+                "value": ranks,
                 "time": record.times.astype(np.float32),
-                "event_mask": np.ones(len(variable), bool),
+                "event_mask": np.ones(len(variables), bool),
             }
-            | label_arrays(record.label)
-            for variable, value, record in zip(
-                np.split(variables, record_ends), np.split(values, record_ends), all_records, strict=True
-            )
-        ]
+            examples.append(arrays | label_arrays(record.label))
         return ExampleList(examples, by="variable")
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -391,7 +393,8 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
         weights_of_events = zip(*shares, strict=True)  # for each event, padding included, its weight in each hop
         fields = (names, record.values.tolist(), record.times.tolist(), weights_of_events)
         events = [EventShare(*event) for event in zip(*fields, strict=False)]  # drops the weights of padding
-        return 1 / (1 + math.exp(-log_odds)), record.label, sorted(events, key=lambda event: -event.weight)
+        probability = 1 / (1 + math.exp(-log_odds))
+        return probability, record.label, sorted(events, key=lambda event: -event.weight)
 
     def _variable_ids(self, records: Records) -> np.ndarray:
         """Returns the index in `scales` of each variable of the records, int32 [number of variables].
@@ -426,7 +429,7 @@ class _SingleRecord:
         return 1
 
     def __getitem__(self, index: int) -> Record:
-        return [self._record][index]
+        return [self._record][index]  # raises IndexError for any other index than 0
 
 
 def event_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -453,7 +456,7 @@ def predict_shares(model: Any, batch: dict[str, Array]) -> tuple[Float[Array, " 
     """Returns the pair (log-odds of label 1, weight of each event in each of N hops), for `TrainedModel.predict`."""
     logits, maps = _logits(model, batch, return_attention=True)
     (weights,) = maps.values()
-    return _log_odds(logits), weights[:, :, 0]
+    return _log_odds(logits), weights[:, :, 0]  # [B, N, 1, T]: one query, which pools the record
 
 
 def _log_odds(logits: Float[Array, "B 2"]) -> Float[Array, " B"]:

@@ -71,15 +71,21 @@ def split_rows(
         return read(split_paths(data, split))
     rows = read(split_paths(data, "train"))
     keys: Sequence[Hashable] = range(len(rows)) if group is None else [group(row) for row in rows]
-    groups = {key: index for index, key in enumerate(dict.fromkeys(keys))}
-    # Group i is held out if the number of held-out groups, floor(share * i), grows there.
-    held_out = [int(share * (groups[key] + 1)) > int(share * groups[key]) for key in keys]
+    group_numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+
+    def is_held_out(key: Hashable) -> bool:
+        number = group_numbers[key]
+        # Of the groups before number i, int(share * i) are held out, so this one is where that count grows.
+        return int(share * (number + 1)) > int(share * number)
+
+    held_out = [is_held_out(key) for key in keys]  # for each row
     if not any(held_out) or all(held_out):
         raise UserError(
-            f"config.task.data.validation_share={share} of the {len(groups)} training examples leaves one split empty: "
-            "name validation_file, or use another share"
+            f"config.task.data.validation_share={share} of the {len(group_numbers)} training examples leaves one split "
+            "empty: name validation_file, or use another share"
         )
-    return [row for row, is_held_out in zip(rows, held_out, strict=True) if is_held_out == (split == "validation")]
+    is_validation = split == "validation"
+    return [row for row, row_is_held_out in zip(rows, held_out, strict=True) if row_is_held_out == is_validation]
 
 
 def check_share(data: Any) -> None:
@@ -103,7 +109,8 @@ def named_paths(folder: epath.PathLike, names: str) -> list[epath.Path]:
     folder = epath.Path(folder)
     paths: list[epath.Path] = []
     is_one_file = DATASETS not in names and (folder / names).exists()
-    for name in [names] if is_one_file else [name.strip() for name in names.split(",")]:
+    entries = [names] if is_one_file else [name.strip() for name in names.split(",")]
+    for name in entries:
         if name.startswith(DATASETS):
             paths += dataset_files(name)
         elif not glob.has_magic(name) or (folder / name).exists():

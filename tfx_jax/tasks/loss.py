@@ -23,6 +23,7 @@ class Metric(NamedTuple):
     @property
     def mean(self) -> Any:
         """The sum divided by the weight; 0 if the weight is 0."""
+        # A weight of 0 has the sum 0; dividing by 1 instead gives 0 rather than NaN.
         return self.sum / (max(self.weight, 1.0) if isinstance(self.weight, float) else jnp.maximum(self.weight, 1))
 
 
@@ -47,8 +48,11 @@ def add_metrics(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
     for part in parts:
         for name, metric in part.items():
             by_name[name].append(metric)
-    # Metrics of other processes arrive as plain lists, so (sum, weight) is read by position.
-    return {name: Metric(*map(math.fsum, zip(*metrics, strict=True))) for name, metrics in by_name.items()}
+    total = {}
+    for name, metrics in by_name.items():
+        sums, weights = zip(*metrics, strict=True)  # by position: metrics of other processes arrive as plain lists
+        total[name] = Metric(math.fsum(sums), math.fsum(weights))
+    return total
 
 
 def summed_cross_entropy(

@@ -34,9 +34,8 @@ def planned_batch(
     length = -(-length // options.length_multiple) * options.length_multiple  # rounded up to a multiple
     # The batch shape for examples of this length.
     (bucket,) = training_buckets((length,), data.tokens_per_batch, options.batch_multiple, options.shard)
-    return {
-        name: jax.ShapeDtypeStruct(
-            (bucket.rows, *(length if size is LENGTH else size for size in axes)), np.dtype(dtype)
-        )
-        for name, (dtype, *axes) in arrays.items()
-    }
+    batch = {}
+    for name, (dtype, *axes) in arrays.items():
+        sizes = [length if size is LENGTH else size for size in axes]
+        batch[name] = jax.ShapeDtypeStruct((bucket.rows, *sizes), np.dtype(dtype))
+    return batch

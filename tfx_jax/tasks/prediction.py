@@ -67,7 +67,8 @@ class TrainedModel:
 
     def share(self, function: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
         """Applies a function of lists to this process's items, and returns the gathered results of all processes."""
-        return self._gather(function(list(items[self._shard.index :: self._shard.count])))
+        own_items = list(items[self._shard.index :: self._shard.count])
+        return self._gather(function(own_items))
 
     def map_batches(self, predict_fn: PredictFn, batches: Iterable[Batch]) -> Iterator[Any]:
         """Applies a function to batches; compiles once per function and batch shape.

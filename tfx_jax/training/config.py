@@ -147,10 +147,11 @@ def unknown_field(name: str, config: Any) -> UserError:
     def last(path: str) -> str:
         return path.rpartition(".")[2]
 
-    alike = difflib.get_close_matches(last(name), {last(path) for path in flat(config)}, n=1, cutoff=0.8)
-    paths = [path for path in flat(config) if alike and last(path) == alike[0]]
-    near = difflib.get_close_matches(name, paths, n=1, cutoff=0)
-    hint = f"; did you mean config.{near[0]}?" if near else "; --print-config prints all fields"
+    # First the most similar last part, then the most similar of the fields that end with it.
+    similar_ends = difflib.get_close_matches(last(name), {last(path) for path in flat(config)}, n=1, cutoff=0.8)
+    candidates = [path for path in flat(config) if similar_ends and last(path) == similar_ends[0]]
+    suggestions = difflib.get_close_matches(name, candidates, n=1, cutoff=0)
+    hint = f"; did you mean config.{suggestions[0]}?" if suggestions else "; --print-config prints all fields"
     return UserError(f"config has no field {name}{hint}")
 
 
@@ -293,7 +294,10 @@ def _class(name: Any, path: str) -> Any:
       ValueError: if there is no such class; the message names `path`.
     """
     match = re.fullmatch(r"tfx_jax\.(models|tasks)\.([A-Z]\w*)", name) if isinstance(name, str) else None
-    kind = match and getattr({"models": models, "tasks": tasks}[match[1]], match[2], None)
+    kind = None
+    if match:
+        package, class_name = match.groups()
+        kind = getattr({"models": models, "tasks": tasks}[package], class_name, None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         shown = printable(repr(name), 100)
         raise ValueError(f"{path}.class={shown} must name a configuration in tfx_jax.models or tfx_jax.tasks")
@@ -385,10 +389,12 @@ def _check_mesh(config: ExperimentConfig) -> None:
     if not mesh.data:
         raise UserError("config.mesh.data must be at least 1, or -1 for all devices that the other axes leave, got 0")
     for axis, names in (("tensor", ("num_heads", "d_ff")), ("fsdp", ("d_model",))):
+        num_shards = getattr(mesh, axis)
         for name in names:
-            size = getattr(model, name, 0)  # 0: the model has no such size; None: d_ff is 4 * d_model
-            if (4 * model.d_model if size is None else size) % max(getattr(mesh, axis), 1):
-                raise UserError(f"config.mesh.{axis}={getattr(mesh, axis)} does not divide config.model.{name}={size}")
+            configured = getattr(model, name, 0)  # 0: the model has no such size; None: d_ff is 4 * d_model
+            size = 4 * model.d_model if configured is None else configured
+            if size % max(num_shards, 1):
+                raise UserError(f"config.mesh.{axis}={num_shards} does not divide config.model.{name}={configured}")
     experts: ExpertsConfig | None = getattr(model, "experts", None)
     if experts is not None and experts.num_experts % max(mesh.expert, 1):
         raise UserError(

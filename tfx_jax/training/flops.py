@@ -11,6 +11,7 @@ attention, and each expert of a mixture is assumed to get an equal share of the 
 nothing; padding counts like any token, because it is computed.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -81,9 +82,8 @@ def decoding_flops(decoder: Decoder, inputs: Any, *, max_length: int, num_beams:
     inputs = jax.ShapeDtypeStruct(inputs.shape, inputs.dtype)
     step_flops: list[int] = []  # of the first and the last step
     for length in (1, max_length):
-        cache, tokens = jax.eval_shape(
-            lambda decoder, inputs, length=length: encode(decoder, inputs, length), decoder, inputs
-        )
+        # Only shapes: `functools.partial` fixes the length, which is not an array.
+        cache, tokens = jax.eval_shape(functools.partial(encode, length=length), decoder, inputs)
         step_flops.append(
             forward_flops(lambda decoder, tokens, cache: decoder.step(tokens, cache), decoder, tokens, cache)
         )
@@ -97,7 +97,8 @@ def _attend_densely(attention_fn: Any, query: Array, key: Array, value: Array, *
     spec = spec_of(attention_fn)
     if query.ndim != 4 or options.get("return_weights") or (spec is not None and spec.name == "relative"):
         return attention_fn(query, key, value, *args, **options)
-    key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
+    group_size = query.shape[2] // key.shape[2]  # query heads for each key head
+    key, value = (jnp.repeat(array, group_size, axis=2) for array in (key, value))  # [B, S, N, H]
     return jnp.einsum("BNTS,BSNU->BTNU", jnp.einsum("BTNH,BSNH->BNTS", query, key), value)
 
 
@@ -150,6 +151,7 @@ def _equation_flops(equation: Any, depends: list[bool]) -> tuple[int, list[bool]
     for value in params.values():  # inner programs of jit, checkpoint and custom derivatives
         inner = _open(value)
         if isinstance(inner, core.Jaxpr) and (len(inner.invars), len(inner.outvars)) == (len(depends), len(results)):
+            # A program with as many arguments and results as the equation is what the equation calls.
             return _product_flops(inner, depends)
     return 0, results
 

@@ -85,13 +85,13 @@ def init_from_state(
       UserError: if no array can be copied, or the model cannot be read.
     """
     state = training.first_state()
-    own = {path: (leaf.shape, leaf.dtype) for path, leaf in leaves_by_path(state.variables).items()}
+    expected = {path: (leaf.shape, leaf.dtype) for path, leaf in leaves_by_path(state.variables).items()}
     initial = leaves_by_path(initial_params(local_folder(init_from), load_best_params))
-    copied = {
-        path: np.asarray(value, own[path][1])
-        for path, value in initial.items()
-        if path in own and own[path][0] == value.shape
-    }
+    copied: dict[str, np.ndarray] = {}  # arrays of the initial model that this model has too, by path
+    for path, value in initial.items():
+        shape, dtype = expected.get(path, (None, None))
+        if shape == value.shape:
+            copied[path] = np.asarray(value, dtype)
     if not copied:
         raise UserError(f"config.init_from={init_from} has no parameter of this model")
 
@@ -102,12 +102,12 @@ def init_from_state(
             return leaf
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
 
-    # What is replaced is let go before its replacement is made: two states may not fit into memory.
+    # Free the old optimizer state and average before new ones are made: both may not fit into memory.
     has_ema = state.ema is not None
     state = state._replace(opt_state=None, ema=None)
     params, model_state = jax.tree_util.tree_map_with_path(copy, (state.params, state.model_state))
-    not_copied = sorted(own.keys() - copied.keys())
-    message = f"starts from {init_from}: {len(copied)} of {len(own)} arrays"
+    not_copied = sorted(expected.keys() - copied.keys())
+    message = f"starts from {init_from}: {len(copied)} of {len(expected)} arrays"
     if not_copied:
         message += f"; drawn: {', '.join(not_copied)}"
     left_out = {path: copied[path] for path in frozen if path in copied}

@@ -254,6 +254,7 @@ class _Trainer:
             self.progress.close()
 
     def _save(self, score: float | None = None) -> None:
+        """Starts to save a checkpoint; `score` ranks it, and is None if it has not been evaluated."""
         self.watchdog.beat("saves")
         extra = {"data": self.iterator.get_state(), "evaluations": self.evaluations}
         extra |= {"base": self.base} if self.base else {}
@@ -294,12 +295,14 @@ class _Trainer:
             raise UserError(f"{problem} at step {step}; {last_good}: {remedy}")
 
     def _log(self, step: int) -> None:
-        """Logs the metrics of the steps since the last line; the schedule counts the first step as 0."""
+        """Logs the metrics of the steps since the last line."""
         self._check(self.meter.drain())
-        scalars = self.meter.take() | {"train/learning_rate": float(np.asarray(self.learning_rate(step - 1)))}
+        rate_of_step = self.learning_rate(step - 1)  # the schedule counts the first step as 0
+        scalars = self.meter.take() | {"train/learning_rate": float(np.asarray(rate_of_step))}
         # Both are NaN if all steps since the last line were skipped.
-        loss, rate = (scalars.get(f"train/{name}", math.nan) for name in ("loss", "tokens_per_second"))
-        self.progress.log(step, scalars, loss=loss, tokens_per_second=rate, mfu=scalars.get("train/mfu"))
+        loss = scalars.get("train/loss", math.nan)
+        tokens_per_second = scalars.get("train/tokens_per_second", math.nan)
+        self.progress.log(step, scalars, loss=loss, tokens_per_second=tokens_per_second, mfu=scalars.get("train/mfu"))
 
     def _report(self, signum: int | None) -> None:
         """Logs the last metrics and writes `report.md`; `signum` is the signal that ended the run, None without one."""
@@ -370,7 +373,9 @@ class _Trainer:
         self.progress.message(f"step {step}: validation {summary}, {time.monotonic() - started_at:.0f} s")
 
     def _has_converged(self) -> bool:
-        """Returns whether the last `patience` evaluations brought no better score."""
+        """Returns whether the last `patience` evaluations brought no better score; never with a patience of 0."""
         patience = self.config.patience
         ranks = [self.run.rank(evaluation) for evaluation in self.evaluations]
-        return 0 < patience < len(ranks) and max(ranks[-patience:]) <= max(ranks[:-patience])
+        if not 0 < patience < len(ranks):
+            return False
+        return max(ranks[-patience:]) <= max(ranks[:-patience])

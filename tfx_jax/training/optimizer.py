@@ -159,7 +159,7 @@ def averaged_params(config: OptimizerConfig, opt_state: optax.OptState, params: 
       opt_state: state of its optimizer, which holds the iterate.
       params: the parameters, where gradients are taken.
     """
-    iterates = optax.tree.get(opt_state, "z")
+    iterates = optax.tree.get(opt_state, "z")  # y and z are the paper's names of parameters and iterates
     return jax.tree.map(lambda y, z: ((y - (1 - config.b1) * z) / config.b1).astype(y.dtype), params, iterates)
 
 
@@ -178,14 +178,19 @@ def _muon(
         return tuple(range(first, first + num_inputs)), tuple(range(first + num_inputs, update.ndim))
 
     def dimension_numbers(updates: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(lambda *leaf: MuonDimensionNumbers(*axes(*leaf)), updates)
+        """Returns, for each matrix, which axes optax has to treat as rows and as columns."""
+        return jax.tree_util.tree_map_with_path(lambda path, update: MuonDimensionNumbers(*axes(path, update)), updates)
 
     def scale(updates: Any, params: Any) -> Any:
-        del params
+        """Multiplies each update by 0.2 sqrt(max(inputs, outputs))."""
+        del params  # the signature is that of optax
 
         def scaled(path: Any, update: Array) -> Array:
-            longer = max(math.prod(update.shape[axis] for axis in group) for group in axes(path, update))
-            return _MUON_RMS * math.sqrt(longer) * update
+            """Scales the update of one matrix."""
+            input_axes, output_axes = axes(path, update)
+            num_inputs = math.prod(update.shape[axis] for axis in input_axes)
+            num_outputs = math.prod(update.shape[axis] for axis in output_axes)
+            return _MUON_RMS * math.sqrt(max(num_inputs, num_outputs)) * update
 
         return jax.tree_util.tree_map_with_path(scaled, updates)
 
@@ -225,12 +230,17 @@ def _for_each_layer(optimizer: optax.GradientTransformation) -> optax.GradientTr
 
     def apply(fn: Any, *trees: dict[str, Any]) -> dict[str, Any]:
         """Calls `fn` with the values of each name in `trees`, which `_split_at_stacks` returned; vmapped for stacks."""
-        return {name: (jax.vmap(fn) if is_stack(name) else fn)(*(tree[name] for tree in trees)) for name in trees[0]}
+        results = {}
+        for name in trees[0]:
+            fn_of_part = jax.vmap(fn) if is_stack(name) else fn  # one call for all layers of a stack
+            results[name] = fn_of_part(*(tree[name] for tree in trees))
+        return results
 
     def init(params: Any) -> Any:
         return apply(optimizer.init, _split_at_stacks(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        """Updates each part by itself, and each layer of a stack."""
         results = apply(optimizer.update, _split_at_stacks(updates), state, _split_at_stacks(params))
         new_updates = {name: part_updates for name, (part_updates, _) in results.items()}
         new_state = {name: part_state for name, (_, part_state) in results.items()}

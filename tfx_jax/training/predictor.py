@@ -112,10 +112,10 @@ def _text_predictions(answer: _Answer, inputs: Any, parts: Sequence[str], empty_
             raise UserError(f"input {number} must have {len(parts)} parts, {names}, got {len(row)}")
         for part in row:
             check_text(part, f"input {number}")
-    visible = [index for index, row in enumerate(rows) if not any(map(is_blank, row))]
-    answers = answer([rows[index] for index in visible]) if visible else []
-    answer_at = dict(zip(visible, answers, strict=True))
-    return [answer_at.get(index, dict(empty_answer)) for index in range(len(rows))]
+    with_text = [index for index, row in enumerate(rows) if not any(map(is_blank, row))]
+    answers = answer([rows[index] for index in with_text]) if with_text else []
+    answer_by_index = dict(zip(with_text, answers, strict=True))
+    return [answer_by_index.get(index, dict(empty_answer)) for index in range(len(rows))]
 
 
 def files_of(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
@@ -137,7 +137,7 @@ def files_of(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
 
 
 class _Continuing:
-    """Answers texts with their continuation by a model that was trained to write."""
+    """Continues texts with a model that generates text, in the form of an `AnsweringTask`."""
 
     inputs: ClassVar[tuple[str, ...]] = ("text",)
     empty_answer: ClassVar[Prediction] = {"continuation": ""}
@@ -150,7 +150,7 @@ class _Continuing:
 
     def answer(self, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the continuation of each text."""
-        num_positions = self._model.model.decoder().max_input_length(0)
+        num_positions = self._model.model.decoder().max_input_length(0)  # None: not limited
         length = 64 if num_positions is None else min(64, max(1, num_positions // 2))
         texts = generate(cast(Any, self._model), [text for (text,) in rows], max_new_tokens=length, temperature=0)
         return [{"continuation": text} for text in texts]

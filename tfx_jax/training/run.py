@@ -122,6 +122,7 @@ class Run(Generic[AnyTask]):
         If the parameters are sharded over a mesh, all devices compute each batch together, because a single device may
         not hold them all. Otherwise each process evaluates its own share of the examples.
         """
+        # NumPy arrays have no such attribute, and count as replicated.
         sharded = [leaf for leaf in jax.tree.leaves(params) if not getattr(leaf, "is_fully_replicated", True)]
         if not sharded:
             return self.trained(to_host(params), on_batch)

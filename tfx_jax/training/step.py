@@ -213,6 +213,7 @@ def update(
         batch, carry = examples
 
         def loss(params: Params) -> tuple[Array, tuple[Metrics, Params, Any]]:
+            """Returns (loss to minimize, (metrics, model state after the step, carry))."""
             model = nnx.merge(graphdef, merge_trees(params, model_state))
             rngs = nnx.Rngs(dropout=rng)
             count_before = rngs.dropout.count[...]
@@ -288,11 +289,12 @@ def _auxiliary(model: nnx.Module, weight: Array) -> tuple[Array | float, dict[st
       A pair: the sum of the auxiliary losses times `weight`, and the mean of each metric over the parts, by name.
     """
     losses, metrics, _ = nnx.state(model, AuxiliaryLoss, StepMetric, ...)
-    values = collections.defaultdict[str, list[Array]](list)
+    values = collections.defaultdict[str, list[Array]](list)  # one for each part that records the metric
     for path, variable in nnx.to_flat_state(metrics):
         values[str(path[-1])].append(variable[...].mean())
     means = {name: sum(recorded) / len(recorded) for name, recorded in values.items()}
     total = sum(loss.sum() for loss in jax.tree.leaves(losses))
+    # Times `weight`, because the caller divides all sums by the weight of the batch.
     return total * weight, {name: Metric(mean * weight, weight) for name, mean in means.items()}
 
 
@@ -339,8 +341,10 @@ def _accumulate(
 
     zeros = jax.tree.map(jnp.zeros_like, state.params)
     parts = jnp.arange(num_parts), jax.tree.map(split, (batch, state.carry))
+    # The scan stacks the metrics and the carry of all parts: [parts, ...].
     (grads, model_state), (metrics, carry) = jax.lax.scan(add_part, (zeros, state.model_state), parts)
-    return grads, (jax.tree.map(lambda values: values.sum(axis=0), metrics), model_state, jax.tree.map(join, carry))
+    total_metrics = jax.tree.map(lambda values: values.sum(axis=0), metrics)
+    return grads, (total_metrics, model_state, jax.tree.map(join, carry))
 
 
 def _without_bad_step(
@@ -358,15 +362,15 @@ def _without_bad_step(
         is_bad |= (mean_loss > 0) & (loss > spike_factor * mean_loss)
     new_mean = jnp.where(mean_loss > 0, _MEAN_LOSS_DECAY * mean_loss + (1 - _MEAN_LOSS_DECAY) * loss, loss)
     in_a_row = jnp.where(is_bad, skip_state.in_a_row + 1, 0)
-    keeps_mean = is_bad | (metrics.means["loss"].weight == 0)
+    keeps_mean = is_bad | (metrics.means["loss"].weight == 0)  # a batch without predictions has no loss
     skip_state = SkipState(mean_loss=jnp.where(keeps_mean, mean_loss, new_mean), in_a_row=in_a_row)
-    kept = jax.tree.map(
+    state = jax.tree.map(
         lambda old, new: jnp.where(is_bad, old, new),
         before._replace(skip_state=skip_state),
         after._replace(skip_state=skip_state),
     )
     counts = {"bad": is_bad.astype(jnp.float32), "bad_in_a_row": in_a_row.astype(jnp.float32)}
-    return kept._replace(step=after.step), metrics._replace(numbers=metrics.numbers | counts)
+    return state._replace(step=after.step), metrics._replace(numbers=metrics.numbers | counts)
 
 
 def jit_update(

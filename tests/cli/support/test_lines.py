@@ -1,8 +1,10 @@
 """Lines from files, pipes and terminals: how they are grouped, what a terminal shows, and that none is lost."""
 
+import fcntl
 import io
 import itertools
 import os
+import resource
 import threading
 import time
 
@@ -100,6 +102,24 @@ def test_a_pipe_that_is_written_fast_gives_full_chunks(pipe):
     writer.join()
     assert [*itertools.chain(*chunks)] == lines
     assert {len(chunk) for chunk in chunks[:-1]} == {2_048}
+
+
+def test_a_process_may_have_many_open_files(pipe):
+    """`select.select` raises ValueError for a descriptor from 1024 on."""
+    limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard_limit != resource.RLIM_INFINITY and hard_limit < 2_048:
+        pytest.skip("the system allows few open files")
+    stream, sink = pipe
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, 2_048), hard_limit))
+    try:
+        with open(fcntl.fcntl(stream.fileno(), fcntl.F_DUPFD, 1_024), "rb") as copy:
+            reader = LineReader(copy)
+            sink.write(b"one\ntwo\n")
+            assert reader.take(100) == ["one", "two"]
+            sink.close()
+            assert reader.take(100) == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard_limit))
 
 
 def test_lines_that_are_left_over_are_given_before_more_is_read(pipe):

@@ -33,20 +33,21 @@ class AttentionView:
         target_inputs = target_tokens if target_inputs is None else target_inputs
         sides = {"source": source_tokens, "target": target_tokens, "target input": target_inputs}
         tokens = {side: [clean_piece(token) for token in pieces] for side, pieces in sides.items()}
-        listed = [
-            {
-                "kind": f"{stack} {kind}",
-                "layer": layer,
-                "querySide": query_side,
-                "keySide": key_side,
-                "queries": tokens[query_side],
-                "keys": tokens[key_side],
-                "weights": np.rint(_ONE * weights).astype(int).tolist(),
-            }
-            for (stack, kind), layers in group_maps(maps, tokens).items()
-            for query_side, key_side in [AXES[stack, kind]]
-            for layer, weights in sorted(layers.items())
-        ]
+        listed = []  # what the page's script reads of each map
+        for (stack, kind), layers in group_maps(maps, tokens).items():
+            query_side, key_side = AXES[stack, kind]
+            for layer, weights in sorted(layers.items()):
+                listed.append(
+                    {
+                        "kind": f"{stack} {kind}",
+                        "layer": layer,
+                        "querySide": query_side,
+                        "keySide": key_side,
+                        "queries": tokens[query_side],
+                        "keys": tokens[key_side],
+                        "weights": np.rint(_ONE * weights).astype(int).tolist(),  # [N, T, S]
+                    }
+                )
         # A token such as "</script>" must not end the element that holds the data.
         sentences = {side: tokens[side] for side in ("source", "target")}
         data = json.dumps({"one": _ONE, "sentences": sentences, "maps": listed}, ensure_ascii=False)

@@ -35,7 +35,7 @@ def _paragraphs(config: Any, name: str) -> Iterator[list[str]]:
         for field in dataclasses.fields(config)
         if not dataclasses.is_dataclass(getattr(config, field.name))
     }
-    column = 2 + min(max(map(len, flags.values()), default=0), 60)
+    column = 2 + min(max(map(len, flags.values()), default=0), 60)  # at which the meanings begin
     lines = [f"{kind.__name__}: {summary}"]
     for field in dataclasses.fields(config):
         if field.name in flags:
@@ -44,7 +44,7 @@ def _paragraphs(config: Any, name: str) -> Iterator[list[str]]:
             flag = flags[field.name]
             if meaning and len(flag) + 2 <= column:
                 meaning[0] = f"{flag:<{column}}{meaning[0].lstrip()}"
-            else:
+            else:  # a long flag has a line of its own
                 meaning = [flag, *meaning]
             lines += meaning
     yield lines

@@ -90,9 +90,14 @@ class LineReader:
     def _has_more(self) -> bool:
         """Returns whether the stream has, or gets within `pause` seconds, more input or its end."""
         descriptor = _descriptor(self._stream)
-        return descriptor is None or bool(select.select([descriptor], [], [], self._pause)[0])
+        if descriptor is None:
+            return True
+        poll = select.poll()  # not `select.select`, which fails for descriptors from 1024 on
+        poll.register(descriptor, select.POLLIN)  # an end of the stream is always reported
+        return bool(poll.poll(1_000 * self._pause))
 
     def _ask(self, prompt: str) -> None:
+        """Writes a prompt, if the screen is a terminal."""
         if self._screen.isatty():
             self._screen.write(prompt)
             self._screen.flush()

@@ -7,7 +7,7 @@ from typing import NoReturn
 from tfx_jax.arguments import Parser, calls_on_use
 
 
-class _FoundError(Exception):
+class _ParserError(Exception):
     """Carries a parser out of the verb that made it."""
 
 
@@ -18,11 +18,11 @@ def parser_of(verb: str, *arguments: str) -> argparse.ArgumentParser:
     """
 
     def stop(parser: Parser) -> NoReturn:
-        raise _FoundError(parser)
+        raise _ParserError(parser)
 
     with calls_on_use(stop):
         try:
             importlib.import_module(f"tfx_jax.cli.{verb.replace('-', '_')}").run(arguments)
-        except _FoundError as found:
-            return found.args[0]
+        except _ParserError as error:
+            return error.args[0]
     raise LookupError(f"tfx-jax {verb} has no parser")

@@ -69,6 +69,7 @@ class _Unfailing(io.FileIO):
     """A file whose writes never fail."""
 
     def write(self, data: Any) -> int:
+        """Writes as much as the system takes, and reports all of it as written."""
         remaining = memoryview(data).cast("B")
         with contextlib.suppress(OSError):
             while remaining and (count := super().write(remaining)):

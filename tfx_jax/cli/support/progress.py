@@ -70,12 +70,14 @@ class Progress:
             self._is_shown = False
 
     def _write(self, message: str) -> None:
+        """Prints a message: over the current line on a terminal, elsewhere on a line of its own."""
         message = printable(message)
         self._stream.write(f"\r\x1b[K{message}" if self._is_terminal else f"{message}\n")
         self._stream.flush()
         self._is_shown = self._is_terminal
 
     def _message(self, now: float) -> str:
+        """Returns the work done and, if the total is known, the estimated remaining time."""
         if self._total is None:
             return self._what.format(f"{self._done:,}")
         message = self._what.format(f"{self._done:,} of {self._total:,}")

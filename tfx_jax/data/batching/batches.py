@@ -30,7 +30,7 @@ class ProcessShard(NamedTuple):
     count: int
 
     def block(self, rows: int) -> slice:
-        """Returns the rows of a batch of `rows` rows that belong to this shard, a contiguous block."""
+        """Returns the contiguous slice of a batch's rows that belongs to this shard; `rows` counts all of them."""
         size = rows // self.count
         return slice(self.index * size, (self.index + 1) * size)
 
@@ -92,7 +92,9 @@ def length_boundaries(max_length: int, multiple: int = 1) -> tuple[int, ...]:
         boundaries.append(length)
         power_of_two = 1 << (length.bit_length() - 1)  # the largest one that is <= length
         length += max(4, power_of_two // 4)
-    return tuple(sorted({math.ceil(length / multiple) * multiple for length in (*boundaries, max_length)}))
+    boundaries.append(max_length)
+    # A set, because several boundaries may be rounded up to the same length.
+    return tuple(sorted({math.ceil(boundary / multiple) * multiple for boundary in boundaries}))
 
 
 def bucket_shapes(boundaries: Sequence[int], tokens_per_batch: int, batch_multiple: int = 1) -> tuple[Bucket, ...]:
@@ -104,10 +106,11 @@ def bucket_shapes(boundaries: Sequence[int], tokens_per_batch: int, batch_multip
     >>> bucket_shapes((8, 24), tokens_per_batch=100, batch_multiple=2)
     (Bucket(length=8, rows=12), Bucket(length=24, rows=4))
     """
-    return tuple(
-        Bucket(length, max(batch_multiple, tokens_per_batch // length // batch_multiple * batch_multiple))
-        for length in boundaries
-    )
+    buckets = []
+    for length in boundaries:
+        rows = tokens_per_batch // length // batch_multiple * batch_multiple  # rounded down to the multiple
+        buckets.append(Bucket(length, max(batch_multiple, rows)))
+    return tuple(buckets)
 
 
 def training_buckets(
@@ -147,8 +150,9 @@ def plan_batches(lengths: np.ndarray, buckets: Sequence[Bucket]) -> list[tuple[B
     # Index of each example's bucket, len(buckets) if it is too long.
     bucket_indices = np.searchsorted([bucket.length for bucket in buckets], lengths)
     plan: list[tuple[Bucket, np.ndarray]] = []
-    waiting = np.empty(0, np.int64)  # examples that are not yet in a batch
-    for bucket_index, bucket in enumerate(buckets[: bucket_indices.max(initial=-1) + 1]):
+    waiting = np.empty(0, np.int64)  # indices of examples that are not yet in a batch
+    num_buckets_in_use = bucket_indices.max(initial=-1) + 1
+    for bucket_index, bucket in enumerate(buckets[:num_buckets_in_use]):
         waiting = np.concatenate([waiting, np.flatnonzero(bucket_indices == bucket_index)])
         num_batched = len(waiting) // bucket.rows * bucket.rows
         plan += [(bucket, members) for members in waiting[:num_batched].reshape(-1, bucket.rows)]
@@ -208,6 +212,7 @@ class ExampleList:
           by: path of the array that determines the length of an example, such as "inputs/tokens".
         """
         self._examples = examples
+        # The array at the path `by` in the nested dictionaries of each example.
         arrays = [functools.reduce(operator.getitem, by.split("/"), example) for example in examples]
         self.lengths = np.array([len(array) for array in arrays], np.int64)
 
@@ -269,14 +274,17 @@ class BatchSpec(NamedTuple):
                 name: self._collate(f"{within}{name}", value, [part[name] for part in parts], bucket)
                 for name, value in like.items()
             }
-        length = [self.fixed_lengths.get(path, bucket.length)] if like.ndim else []
-        padded = np.full((bucket.rows, *length, *like.shape[1:]), self.pad_values.get(path, 0), like.dtype)
+        pad_value = self.pad_values.get(path, 0)
         if not like.ndim:
+            padded = np.full(bucket.rows, pad_value, like.dtype)  # [rows]
             padded[: len(parts)] = parts
-        elif parts:  # one assignment for all rows, because a loop takes three times as long
+            return padded
+        length = self.fixed_lengths.get(path, bucket.length)
+        padded = np.full((bucket.rows, length, *like.shape[1:]), pad_value, like.dtype)  # [rows, length, ...]
+        if parts:  # one assignment for all rows, because a loop takes three times as long
             sizes = np.fromiter(map(len, parts), np.int64, len(parts))
-            # The mask [rows, length] selects the positions that are not padding.
-            padded[: len(parts)][np.arange(*length) < sizes[:, np.newaxis]] = np.concatenate(parts)
+            is_filled = np.arange(length) < sizes[:, np.newaxis]  # [len(parts), length], False at padding
+            padded[: len(parts)][is_filled] = np.concatenate(parts)
         return padded
 
 
@@ -342,7 +350,7 @@ def eval_batches(examples: ExampleSource, spec: BatchSpec, *, shard: ProcessShar
     lengths = examples.lengths
     _check_lengths(lengths, spec.boundaries[-1])
     shard_indices = np.arange(shard.index, len(examples), shard.count)
-    order = shard_indices[np.argsort(lengths[shard_indices], kind="stable")]
+    order = shard_indices[np.argsort(lengths[shard_indices], kind="stable")]  # this shard's examples by length
     for bucket, members in plan_batches(lengths[order], bucket_shapes(spec.boundaries, spec.tokens_per_batch)):
         index = np.full(bucket.rows, -1, np.int32)
         index[: len(members)] = order[members]
@@ -390,8 +398,10 @@ class _TrainDataset(grain.IterDataset[Batch]):
         order = order[lengths[order] >= 0]  # without skipped examples, whose length is -1
         if not order.size:
             raise UserError("there are no examples to train on: all are empty or too long")
+        # The plan's members are positions in `order`; turn them into indices of `examples`.
         plan = [(bucket, order[members]) for bucket, members in plan_batches(lengths[order], self._buckets)]
-        return _Portion(examples, [plan[index] for index in rng.permutation(len(plan))], len(lengths) - len(order))
+        shuffled_plan = [plan[index] for index in rng.permutation(len(plan))]
+        return _Portion(examples, shuffled_plan, num_skipped=len(lengths) - len(order))
 
     def collate(self, portion: "_Portion", number: int) -> Batch:
         """Returns the rows of one batch of a portion that belong to this process."""
@@ -422,6 +432,7 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
         self._loaded: _Portion | None = None
 
     def __next__(self) -> Batch:
+        """Returns the next batch; loads the next portion first if all batches of the last one are done."""
         self._assert_not_closed()
         if self._loaded is None:
             self._loaded = self._dataset.load(self._portion)
@@ -462,7 +473,7 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
             self._expect(self._dataset.num_examples)
 
     def _expect(self, num_examples: int) -> None:
-        """Stores the number of examples; raises UserError if the state belongs to another number."""
+        """Stores the number of examples; raises UserError if the restored state has another number."""
         if self._num_examples not in (None, num_examples):
             raise UserError(
                 f"the checkpoint belongs to {self._num_examples:,} training examples, but there are {num_examples:,}: "

@@ -47,14 +47,15 @@ def encode_conversations(
         except UserError as error:
             raise UserError(f"conversation {number}: {error}") from None
         ids, offsets = tokenizer.encode_with_offsets(text)
-        starts = offsets[:, 0]
-        inside = np.zeros(len(ids), np.bool_)
+        starts = offsets[:, 0]  # index in `text` of each token's first character
+        is_in_reply = np.zeros(len(ids), np.bool_)
         for begin, end in replies:
-            inside |= (starts >= begin) & (starts < end)
-        num_tokens, has_reply = num_tokens + len(ids), has_reply or bool(inside.any())
+            is_in_reply |= (starts >= begin) & (starts < end)
+        num_tokens += len(ids)
+        has_reply = has_reply or bool(is_in_reply.any())
         tokens.append(np.array(ids, np.int32))
         ends.append(np.array([num_tokens], np.int64))
-        is_reply.append(inside)
+        is_reply.append(is_in_reply)
     if not has_reply:
         raise UserError(
             'no conversation has a reply with tokens, a message of the role "assistant": there is nothing to learn'
@@ -63,7 +64,7 @@ def encode_conversations(
 
 
 def _messages(text: str) -> list[Message]:
-    """Returns the messages of a conversation in JSON."""
+    """Parses the messages of a conversation in JSON; raises UserError if it has another form."""
     try:
         values = parse_json(text)
     except ValueError as error:
@@ -77,7 +78,14 @@ def _messages(text: str) -> list[Message]:
 
 
 def _rendered(template: ChatTemplate, messages: list[Message]) -> tuple[str, list[tuple[int, int]]]:
-    """Returns the text of a conversation and, of each reply with the end of its turn, [begin, end) in characters."""
+    """Renders a conversation and locates the assistant's replies in its text.
+
+    Returns:
+      (text, [begin, end) in characters of each reply, which includes the end of its turn).
+
+    Raises:
+      UserError: if the template writes a reply in a way that generation would not continue to.
+    """
     text = template.render(messages, add_generation_prompt=False)
     replies = []
     for index, message in enumerate(messages):
@@ -85,6 +93,7 @@ def _rendered(template: ChatTemplate, messages: list[Message]) -> tuple[str, lis
             continue
         if not index:
             raise UserError("the first message is a reply: begin with the message that it answers")
+        # The reply is what the template adds to the prompt, from which the model would generate it.
         before = template.render(messages[:index], add_generation_prompt=True)
         through = template.render(messages[: index + 1], add_generation_prompt=False)
         if not through.startswith(before):

@@ -96,6 +96,7 @@ def _characters(path: epath.PathLike, begin: int, end: int) -> Iterator[str]:
     """Yields the characters begin .. end - 1 of a file in parts, cut anywhere."""
     offset = 0
     for part in _texts(path):
+        # Indices relative to this part; the slice is empty if the part ends before `begin`.
         yield part[max(0, begin - offset) : max(0, end - offset)]
         offset += len(part)
         if offset >= end:
@@ -162,7 +163,7 @@ def encode_documents(tokenizer: HFTokenizer, texts: TextDocuments, *, eos_id: in
                     ids.append(eos_id)
         sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
         tokens.append(np.fromiter(itertools.chain.from_iterable(encoded), np.int32, sizes.sum()))
-        ends.append(num_tokens + np.cumsum(sizes)[is_last])
+        ends.append(num_tokens + np.cumsum(sizes)[is_last])  # of the documents whose last piece is in this batch
         num_tokens += int(sizes.sum())
     return TokenDocuments(tokens.mapped(), ends.mapped())
 

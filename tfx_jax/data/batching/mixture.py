@@ -35,7 +35,7 @@ class JoinedExamples:
             raise IndexError(f"there is no example {index}: examples are numbered from 0 to {len(self) - 1}")
         number = bisect.bisect_right(self._ends, index)
         examples, indices = self._parts[number]
-        return examples[int(indices[index - self._ends[number]])]  # counted from the end of this part
+        return examples[int(indices[index - self._ends[number]])]  # a negative index, from the end of this part
 
 
 def mixed_epochs(
@@ -68,11 +68,12 @@ def mixed_epochs(
     sizes = [len(source(0)) for source in sources]
     if 0 in sizes:
         raise UserError(f"source {sizes.index(0) + 1} of the mixture has no examples: its documents are too short")
-    # Examples of an epoch, divided by the sum of the shares.
-    epoch_size = min(size / share for size, share in zip(sizes, shares, strict=True))
-    counts = [max(1, int(epoch_size * share + 1e-6)) for share in shares]
+    examples_per_share = min(size / share for size, share in zip(sizes, shares, strict=True))
+    # Examples of each source in an epoch. The small summand keeps rounding errors from losing an example.
+    counts = [max(1, int(examples_per_share * share + 1e-6)) for share in shares]
 
     def epoch_examples(epoch: int) -> JoinedExamples:
+        """Selects the examples of an epoch: of each source the next `count` ones of its shuffled passes."""
         parts: list[tuple[ExampleSource, np.ndarray]] = []
         for number, (source, size, count) in enumerate(zip(sources, sizes, counts, strict=True)):
             # Places of this epoch's examples in the endless sequence of passes over the source.
@@ -80,8 +81,9 @@ def mixed_epochs(
             for pass_number in np.unique(places // size).tolist():
                 examples = source(pass_number)
                 order = np.random.default_rng((seed, number, pass_number)).permutation(len(examples))
-                inside = places[places // size == pass_number] % size
-                parts.append((examples, order[inside % len(order)]))  # a pass may be an example shorter than the first
+                places_in_pass = places[places // size == pass_number] % size
+                # The modulo is needed because a pass may be an example shorter than the first.
+                parts.append((examples, order[places_in_pass % len(order)]))
         return JoinedExamples(parts)
 
     return epoch_examples

@@ -37,7 +37,8 @@ class TokenBlocks:
         stream = np.asarray(stream, np.int32)
         self._num_targets, self._length = len(stream) - 1, length
         if pad_id is not None:
-            stream = np.pad(stream, (0, -self._num_targets % length), constant_values=pad_id)
+            num_padding = -self._num_targets % length  # up to a multiple of `length`
+            stream = np.pad(stream, (0, num_padding), constant_values=pad_id)
         self._stream, self._count = stream, (len(stream) - 1) // length
         if self._num_targets < 1 or not self._count:
             tokens = self._num_targets + 1
@@ -52,6 +53,7 @@ class TokenBlocks:
         return self._count
 
     def __getitem__(self, index: int) -> Example:
+        """Returns block `index`: "inputs" and "targets" [length] int32, "weights" [length] float32."""
         if not 0 <= index < self._count:
             raise IndexError(f"there is no example {index}: examples are numbered from 0 to {self._count - 1}")
         start, end = index * self._length, (index + 1) * self._length
@@ -101,12 +103,13 @@ class PackedDocuments:
         ends, sizes = ends[sizes >= min_tokens], sizes[sizes >= min_tokens]
         num_pieces = -(-sizes // length)  # of each document, rounded up
         # The following arrays are [number of pieces]. `piece_numbers` counts the pieces of each document from 0.
-        piece_numbers = np.arange(num_pieces.sum()) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+        first_pieces = np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)  # index of the document's first piece
+        piece_numbers = np.arange(num_pieces.sum()) - first_pieces
         starts = np.repeat(ends - sizes, num_pieces) + piece_numbers * length
         document_ends = np.repeat(ends, num_pieces)
         piece_sizes = np.minimum(document_ends - starts, length)
         rows = first_fit(piece_sizes.tolist(), length)
-        order = np.argsort(rows, kind="stable")
+        order = np.argsort(rows, kind="stable")  # pieces of the same row become neighbors
         self._tokens, self._length, self._pad_id, self._is_target = tokens, length, pad_id, is_target
         self._starts, self._sizes = starts[order], piece_sizes[order].astype(np.int32)
         self._is_end = (starts + piece_sizes == document_ends)[order]
@@ -121,6 +124,7 @@ class PackedDocuments:
         return len(self._edges) - 1
 
     def __getitem__(self, index: int) -> Example:
+        """Returns row `index`: its pieces one after the other, then padding with weight 0 and segment 0."""
         if not 0 <= index < len(self):
             raise IndexError(f"there is no row {index}: rows are numbered from 0 to {len(self) - 1}")
         row: Example = {name: np.full(self._length, self._pad_id, np.int32) for name in ("inputs", "targets")}
@@ -170,6 +174,7 @@ def first_fit(sizes: Sequence[int], capacity: int) -> np.ndarray:
     no_bin = len(sizes)  # larger than the index of any bin
     first_by_space = np.full(capacity + 1, no_bin)
     for item, size in enumerate(sizes):
+        # Of all amounts of space that suffice, the one whose first bin is the first of all.
         space = size + int(first_by_space[size:].argmin())
         bin_index = int(first_by_space[space])
         if bin_index == no_bin:
@@ -179,7 +184,7 @@ def first_fit(sizes: Sequence[int], capacity: int) -> np.ndarray:
             heapq.heappop(bins_by_space[space])
             first_by_space[space] = bins_by_space[space][0] if bins_by_space[space] else no_bin
         bins[item] = bin_index
-        if space > size:
+        if space > size:  # the bin has space left
             heapq.heappush(bins_by_space[space - size], bin_index)
             first_by_space[space - size] = bins_by_space[space - size][0]
     return bins

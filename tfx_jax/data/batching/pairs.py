@@ -74,8 +74,10 @@ class EncodedPairs:
           sizes: number of tokens of each source and target, [number of pairs, 2] int.
           lengths: see the attribute.
         """
-        ends = np.cumsum(sizes.T).reshape(2, -1).T  # indices after the last token of source and target, [pairs, 2]
-        self._edges = np.concatenate([ends - sizes, ends], axis=1)
+        # Indices after the last token of source and target, [pairs, 2]. The cumulative sum runs over all sources and
+        # then over all targets, as in `ids`.
+        ends = np.cumsum(sizes.T).reshape(2, -1).T
+        self._edges = np.concatenate([ends - sizes, ends], axis=1)  # begins and ends, [pairs, 4]
         self._ids, self.lengths = ids, lengths
 
     def __len__(self) -> int:
@@ -131,7 +133,8 @@ class PairBuffers:
           UserError: if all pairs are too long or have an empty side.
         """
         epoch, buffer = divmod(number, self._buffers_per_epoch)
-        begin, end = (len(self._pairs) * edge // self._buffers_per_epoch for edge in (buffer, buffer + 1))
+        begin = len(self._pairs) * buffer // self._buffers_per_epoch
+        end = len(self._pairs) * (buffer + 1) // self._buffers_per_epoch
         indices = _shuffled_indices(len(self._pairs), self._seed, epoch, range(begin, end))
         ids, sizes = _encode(self._pairs, indices, self._tokenizer)
         longer, shorter = sizes.max(axis=1), sizes.min(axis=1)
@@ -159,9 +162,9 @@ def _encode(
         chunk = get_pairs(pairs, indices[start : start + _CHUNK])
         for side, packed in chunks.items():  # one side at a time, to have fewer Python lists alive
             packed.append(_pack(tokenizer.encode_batch([pair[side] for pair in chunk]), eos_id, max_length))
-    (sources, source_sizes), (targets, target_sizes) = (
-        map(np.concatenate, zip(*packed, strict=True)) for packed in chunks.values()
-    )
+    # Join the ids of all chunks of a side, and so their sizes.
+    sources, source_sizes = map(np.concatenate, zip(*chunks["source"], strict=True))
+    targets, target_sizes = map(np.concatenate, zip(*chunks["target"], strict=True))
     return np.concatenate([sources, targets]), np.stack([source_sizes, target_sizes], axis=1)
 
 

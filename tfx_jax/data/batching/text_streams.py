@@ -77,6 +77,7 @@ class _StreamIterator(grain.DatasetIterator[Batch]):
         self._dataset, self._number = dataset, 0
 
     def __next__(self) -> Batch:
+        """Returns the rows of this process in the next batch."""
         self._assert_not_closed()
         batch = self._dataset.streams[self._number]
         self._number += 1

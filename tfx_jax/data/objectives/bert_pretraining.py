@@ -64,6 +64,7 @@ class PretrainingExamples:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Example:
+        """Returns example `index` without padding."""
         inputs, targets, weights = (array[index, : self.lengths[index]] for array in self._masked)
         return {
             "tokens": inputs,
@@ -118,7 +119,6 @@ def make_examples(
         mask_tokens(rows, rng, mask_id=mask_id, vocab_size=vocab_size, special_ids=special_ids, rate=rate)
         for rows in np.split(tokens, range(_ROWS_AT_ONCE, len(tokens), _ROWS_AT_ONCE))
     ]
+    all_masked = MaskedTokens(*map(np.concatenate, zip(*masked, strict=True)))  # joins the chunks of rows
     next_sentence_label = np.array([not pair.is_next for pair in pairs], np.int32)
-    return PretrainingExamples(
-        MaskedTokens(*map(np.concatenate, zip(*masked, strict=True))), token_type_ids, lengths, next_sentence_label
-    )
+    return PretrainingExamples(all_masked, token_type_ids, lengths, next_sentence_label)

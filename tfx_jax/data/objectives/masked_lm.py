@@ -65,7 +65,7 @@ def mask_tokens(
         raise ValueError(f"all {vocab_size} ids are special, but at least one must be ordinary")
     ids = np.asarray(ids, np.int32)
     is_target = _sample_positions(~np.isin(ids, specials), rate, rng)
-    uniform = rng.random(ids.shape)
+    uniform = rng.random(ids.shape)  # decides between [MASK], a random token and the original
     random_tokens = ordinary[rng.integers(ordinary.size, size=ids.shape)]
     corrupted = np.where(
         uniform < _MASK_SHARE,
@@ -86,8 +86,9 @@ def _sample_positions(is_ordinary: np.ndarray, rate: float, rng: np.random.Gener
     Returns:
       Whether each position is sampled, [..., T] bool.
     """
-    num_ordinary = is_ordinary.sum(axis=-1, keepdims=True)
-    counts = np.minimum(num_ordinary, np.maximum(1, np.rint(rate * num_ordinary)) if rate else 0)
+    num_ordinary = is_ordinary.sum(axis=-1, keepdims=True)  # [..., 1]
+    num_requested = np.maximum(1, np.rint(rate * num_ordinary)) if rate else 0
+    counts = np.minimum(num_ordinary, num_requested)  # a row without ordinary positions has none to sample
     # The positions with the smallest of independent uniform numbers are a uniform sample.
     uniform = np.where(is_ordinary, rng.random(is_ordinary.shape), np.inf)
     ranks = uniform.argsort(axis=-1).argsort(axis=-1)  # the second argsort turns an order into ranks

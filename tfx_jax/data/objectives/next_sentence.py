@@ -35,9 +35,8 @@ def next_sentence_pairs(
 
     As in the authors' program, the sentences of a pair fill the input. With probability `short_rate` they fill a
     shorter random length, so that the model also sees short inputs. Sentences that a random B replaced begin the next
-    pair.
-    Unlike the program, the last sentence of a document begins no pair: the program always gives it a random B, so that
-    it reveals the label. Pairs may exceed the input by a part of a sentence; `pair_inputs` truncates them.
+    pair. Unlike the program, the last sentence of a document begins no pair: the program always gives it a random B, so
+    that it reveals the label. Pairs may exceed the input by a part of a sentence; `pair_inputs` truncates them.
 
     Args:
       documents: tokens of the sentences (or lines, or paragraphs) of each document.
@@ -73,7 +72,7 @@ def _walk(
             is_next = bool(rng.random() < 0.5)
             if is_next:
                 second = _join(text[middle:end])
-                begin = end
+                begin = end  # of the next pair
             else:
                 second = _random_sentences(texts, text_index, rng, num_tokens - len(first))
                 begin = middle  # the sentences from `middle` on were not used

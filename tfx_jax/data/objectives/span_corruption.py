@@ -104,10 +104,10 @@ def random_spans(
       ValueError: if `noise_density` is not in (0, 1), or `mean_span_length` is below 1.
     """
     num_dropped, num_spans = _counts(num_tokens, noise_density, mean_span_length)
-    kept = _segment(num_tokens - num_dropped, num_spans, rng)
-    dropped = _segment(num_dropped, num_spans, rng)
-    ends = np.cumsum(kept + dropped)
-    return list(zip((ends - dropped).tolist(), ends.tolist(), strict=True))
+    kept_lengths = _segment(num_tokens - num_dropped, num_spans, rng)
+    dropped_lengths = _segment(num_dropped, num_spans, rng)
+    ends = np.cumsum(kept_lengths + dropped_lengths)  # of the dropped runs
+    return list(zip((ends - dropped_lengths).tolist(), ends.tolist(), strict=True))
 
 
 def span_corruption_lengths(
@@ -249,6 +249,7 @@ class CorruptedTexts:
         return len(self._edges) - 1
 
     def __getitem__(self, index: int) -> Example:
+        """Returns text `index` with spans dropped: {"source": [S], "target": [T]} int32."""
         if not 0 <= index < len(self):
             raise IndexError(f"there is no example {index}: examples are numbered from 0 to {len(self) - 1}")
         text = np.full((1, self._text_length), self._ids["pad_id"], np.int32)
@@ -260,7 +261,11 @@ class CorruptedTexts:
 
 
 def _counts(num_tokens: int, noise_density: float, mean_span_length: float) -> tuple[int, int]:
-    """Returns (number of dropped tokens, number of spans)."""
+    """Returns (number of dropped tokens, number of spans) for a text of `num_tokens` tokens.
+
+    Raises:
+      ValueError: if `noise_density` is not in (0, 1), or `mean_span_length` is below 1.
+    """
     if not 0 < noise_density < 1 or mean_span_length < 1:
         raise ValueError(
             f"noise_density={noise_density} must be between 0 and 1, and mean_span_length={mean_span_length} at least 1"
@@ -268,6 +273,7 @@ def _counts(num_tokens: int, noise_density: float, mean_span_length: float) -> t
     if num_tokens < 2:
         return 0, 0
     num_dropped = min(max(1, round(num_tokens * noise_density)), num_tokens - 1)
+    # No more spans than kept tokens, because a kept token precedes each span.
     num_spans = min(max(1, round(num_dropped / mean_span_length)), num_tokens - num_dropped)
     return num_dropped, num_spans
 
@@ -277,7 +283,7 @@ def _segment(num_items: int, num_segments: int, rng: np.random.Generator) -> np.
 
     All such sequences of lengths are equally probable.
     """
-    # Distinct random cuts between neighboring items.
+    # There are num_items - 1 places between neighboring items; num_segments - 1 distinct ones of them are cuts.
     cuts = np.sort(rng.permutation(max(0, num_items - 1))[: max(0, num_segments - 1)]) + 1
     edges = np.concatenate([[0], cuts, [num_items]]) if num_segments else np.zeros(1, int)
     return np.diff(edges)

@@ -98,7 +98,7 @@ def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
     if samples.dtype == np.uint8:
         sound = (samples.astype(np.float64) - 128) / 128  # 8-bit WAV is unsigned, with silence at 128
     elif np.issubdtype(samples.dtype, np.integer):
-        sound = samples / -float(np.iinfo(samples.dtype).min)
+        sound = samples / -float(np.iinfo(samples.dtype).min)  # in [-1, 1)
     else:
         sound = samples.astype(np.float64)
     if not np.isfinite(sound).all():

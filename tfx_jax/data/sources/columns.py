@@ -29,8 +29,10 @@ def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[s
       UserError: if the file cannot be read, is empty or not UTF-8, a column is missing or named twice, or a row has
         another number of columns or a blank value; and as for `tfx_jax.data.sources.parquet.read_columnar`.
     """
-    read = read_columnar if is_columnar(path) else {"csv": _csv, "jsonl": _json_lines}.get(_kind(path), _tsv)
-    unit = "row" if is_columnar(path) else "line"
+    if is_columnar(path):
+        unit, read = "row", read_columnar
+    else:
+        unit, read = "line", {"csv": _csv, "jsonl": _json_lines}.get(_kind(path), _tsv)
     for number, values in read(path, names):
         where = f"{path}, {unit} {number}"
         for name, value in zip(names, values, strict=True):
@@ -89,7 +91,8 @@ def _csv(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[int, list
     reader = csv.reader(csv_lines(path), strict=True)
 
     def rows() -> Iterator[tuple[int, list[str]]]:
-        begin = reader.line_num + 1
+        """Yields (number of its first line, fields) of each row that is not empty."""
+        begin = reader.line_num + 1  # first line of the next row, which may span several lines
         try:
             for row in reader:
                 if row:  # not an empty line

@@ -190,7 +190,10 @@ def _range(partial: pathlib.Path, checksum: Checksum | None) -> tuple[dict[str, 
         identity = _VALIDATOR.fullmatch(_validator_of(partial).read_text("ascii"))
     if not start or (checksum is None and identity is None):
         return {}, 0
-    return {"Range": f"bytes={start}-"} | ({"If-Range": identity.group()} if identity else {}), start
+    headers = {"Range": f"bytes={start}-"}
+    if identity:
+        headers["If-Range"] = identity.group()  # makes the server send the whole file if it has changed
+    return headers, start
 
 
 def _restart(partial: pathlib.Path, response: http.client.HTTPResponse) -> None:

@@ -105,11 +105,10 @@ def read_lines(path: epath.PathLike, *, keep_ends: bool = False) -> Iterator[str
         `read_blocks`.
     """
     for block in read_blocks(path):
-        lines = block.data.decode().split("\n")
-        last = lines.pop()
+        *lines, last = block.data.decode().split("\n")
         for line in lines:
             yield f"{line}\n" if keep_ends else line.rstrip("\r")
-        if last:
+        if last:  # the last line of a file without a line end
             yield last if keep_ends else last.rstrip("\r")
 
 
@@ -169,9 +168,11 @@ def read_blocks(path: epath.PathLike, *, cut_lines: bool = False) -> Iterator[Bl
 
 def _last_character(data: bytes) -> int:
     """Returns where the last UTF-8 character, possibly incomplete, begins; len(data) if the bytes are not UTF-8."""
-    # A character has at most four bytes; all but its first one have the form 0b10xxxxxx.
-    starts = (index for index in range(len(data) - 1, max(len(data) - 5, -1), -1) if data[index] & 0xC0 != 0x80)
-    return next(starts, len(data))
+    # A character has at most four bytes, so search the last four backward.
+    for index in range(len(data) - 1, max(len(data) - 5, -1), -1):
+        if data[index] & 0xC0 != 0x80:  # not of the form 0b10xxxxxx, which all bytes but a character's first one have
+            return index
+    return len(data)
 
 
 def _checked(block: Block, path: epath.PathLike) -> Block:

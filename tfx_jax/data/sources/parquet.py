@@ -72,6 +72,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _rows(path: epath.PathLike, names: list[str], kinds: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yields the Python values of the columns `names` of each row; turns all errors into UserError."""
     if os.fspath(path).endswith(".gz"):
         raise UserError(f"{path} is packed: unpack it with gunzip (Parquet and Arrow compress what they hold)")
     is_parquet = os.fspath(path).lower().endswith(".parquet")
@@ -115,6 +116,7 @@ def _arrow_batches(arrow: Any, opened: BinaryIO) -> tuple[Any, Iterator[Any]]:
     reader = ipc.open_file(opened) if is_file_format else ipc.open_stream(opened)
 
     def batches() -> Iterator[Any]:
+        """Yields the batches, checked and cut to at most `_BATCH_ROWS` rows."""
         whole = map(reader.get_batch, range(reader.num_record_batches)) if is_file_format else iter(reader)
         for batch in whole:
             batch.validate(full=True)  # pyarrow trusts the offsets of texts in a file
@@ -125,7 +127,10 @@ def _arrow_batches(arrow: Any, opened: BinaryIO) -> tuple[Any, Iterator[Any]]:
 
 
 def _values(column: Any, where: str, begin: int, name: str) -> list[Any]:
-    """Returns the values of a column, whose UTF-8 pyarrow does not check when it reads a file."""
+    """Returns the values of a column, whose UTF-8 pyarrow does not check when it reads a file.
+
+    `where` and `begin`, the number of the first row, locate a value that is not UTF-8 in the UserError.
+    """
     try:
         return column.to_pylist()
     except UnicodeDecodeError:
@@ -140,19 +145,25 @@ def _values(column: Any, where: str, begin: int, name: str) -> list[Any]:
 
 
 def _check_columns(path: epath.PathLike, types: Any, schema: Any, names: Sequence[str], kinds: Sequence[str]) -> None:
+    """Raises UserError unless each column exists once and has a type of `kinds`; `types` is `pyarrow.types`."""
     for name in names:
         if schema.names.count(name) != 1:
             raise UserError(
                 f"{path}: {schema.names.count(name)} columns named {name!r}; there are {', '.join(schema.names)}"
             )
-        type_ = schema.field(name).type
-        value_kind = type_.value_type if types.is_dictionary(type_) else type_
-        is_text = types.is_string(value_kind) or types.is_large_string(value_kind) or types.is_string_view(value_kind)
-        is_number = types.is_integer(value_kind) or types.is_floating(value_kind) or types.is_boolean(value_kind)
-        is_kind = {"text": is_text, "numbers": is_number, "lists": types.is_list(type_) or types.is_large_list(type_)}
+        column_type = schema.field(name).type
+        # A dictionary type stores each distinct value once, and a number for each row.
+        value_type = column_type.value_type if types.is_dictionary(column_type) else column_type
+        is_kind = {
+            "text": types.is_string(value_type)
+            or types.is_large_string(value_type)
+            or types.is_string_view(value_type),
+            "numbers": types.is_integer(value_type) or types.is_floating(value_type) or types.is_boolean(value_type),
+            "lists": types.is_list(column_type) or types.is_large_list(column_type),
+        }
         if not any(is_kind[kind] for kind in kinds):
-            wanted = ", ".join("numbers, or true and false" if kind == "numbers" else kind for kind in kinds)
-            raise UserError(f"{path}: the column {name!r} must be {wanted}, got {str(type_)[:40]}")
+            expected = ", ".join("numbers, or true and false" if kind == "numbers" else kind for kind in kinds)
+            raise UserError(f"{path}: the column {name!r} must be {expected}, got {str(column_type)[:40]}")
 
 
 def _import_pyarrow(path: epath.PathLike) -> tuple[Any, Any]:

@@ -205,7 +205,8 @@ def moved(url: str, base_url: str | None) -> str:
     if base_url is None:
         return url
     parts = urllib.parse.urlsplit(url)
-    return base_url.rstrip("/") + urllib.parse.urlunsplit(("", "", *parts[2:]))
+    path = urllib.parse.urlunsplit(parts._replace(scheme="", netloc=""))  # with query and fragment, if any
+    return base_url.rstrip("/") + path
 
 
 def registered_checksums() -> dict[str, Checksum]:
@@ -235,8 +236,8 @@ def _shuffling_without_tensorflow() -> Iterator[None]:
     if soft != resource.RLIM_INFINITY and soft < _OPEN_FILES:
         limit = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    stand_in = types.SimpleNamespace(io=types.SimpleNamespace(gfile=files), errors=errors)
-    tensorflow, shuffle.tf = shuffle.tf, stand_in
+    tensorflow = shuffle.tf
+    shuffle.tf = types.SimpleNamespace(io=types.SimpleNamespace(gfile=files), errors=errors)
     try:
         yield
     finally:

@@ -63,6 +63,7 @@ def _read_table(reader: Any, path: epath.PathLike, label_column: str, exclude: C
         if names.count(name) != 1:
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             raise UserError(f"{path}, line 1: {names.count(name)} columns named {name!r}; there are {shown}")
+    # Indices of the columns to keep as values.
     indices = [index for index, name in enumerate(names) if name not in {label_column, *exclude}]
     if not indices:
         raise UserError(f"{path}, line 1: no column is left besides the label and the excluded columns")

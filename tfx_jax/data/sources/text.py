@@ -57,6 +57,7 @@ def lines_of(pairs: PairSource, max_pairs: int | None = None) -> Iterator[str]:
     count = len(pairs) if max_pairs is None else min(max_pairs, len(pairs))
     for start in range(0, count, _PAIRS_PER_READ):
         indices = range(start, min(start + _PAIRS_PER_READ, count))
+        # Evenly spaced: `count` of all pairs, or each pair if `count` is their number.
         for pair in get_pairs(pairs, [index * len(pairs) // count for index in indices]):
             yield pair["source"]
             yield pair["target"]
@@ -101,14 +102,15 @@ class JoinedPairs:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Pair]:
+        """Returns several pairs in the order of `indices`, with one read of each source."""
         requested = np.asarray(indices, np.int64)
         if requested.size and not (requested.min() >= 0 and requested.max() < len(self)):
             raise IndexError(f"indices must be in 0 .. {len(self) - 1}, got {requested.min()} to {requested.max()}")
         source_numbers = np.searchsorted(self._ends, requested, side="right")  # source of each requested pair
-        pairs: list[Pair] = [{}] * len(requested)
-        for number, source in enumerate(self._sources):
+        pairs: list[Pair] = [{}] * len(requested)  # replaced below, in the order of `indices`
+        for number, source in enumerate(self._sources):  # one read of each source
             positions = np.flatnonzero(source_numbers == number)
-            begin = self._ends[number] - len(source)
+            begin = self._ends[number] - len(source)  # index of the source's first pair
             for position, pair in zip(positions, get_pairs(source, requested[positions] - begin), strict=True):
                 pairs[position] = pair
         return pairs
@@ -158,8 +160,8 @@ class TextPairs:
         Pairs with a blank side are dropped unless `keep_empty`.
         """
         self._sides = {"source": source, "target": target}
-        self._kept = None if keep_empty else _both_with_text(source, target)  # indices of lines; None means all
-        self._count = len(source) if self._kept is None else len(self._kept)
+        self._line_numbers = None if keep_empty else _both_with_text(source, target)  # of the pairs; None means all
+        self._count = len(source) if self._line_numbers is None else len(self._line_numbers)
         self.num_dropped = len(source) - self._count
 
     def __len__(self) -> int:
@@ -169,9 +171,10 @@ class TextPairs:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Pair]:
+        """Returns several pairs, with one read of each side."""
         lines = np.asarray(indices, np.int64)
-        if self._kept is not None:
-            lines = self._kept[lines]
+        if self._line_numbers is not None:
+            lines = self._line_numbers[lines]
         source, target = (side.texts(lines) for side in self._sides.values())
         return [{"source": text, "target": translation} for text, translation in zip(source, target, strict=True)]
 
@@ -280,6 +283,7 @@ def _scan(path: epath.PathLike, *, is_tsv: bool = False) -> tuple[_Side, ...]:
     columns = [[DiskArray(dtype) for dtype in (np.int64, np.int64, bool)] for _ in range(1 + is_tsv)]
     for block in read_blocks(path):
         content = content or _Content(path)
+        # Starts and ends of the lines, line ends included, as indices in the block.
         ends = _positions(block.data, "\n") + 1
         if not block.data.endswith(b"\n"):
             ends = np.append(ends, len(block.data))
@@ -339,11 +343,12 @@ def _blank(data: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 def _both_with_text(source: _Side, target: _Side) -> np.ndarray:
     """Returns the indices of the pairs without a blank side, ascending."""
-    kept = DiskArray(np.int64)
+    indices = DiskArray(np.int64)
     for start in range(0, len(source), _LINES_PER_CHECK):
         part = slice(start, start + _LINES_PER_CHECK)
-        kept.append(start + np.flatnonzero(~(source.blank[part] | target.blank[part])))
-    return kept.mapped()
+        has_blank_side = source.blank[part] | target.blank[part]
+        indices.append(start + np.flatnonzero(~has_blank_side))
+    return indices.mapped()
 
 
 def _require_pairs(pairs: TextPairs, name: str) -> TextPairs:

@@ -107,7 +107,7 @@ def parse_tree(text: str, *, where: str = "the tree") -> Tree:
       UserError: if the text is not exactly one tree with a word in each constituent and a tag for each word.
     """
     tree, labels = Tree([], []), []  # `labels` are those of open constituents
-    parts = re.findall(r"[()]|[^() \t\r\n]+", text)
+    parts = re.findall(r"[()]|[^() \t\r\n]+", text)  # brackets, labels, tags and words
     index = 0
     while index < len(parts):
         if index and not labels:
@@ -129,7 +129,7 @@ def parse_tree(text: str, *, where: str = "the tree") -> Tree:
         elif shape.startswith(("(w(", "((")):  # the beginning of a constituent, with or without a label
             labels.append(parts[index + 1] if shape[1] == "w" else "")
             tree.symbols.append(f"({labels[-1]}")
-            index += shape.index("(", 1)
+            index += shape.index("(", 1)  # to the bracket after the label, if any
         else:
             here = " ".join(parts[index : index + 4])[:40]
             raise UserError(f"{where}: at {here!r} a constituent or a word with its tag, such as (NN dog), is required")
@@ -212,7 +212,7 @@ class _Builder:
             # The root may not end before the last word, so it is left out while words are missing.
             open_labels = self._labels[bool(self._num_missing) :]
             if symbol[1:] in open_labels:
-                while self._close() != symbol[1:]:
+                while self._close() != symbol[1:]:  # also end the constituents inside it
                     pass
         elif symbol and self._num_missing:
             if not self._labels:

@@ -44,7 +44,8 @@ def read_articles(path: epath.PathLike) -> Iterator[Article]:
     article, lines = None, []
     was_blank = True  # whether the previous line is blank; the file begins as if after an empty line
     # Each line with the following one; the last line is followed by an empty one.
-    for number, (line, following) in enumerate(itertools.pairwise(itertools.chain(read_lines(path), [""])), start=1):
+    line_pairs = itertools.pairwise(itertools.chain(read_lines(path), [""]))
+    for number, (line, following) in enumerate(line_pairs, start=1):
         title = _TITLE.fullmatch(line) if was_blank and is_blank(following) else None
         was_blank = is_blank(line)
         if title:
@@ -145,4 +146,5 @@ def draw_pair(
     if is_same:
         first, second = rng.choice(len(articles[first_article]), 2, replace=False)
         return articles[first_article][first], articles[first_article][second]
-    return tuple(articles[article][rng.integers(len(articles[article]))] for article in (first_article, second_article))
+    first, second = (rng.integers(len(articles[article])) for article in (first_article, second_article))
+    return articles[first_article][first], articles[second_article][second]

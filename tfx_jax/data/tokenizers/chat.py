@@ -120,7 +120,7 @@ def load_chat_template(folder: epath.PathLike) -> ChatTemplate:
 
 
 def _environment() -> Any:
-    """Returns Jinja's sandbox with what templates on the hub expect: those written for transformers."""
+    """Returns Jinja's sandbox with the filters and functions that transformers offers to chat templates."""
     import jinja2.ext
     import jinja2.sandbox
     from jinja2 import exceptions, nodes
@@ -131,7 +131,7 @@ def _environment() -> Any:
         tags = {"generation"}  # noqa: RUF012  pyright: as the base class declares it
 
         def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
+            line = next(parser.stream).lineno  # consumes the word "generation"
             return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
     class Namespace(jinja2.utils.Namespace):
@@ -143,6 +143,7 @@ def _environment() -> Any:
             super().__setitem__(name, value)
 
     def namespace(*arguments: Any, **values: Any) -> Namespace:
+        """Returns an object with the given values, which a template may change: Jinja's `namespace`."""
         result = Namespace()
         for name, value in dict(*arguments, **values).items():
             result[name] = value

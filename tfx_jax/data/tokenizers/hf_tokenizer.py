@@ -82,7 +82,9 @@ class TokenizerConfig:
         self.folder = folder
         self.options = self._read("tokenizer_config.json")
         self._configs = [self._read("config.json"), self._read("generation_config.json")]
-        named = {**self._read("special_tokens_map.json"), **{k: v for k, v in self.options.items() if v is not None}}
+        # tokenizer_config.json overrides special_tokens_map.json, except where it has null.
+        set_options = {name: value for name, value in self.options.items() if value is not None}
+        named = {**self._read("special_tokens_map.json"), **set_options}
         self.names = {role: self._name(named[f"{role}_token"]) for role in _USUAL_NAMES if named.get(f"{role}_token")}
         others = named.get("additional_special_tokens") or named.get("extra_special_tokens") or []  # without a role
         if not isinstance(others, list | dict):
@@ -140,6 +142,7 @@ class TokenizerConfig:
         ids = set(vocabulary.values())
 
         def find(role: str) -> int | None:
+            """Returns the id of a role such as "eos": by its configured name, its configured id, or a usual name."""
             if role in self.names:
                 return vocabulary.get(self.names[role])
             for config in self._configs:
@@ -147,9 +150,10 @@ class TokenizerConfig:
                 token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
                 if type(token_id) is int and token_id in ids:
                     return token_id
-            return next(
-                (vocabulary[name] for name in _USUAL_NAMES[role] if name in special and name in vocabulary), None
-            )
+            for name in _USUAL_NAMES[role]:
+                if name in special and name in vocabulary:
+                    return vocabulary[name]
+            return None
 
         return SpecialIds(**{f"{role}_id": find(role) for role in _USUAL_NAMES})
 
@@ -230,13 +234,15 @@ def check_pipeline(values: Mapping[str, Any], path: Any) -> None:
     Raises:
       UserError: if normalizers would make a text more than 1,000 times longer, or a template has more than 100 parts.
     """
-    growth = 1
+    growth = 1  # upper limit of the factor by which all steps so far lengthen a text
     for step in _steps(values.get("normalizer"), "normalizers"):
-        content = step.get("content", step.get("prepend"))
+        content = step.get("content", step.get("prepend"))  # what a step writes for each match, or in front
         if isinstance(content, str):
             pattern = step.get("pattern")
             matched = pattern.get("String") if isinstance(pattern, dict) else None
-            growth *= max(1, len(content) // max(1, len(matched) if isinstance(matched, str) else 1))
+            # The match of a regular expression may be a single character.
+            matched_length = max(1, len(matched)) if isinstance(matched, str) else 1
+            growth *= max(1, len(content) // matched_length)
         if growth > _MAX_GROWTH:
             raise UserError(
                 f"{path}: its normalizers would make a text more than {_MAX_GROWTH:,} times as long: fetch the file "
@@ -315,15 +321,18 @@ class HFTokenizer(abc.ABC):
                 raise UserError(f"{config.folder} adds a token {token['content']!r} as {index}, which is not its id")
         self._pieces = {index: token for token, index in vocabulary.items()}
         if len(self._pieces) != len(vocabulary):
-            twice = next(token for token, index in vocabulary.items() if self._pieces[index] != token)
-            raise UserError(f"{config.folder}: the id {vocabulary[twice]} of {twice!r} belongs to another token too")
+            # `_pieces` has only the last token of each id.
+            duplicate = next(token for token, index in vocabulary.items() if self._pieces[index] != token)
+            raise UserError(
+                f"{config.folder}: the id {vocabulary[duplicate]} of {duplicate!r} belongs to another token too"
+            )
         self.vocab_size = max(self._pieces, default=-1) + 1
         ids = config.special_ids(vocabulary, special)
         self.pad_id, self.bos_id, self.eos_id, self.unk_id, self.mask_id, self.cls_id, self.sep_id = ids
         self.normalization = config.option("normalization", "")
         self._cleans_up = can_clean_up and config.option("clean_up_tokenization_spaces", False)
         shown = config.names.get("unk") if config.option("shows_unknown", False) else None
-        self._hidden = {vocabulary[token] for token in special & vocabulary.keys() - {shown}}
+        self._hidden = {vocabulary[token] for token in special & vocabulary.keys() - {shown}}  # ids that `decode` omits
 
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
@@ -342,6 +351,7 @@ class HFTokenizer(abc.ABC):
     def languages(self) -> dict[str, int]:
         """Ids of the tokens that name a language, by its code, such as "de_DE", "deu_Latn" or "de"."""
         matches = ((index, _LANGUAGE.fullmatch(name)) for name, index in self.special_tokens.items())
+        # The code is the group that matched or, without one ("de_DE"), the whole name.
         return {match.group(match.lastindex or 0): index for index, match in matches if match}
 
     def language_id(self, language: str) -> int:
@@ -361,10 +371,11 @@ class HFTokenizer(abc.ABC):
         ids = self.encode_with_specials(text).ids
         if language is None:
             return ids
-        index, frame = self.language_id(language), self.encode_with_specials("").ids
+        language_id = self.language_id(language)
+        special_ids = self.encode_with_specials("").ids  # those around any text
         for place in (0, -1):  # NLLB and M2M-100 have the language in front, mBART at the end
-            if frame and frame[place] in self.languages.values():
-                ids[place] = index
+            if special_ids and special_ids[place] in self.languages.values():
+                ids[place] = language_id  # replaces the default language
                 return ids
         raise UserError(f"the tokenizer marks no language of a source, so there is no place for {language!r}")
 
@@ -390,9 +401,10 @@ class HFTokenizer(abc.ABC):
 
         A text without ids becomes BOS or, if there is none, EOS.
         """
-        ids, framed = self.encode(text), self.encode_with_specials(text).ids
-        # The prefix is everything before the first occurrence of `ids` in the framed text.
-        prefix = next((framed[:k] for k in range(len(framed)) if framed[k : k + len(ids)] == ids), [])
+        ids, with_specials = self.encode(text), self.encode_with_specials(text).ids
+        # The prefix is everything before the first occurrence of `ids`.
+        starts = range(len(with_specials))
+        prefix = next((with_specials[:start] for start in starts if with_specials[start : start + len(ids)] == ids), [])
         if not ids:
             start = self.eos_id if self.bos_id is None else self.bos_id
             prefix = [] if start is None else [start]
@@ -433,16 +445,16 @@ class PipelineTokenizer(HFTokenizer):
         """
         for _, token in sorted(config.added.items()):
             pipeline.add_tokens([tokenizers.AddedToken(**token)])
-        known = {token.content for token in pipeline.get_added_tokens_decoder().values() if token.special}
+        known_specials = {token.content for token in pipeline.get_added_tokens_decoder().values() if token.special}
         vocabulary = pipeline.get_vocab(with_added_tokens=True)
-        pipeline.add_special_tokens(sorted((config.special & vocabulary.keys()) - known))
+        pipeline.add_special_tokens(sorted((config.special & vocabulary.keys()) - known_specials))
         # A tokenizer.json may truncate and pad every text to a length used in training.
         pipeline.no_truncation()
         pipeline.no_padding()
         pipeline.encode_special_tokens = config.option("split_special_tokens", False)
         self._pipeline = pipeline
         can_clean_up = type(pipeline.model).__name__ != "BPE"  # BPE keeps the spaces of the text
-        super().__init__(vocabulary, config, special=known | config.special, can_clean_up=can_clean_up)
+        super().__init__(vocabulary, config, special=known_specials | config.special, can_clean_up=can_clean_up)
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without special tokens around it."""
@@ -534,7 +546,7 @@ class PieceTokenizer(HFTokenizer):
         self._eos, self._unk = self.eos_id, self.unk_id
         self._processor, self._text_of = processor, text_of
         self._first = [] if first is None else [vocabulary[first]]
-        self._front = re.compile(front or "(?!)", re.DOTALL)  # "(?!)" matches nothing
+        self._front = re.compile(front or "(?!)", re.DOTALL)  # a token at the beginning; "(?!)" matches nothing
         # Each character is replaced by one character, so that offsets do not change.
         self._replaced = str.maketrans(more_spaces + dropped, " " * len(more_spaces) + "\x01" * len(dropped))
         self._is_pair_separated = is_pair_separated
@@ -547,8 +559,9 @@ class PieceTokenizer(HFTokenizer):
             self._ids.get(processor.id_to_piece(number), self._unk) for number in range(processor.vocab_size())
         ]
         self._unknown_number = processor.unk_id()
-        whole = {*special, *(token["content"] for token in config.added.values())} - spelled
-        pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True))) or "(?!)"
+        whole_tokens = {*special, *(token["content"] for token in config.added.values())} - spelled
+        # Longest first, because a regular expression takes the first alternative that matches.
+        pattern = "|".join(map(re.escape, sorted(whole_tokens, key=len, reverse=True))) or "(?!)"
         self._whole = re.compile(f"({pattern})")
 
     def encode(self, text: str) -> list[int]:
@@ -562,17 +575,19 @@ class PieceTokenizer(HFTokenizer):
         # Usual case: no whole tokens, so one call splits all texts.
         if not any(map(self._whole.search, texts)) and not any(map(self._front.match, texts)):
             return list(map(self._ids_of, texts, self._processor.encode(texts, out_type=int)))
+        # Otherwise split all text between whole tokens in one call, and put the whole tokens back in front of it.
         parts_by_text = [list(self._parts(text)) for text in texts]
         rests = [rest for parts in parts_by_text for _, rest in parts]
-        ids = map(self._ids_of, rests, self._processor.encode(rests, out_type=int))
-        return [
-            [
-                index
-                for whole, _ in parts
-                for index in ([self._ids.get(whole, self._unk), *next(ids)] if whole else next(ids))
-            ]
-            for parts in parts_by_text
-        ]
+        ids_of_rests = map(self._ids_of, rests, self._processor.encode(rests, out_type=int))
+        ids_by_text: list[list[int]] = []
+        for parts in parts_by_text:
+            ids: list[int] = []
+            for whole, _ in parts:
+                if whole:
+                    ids.append(self._ids.get(whole, self._unk))
+                ids += next(ids_of_rests)
+            ids_by_text.append(ids)
+        return ids_by_text
 
     def _ids_of(self, text: str, numbers: list[int]) -> list[int]:
         """Returns ids from SentencePiece's own numbers; texts with unknown pieces are encoded again as strings."""
@@ -596,7 +611,8 @@ class PieceTokenizer(HFTokenizer):
             encoding = self._processor.encode(rest, return_type="offset_mapping")
             ids += (self._ids.get(piece, self._unk) for piece in encoding["pieces"])
             start += len(whole)
-            offsets += (_without_space(text, start + first, start + end) for first, end in encoding["offsets"])
+            # SentencePiece's offsets count from the beginning of `rest`.
+            offsets += (_without_space(text, start + begin, start + end) for begin, end in encoding["offsets"])
             start += len(rest)
         return ids, np.array(offsets, np.int64).reshape(-1, 2)
 
@@ -611,8 +627,9 @@ class PieceTokenizer(HFTokenizer):
         """Yields (text of one whole token or "", text after it that is to be split)."""
         for number, part in enumerate(self._whole.split(text)):
             match = self._front.match(part)
-            # `split` returns text and matched tokens alternately, so parts with an odd number are whole tokens.
-            whole = part if number % 2 else match.group() if match else ""
+            is_whole = number % 2 == 1  # `split` returns text and matched tokens alternately
+            token_at_front = match.group() if match else ""
+            whole = part if is_whole else token_at_front
             yield whole, part[len(whole) :]
 
     def _normalized(self, text: str) -> str:
@@ -691,6 +708,7 @@ def _from_tokenizer_json(config: TokenizerConfig) -> HFTokenizer:
     path = config.folder / "tokenizer.json"
 
     def make(data: bytes) -> Any:
+        """Builds the pipeline from the bytes of a tokenizer.json."""
         text = data.decode("utf-8-sig")
         values = json.loads(text)
         check_pipeline(values, path)
@@ -717,6 +735,7 @@ def _from_merges(config: TokenizerConfig) -> HFTokenizer:
         config.name_by_default(**dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"))
 
     def make(data: bytes) -> Any:
+        """Builds the pipeline from the bytes of a merges.txt, one merge of two pieces a line."""
         lines = [line.removesuffix("\r") for line in data.decode("utf-8-sig").split("\n")]
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         options = {"unk_token": config.names["unk"], "end_of_word_suffix": "</w>"} if is_gpt1 else {}
@@ -770,7 +789,7 @@ def _from_t5(config: TokenizerConfig) -> HFTokenizer:
     vocabulary = {processor.id_to_piece(index): index for index in range(processor.vocab_size())}
     num_sentinels = config.option("extra_ids", 100)
     sentinels = [f"<extra_id_{number}>" for number in reversed(range(num_sentinels))]
-    vocabulary |= {token: processor.vocab_size() + offset for offset, token in enumerate(sentinels)}
+    vocabulary |= {token: index for index, token in enumerate(sentinels, start=processor.vocab_size())}
     config.name_by_default(pad="<pad>", eos="</s>", unk="<unk>")
     config.special.update(sentinels)
     return PieceTokenizer(
@@ -820,7 +839,7 @@ def _from_m2m100(config: TokenizerConfig) -> HFTokenizer:
     config.name_by_default(bos="<s>", pad="<pad>", eos="</s>", unk="<unk>")
     vocabulary = _read_vocabulary(config)
     languages = [f"__{code}__" for code in _M2M100_LANGUAGES.split()]
-    vocabulary = {**vocabulary, **{name: len(vocabulary) + index for index, name in enumerate(languages)}}
+    vocabulary |= {name: index for index, name in enumerate(languages, start=len(vocabulary))}
     first = f"__{config.option('src_lang', 'en')}__"
     if first not in vocabulary:
         raise UserError(f"{config.folder / 'tokenizer_config.json'}: src_lang has no token {first}")
@@ -846,6 +865,7 @@ def _read_vocabulary(config: TokenizerConfig) -> dict[str, int]:
 
 
 def _read_sentencepiece(config: TokenizerConfig, file: str) -> sentencepiece.SentencePieceProcessor:
+    """Returns the SentencePiece model in a file of the folder; raises UserError if it is damaged."""
     # SentencePiece accepts an empty file and fails at the first use, but it rejects b"\0" at once.
     return read(config.folder / file, lambda data: sentencepiece.SentencePieceProcessor(model_proto=data or b"\0"))
 
@@ -862,17 +882,19 @@ def write_template(folder: epath.PathLike, tokenizer: HFTokenizer, *, first: int
     Returns:
       Whether the file was changed.
     """
-    path, before = epath.Path(folder) / "tokenizer.json", [] if first is None else [first]
+    path = epath.Path(folder) / "tokenizer.json"
+    before = [] if first is None else [first]
     if not path.exists() or tokenizer.encode_with_specials("a").ids == [*before, *tokenizer.encode("a"), last]:
         return False
     pipeline = tokenizers.Tokenizer.from_file(str(path))
-    token = dict(zip([*before, last], tokenizer.pieces([*before, last]), strict=True))
-    start = "".join(f"{token[index]} " for index in before)
+    name_by_id = dict(zip([*before, last], tokenizer.pieces([*before, last]), strict=True))
+    start, end = "".join(f"{name_by_id[index]} " for index in before), name_by_id[last]
+    # In a template, $A and $B are the texts, and ":1" is the token type. Only models with a token before the first text
+    # (BERT) have token types.
     pipeline.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"{start}$A {token[last]}",
-        # Only models with a token before the first text (BERT) have token types.
-        pair=f"{start}$A {token[last]} $B:1 {token[last]}:1" if before else f"$A {token[last]} $B {token[last]}",
-        special_tokens=[(text, index) for index, text in token.items()],
+        single=f"{start}$A {end}",
+        pair=f"{start}$A {end} $B:1 {end}:1" if before else f"$A {end} $B {end}",
+        special_tokens=[(name, index) for index, name in name_by_id.items()],
     )
     write_file(path, pipeline.to_str(pretty=True).encode())
     return True

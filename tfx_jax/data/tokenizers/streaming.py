@@ -44,9 +44,11 @@ class TextStream:
         part = text[self._shown : num_final]
         self._shown = num_final
         # A new context must not be white space only: `decode` may strip it, with the space of the next token.
-        alone = self._decode(self._pending) if not num_broken else ""
-        if alone.strip():
-            self._context, self._pending, self._text, self._shown = self._pending, [], alone, len(alone)
+        pending_text = self._decode(self._pending) if not num_broken else ""
+        if pending_text.strip():
+            # The pending ids, now returned, become the context, so that older ids need not be decoded again.
+            self._context, self._pending = self._pending, []
+            self._text, self._shown = pending_text, len(pending_text)
         return part
 
     def finish(self) -> str:

@@ -38,7 +38,9 @@ def vocabulary_size(lines: Sequence[str]) -> int:
     >>> vocabulary_size(["ein haus", "a house"] * 10_000)  # 8 letters, the space and 4 special tokens besides
     3213
     """
-    return _NUM_SPECIALS + len(set().union(*lines)) + round(32 * math.sqrt(len(lines) / 2))
+    num_characters = len(set().union(*lines))
+    num_pairs = len(lines) / 2
+    return _NUM_SPECIALS + num_characters + round(32 * math.sqrt(num_pairs))
 
 
 # Invisible characters inside words, such as the soft hyphen. `tokenizers` drops them with a normalizer. SentencePiece's
@@ -217,7 +219,7 @@ def _train(
     roles, last, templates, has_types, is_plain = _FAMILIES[family]
     if kind == "bpe" and family == "gpt":
         roles = {role: token for role, token in roles.items() if role != "unk"}
-    first = list(dict.fromkeys(roles.values()))
+    first = list(dict.fromkeys(roles.values()))  # without repetitions: GPT has one token for BOS and EOS
     special = [*first, *last]
     needed = len(special) + {"bpe": 256, "unigram": 2}.get(kind, 1)  # all bytes; "▁" and a character; one piece
     if vocab_size < needed and (vocab_size or kind not in _SIZED_BY_TEXT):
@@ -227,10 +229,12 @@ def _train(
     special_pattern = re.compile("(?!)" if is_plain else "|".join(map(re.escape, special)))
 
     def read() -> Iterator[str]:
+        """Starts a pass over the text between special tokens."""
         for text in texts():
-            yield from filter(None, special_pattern.split(text))
+            yield from filter(None, special_pattern.split(text))  # without empty parts
 
     def ids(pieces: Iterable[str]) -> dict[str, int]:
+        """Numbers the special tokens and the first `size` pieces."""
         learned = [piece for piece in pieces if piece not in special][:size]
         if not learned:
             raise UserError("no text to train a tokenizer on: all its characters are invisible")
@@ -292,12 +296,12 @@ def _joined_words(training: _Training) -> tokenizers.Tokenizer:
     counts = collections.Counter(word for part in training.read() for word in _plain().normalize_str(part).split())
     pipeline = _tokens_between_spaces(training, [word for word, _ in counts.most_common()])
     unk = training.roles["unk"]
-    spelled = "|".join(re.escape(token) for token in training.roles.values() if token != unk)
+    special_tokens = "|".join(re.escape(token) for token in training.roles.values() if token != unk)
     pipeline.normalizer = normalizers.Sequence(
         [
             _plain(),
             normalizers.Replace(tokenizers.Regex("[\x1c-\x1f]"), " "),  # spaces to Python, and not to `tokenizers`
-            normalizers.Replace(tokenizers.Regex(rf"(?<!\S)({spelled})(?!\S)"), unk),
+            normalizers.Replace(tokenizers.Regex(rf"(?<!\S)({special_tokens})(?!\S)"), unk),  # as whole words only
         ]
     )
     # WordPiece's decoder joins words with spaces, except those that begin with `prefix`; no word begins with " ".
@@ -333,6 +337,7 @@ def _word_pieces(training: _Training) -> tokenizers.Tokenizer:
     """
 
     def untrained(model: models.Model) -> tokenizers.Tokenizer:
+        """Returns a pipeline with this model between BERT's normalization and WordPiece's decoding."""
         pipeline = tokenizers.Tokenizer(model)
         pipeline.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.BertNormalizer(lowercase=False)])
         pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -374,13 +379,17 @@ def _bytes(training: _Training) -> tokenizers.Tokenizer:
         show_progress=False,
     )
     pieces = _learn(pipeline, training.read(), trainer)
+    # Replace the trained model by one with the same merges and our numbering.
     merges = json.loads(pipeline.to_str())["model"]["merges"]
     pipeline.model = models.BPE(training.ids(pieces), [tuple(pair) for pair in merges])
     return pipeline
 
 
 def _unigram(training: _Training) -> tokenizers.Tokenizer:
-    """Trains with SentencePiece, because the trainer in `tokenizers` is not deterministic (order of summation)."""
+    """Returns a Unigram tokenizer trained by SentencePiece.
+
+    The trainer in `tokenizers` is not deterministic (order of summation).
+    """
     normalizer = normalizers.Sequence([_dropping(), normalizers.Nmt(), normalizers.NFKC()])
     text = [" ".join(normalizer.normalize_str(part).split()) for part in training.read()]
     # One piece is "▁", the beginning of a word, so size - 1 characters fit and the rest is rare. SentencePiece skips
@@ -406,8 +415,9 @@ def _sentencepiece(training: _Training) -> dict[str, bytes]:
     """Trains BPE with SentencePiece, whose ids are used unchanged; returns the files of a Marian folder."""
     normalizer = sentencepiece.SentencePieceNormalizer(rule_name=_RULE, escape_whitespaces=False)
     table = str.maketrans(dict.fromkeys(_DROPPED, "") | dict.fromkeys(_SPACES, " "))
-    text = [line for part in training.read() if (line := normalizer.normalize(part.translate(table)).strip())]
-    ids = {f"{role}_id": index for index, role in enumerate(training.roles)}
+    lines = (normalizer.normalize(part.translate(table)).strip() for part in training.read())
+    text = [line for line in lines if line]
+    ids = {f"{role}_id": index for index, role in enumerate(training.roles)}  # arguments pad_id, bos_id, ...
     vocab_size = vocabulary_size(text) if training.size == _ALL else training.size + len(ids)
     model = _train_sentencepiece(text, "bpe", vocab_size, normalization_rule_name=_RULE, split_digits=True, **ids)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -417,7 +427,10 @@ def _sentencepiece(training: _Training) -> dict[str, bytes]:
 
 
 def _train_sentencepiece(text: list[str], kind: str, vocab_size: int, **options: Any) -> bytes:
-    """Trains a model; `text` is a list, because SentencePiece hides errors and Ctrl-C raised in an iterator."""
+    """Trains a model of the type `kind` and returns the content of its file.
+
+    `text` is a list, because SentencePiece hides errors and Ctrl-C raised in an iterator.
+    """
     written = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(  # pyright: ignore[reportAttributeAccessIssue]

@@ -216,7 +216,11 @@ def coverage_loss(weights: Float[Array, "*batch S"], coverage: Float[Array, "*ba
 def _broadcast_coverage(
     coverage: Array | None, w_coverage: Array | None, query: Float[Array, "B T N F"], num_keys: int
 ) -> tuple[Float[Array, "B N T S"], Float[Array, "N F"]] | None:
-    """Checks coverage and w_coverage and broadcasts them, in the dtype of `query`; None if both are None."""
+    """Checks coverage and w_coverage and broadcasts them, in the dtype of `query`; None if both are None.
+
+    Raises:
+      ValueError: if only one of them is given, or a shape does not fit.
+    """
     if coverage is None and w_coverage is None:
         return None
     if coverage is None or w_coverage is None:
@@ -236,7 +240,10 @@ def _broadcast_coverage(
 def _multiplied(
     x: Float[Array, "B T N H"], kernel: Float[Array, "H F"] | Float[Array, "N H F"] | None, name: str
 ) -> Float[Array, "B T N F"]:
-    """Multiplies every head by the shared kernel or by the head's kernel, in float32 at least."""
+    """Multiplies every head by the shared kernel or by the head's kernel, in float32 at least; None only casts.
+
+    `name` is that of `x` in error messages.
+    """
     if x.ndim != 4:
         raise ValueError(f"{name} must have rank 4, [batch, length, heads, size], got shape {x.shape}")
     dtype = np.promote_types(x.dtype, np.float32)
@@ -267,7 +274,7 @@ def _additive_scores(
     b, t, n, f = query.shape
     s, k = key.shape[1:3]
     # With ceil(T / F) queries in a block, its hidden layer is about as large as the scores, or as the keys if T < F.
-    block = -(-t // min(t, f))
+    block = -(-t // min(t, f))  # -(-x // y) rounds the quotient up
     num_blocks = -(-t // block)
 
     def blocks_of(x: Float[Array, "B T N X"]) -> Float[Array, "blocks B K G C X"]:
@@ -276,8 +283,8 @@ def _additive_scores(
         return padded.reshape(b, num_blocks, block, k, n // k, x.shape[-1]).transpose(1, 0, 3, 4, 2, 5)
 
     blocks = blocks_of(query)
-    key = key.transpose(0, 2, 1, 3)[:, :, None, None]
-    v = v.reshape(1, k, n // k, 1, 1, f)
+    key = key.transpose(0, 2, 1, 3)[:, :, None, None]  # [B, K, 1, 1, S, F]
+    v = v.reshape(1, k, n // k, 1, 1, f)  # [1, K, G, 1, 1, F]
     coverage = w = None
     if coverage_arrays is not None:
         coverage, w_coverage = coverage_arrays
@@ -286,8 +293,9 @@ def _additive_scores(
     # The backward pass recomputes tanh. prevent_cse adds barriers that a loop does not need.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def block_scores(rows: tuple[Float[Array, "B K G C F"], Float[Array, "B K G C S"] | None]) -> Array:
+        """Computes the scores of one block of queries, [B, K, G, C, S]."""
         query, coverage = rows
-        hidden = query[..., None, :] + key
+        hidden = query[..., None, :] + key  # [B, K, G, C, S, F]
         if coverage is not None and w is not None:
             hidden = hidden + coverage[..., None] * w
         return (v * jnp.tanh(hidden)).sum(axis=-1)  # unlike a dot product, the sum is fused with tanh
@@ -307,6 +315,7 @@ def _additive_of_heads(query: Array, key: Array, *arguments: Any, d_hidden: int 
 def _init_additive(
     rng: Array, *, num_heads: int, d_k: int, dtype: DTypeLike, d_hidden: int | None = None, **_: Any
 ) -> dict[str, Array]:
+    """Initializes the parameters of `additive_attention`; the hidden layer has `d_hidden` units, d_k by default."""
     d_hidden = d_hidden or d_k
     init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", in_axis=-2, out_axis=-1, batch_axis=0)
     rng_query, rng_key, rng_v = jax.random.split(rng, 3)

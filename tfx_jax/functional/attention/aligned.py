@@ -93,9 +93,9 @@ def aligned_attention(
     _check_broadcastable("position", position.shape, (b, n, t))
     key_positions = jnp.arange(s)[None] if key_position is None else key_position
     _check_broadcastable("key_position", key_positions.shape, (b, s))
-    distance = key_positions.astype(jnp.float32)[:, None, None] - position.astype(jnp.float32)[..., None]
+    distance = key_positions.astype(jnp.float32)[:, None, None] - position.astype(jnp.float32)[..., None]  # s - p
     in_window = jnp.abs(distance) <= window
-    seen = in_window if mask is None else in_window & mask
+    mask = in_window if mask is None else in_window & mask
     # Only options that are set are passed on: a default would override what is bound to `attention_fn`.
     requested = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids}
     options = {name: option for name, option in requested.items() if option is not None and option is not False}
@@ -104,9 +104,9 @@ def aligned_attention(
             options |= {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
         if return_weights:
             options["return_weights"] = True
-        return attention_fn(query, key, value, bias, seen, **options)
-    _, aligned = attention_fn(query, key, value, bias, seen, return_weights=True, **options)
-    weights = aligned * jnp.exp(-0.5 * jnp.square(distance / sigma)).astype(aligned.dtype)
+        return attention_fn(query, key, value, bias, mask, **options)
+    _, weights = attention_fn(query, key, value, bias, mask, return_weights=True, **options)
+    weights = weights * jnp.exp(-0.5 * jnp.square(distance / sigma)).astype(weights.dtype)
     out = weighted_values(dropout(weights, dropout_rate, dropout_rng), value).astype(query.dtype)
     return (out, weights) if return_weights else out
 
@@ -119,8 +119,8 @@ def aligned_position(
     Args:
       query: decoder states with any leading axes, [*batch, H].
       length: S, the number of keys, of any dtype, broadcastable to [*batch].
-      w: W.
-      v: v.
+      w: matrix W of the hidden layer.
+      v: vector that maps the hidden layer to a logit.
 
     Returns:
       Positions in [0, S], float32 at least.

@@ -64,7 +64,8 @@ def attention_over_axes(
         raise ValueError(f"query, key and value must have equal ranks, got {query.ndim}, {key.ndim} and {value.ndim}")
     axes = _counted_from_front(axes, rank)
     others = [axis for axis in range(rank - 1) if axis not in axes]
-    batch, queries, keys = ([x.shape[i] for i in kept] for x, kept in ((query, others), (query, axes), (key, axes)))
+    batch = [query.shape[axis] for axis in others]
+    queries, keys = [query.shape[axis] for axis in axes], [key.shape[axis] for axis in axes]
     if [key.shape[axis] for axis in others] != batch:
         raise ValueError(
             f"queries and keys must have equal lengths in the axes that are not attended over, {tuple(others)}, got "
@@ -86,14 +87,15 @@ def attention_over_axes(
     )
     out = result[0] if return_weights else result
     out = out.reshape(*batch, *queries, *out.shape[-2:])
-    out = jnp.moveaxis(out, range(len(others), rank - 1), axes)
+    out = jnp.moveaxis(out, range(len(others), rank - 1), axes)  # attended axes back to their places
     return (out, result[1].reshape(*batch, query.shape[-2], *queries, *keys)) if return_weights else out
 
 
 def _counted_from_front(axes: Sequence[int], rank: int) -> list[int]:
-    """Checks the axes and makes negative ones nonnegative."""
+    """Returns the axes with negative ones counted from the front; raises ValueError for axes that are not allowed."""
     counted = [axis + rank if axis < 0 else axis for axis in axes]
-    if not counted or len(set(counted)) < len(counted) or not all(0 < axis < rank - 1 for axis in counted):
+    are_different = len(set(counted)) == len(counted)
+    if not counted or not are_different or not all(0 < axis < rank - 1 for axis in counted):
         raise ValueError(
             f"attention_axes {tuple(axes)} must be different axes between the batch (0) and the features ({rank - 1})"
         )
@@ -101,7 +103,10 @@ def _counted_from_front(axes: Sequence[int], rank: int) -> list[int]:
 
 
 def _flatten_groups(pairs: Array, groups: Sequence[Sequence[int]]) -> Array:
-    """Reshapes a mask or bias to [B, N, T, S], one axis per group; a group whose axes all have size 1 keeps size 1."""
+    """Reshapes a mask or bias to [B, N, T, S], one axis per group; a group whose axes all have size 1 keeps size 1.
+
+    `groups` has the full sizes of the axes that become B, N, T and S.
+    """
     if pairs.ndim != sum(map(len, groups)):
         raise ValueError(
             f"mask and bias must be broadcastable to {tuple(size for group in groups for size in group)}, "

@@ -62,11 +62,12 @@ def bigbird_block_mask(
     check_blocks(*counts)
     window, random = (x[0] for x in list_blocks(num_blocks, np.array([num_blocks]), *counts, seed, numpy=np))
     num_global = num_blocks - len(window)
-    seen = np.zeros((num_blocks, num_blocks + 1), bool)  # block -1, an empty slot, marks the extra last column
-    seen[:num_global] = True
-    seen[:, :num_global] = True
-    np.put_along_axis(seen[num_global:], np.concatenate([window, random], axis=1), True, axis=1)
-    return np.roll(seen[:, :-1], (-num_last_global_blocks, -num_last_global_blocks), axis=(0, 1))
+    visible = np.zeros((num_blocks, num_blocks + 1), bool)  # block -1, an empty slot, marks the extra last column
+    visible[:num_global] = True
+    visible[:, :num_global] = True
+    np.put_along_axis(visible[num_global:], np.concatenate([window, random], axis=1), True, axis=1)
+    # All global blocks came first so far: move the last ones to the end.
+    return np.roll(visible[:, :-1], (-num_last_global_blocks, -num_last_global_blocks), axis=(0, 1))
 
 
 def check_blocks(num_global: int, num_window: int, num_random: int) -> None:
@@ -106,27 +107,35 @@ def list_blocks(
     side = min(num_window // 2, num_array_blocks - 1)
     rows = numpy.arange(num_global, num_array_blocks, dtype=np.int32)[None, :, None]
     num_blocks = num_blocks.astype(np.int32)[:, None, None]
-    window = rows + numpy.arange(-side, side + 1, dtype=np.int32)[None, None]
+    window = rows + numpy.arange(-side, side + 1, dtype=np.int32)[None, None]  # [1, rows, window]
     window = numpy.where((window >= num_global) & (window < num_blocks), window, -1)
 
+    # The blocks of a window that exist and are not global: first .. end - 1.
     first, end = numpy.maximum(rows - side, num_global), numpy.minimum(rows + side + 1, num_blocks)
-    others = numpy.maximum(num_blocks - num_global - (end - first), 0)
+    num_others = numpy.maximum(num_blocks - num_global - (end - first), 0)  # neither global nor in the window
     # Floyd's sampling without replacement: sample from 0 .. last, and take `last` if the sample was taken before.
     random = numpy.zeros((*np.broadcast_shapes(num_blocks.shape, rows.shape)[:2], 0), np.int32)
     max_random = min(num_random, max(rows.size - 1, 0))  # no more blocks than these exist outside of the window
     for k in range(max_random, 0, -1):
-        last = others - k
+        last = num_others - k
         sample = (_hash(seed, rows, k, numpy) % numpy.maximum(last + 1, 1).astype(np.uint32)).astype(np.int32)
         sample = numpy.where((random == sample).any(axis=-1, keepdims=True), last, sample)
         random = numpy.concatenate([random, numpy.where(last < 0, -1, sample)], axis=-1)
-    # Samples number the blocks as if global and window blocks were absent: shift them past both.
+    # A sample is an index among the blocks that are neither global nor in the window: shift it past both.
     random = numpy.where(random < 0, -1, num_global + random)
     random = numpy.where(random < first, random, random + end - first)
     return window, numpy.where(rows < num_blocks, random, -1)
 
 
 def _hash(seed: int, row: Any, k: int, numpy: Any) -> Any:
-    """Returns a pseudo-random uint32 for each row, by rounds of the finalizer of MurmurHash3."""
+    """Returns a pseudo-random uint32 for each row, by rounds of the finalizer of MurmurHash3.
+
+    Args:
+      seed: seed, modulo 2**32.
+      row: integers of any shape, the shape of the result.
+      k: number of the sample, so that a row gets another number for each sample.
+      numpy: the module that computes, `jax.numpy` or NumPy.
+    """
     x = numpy.zeros(row.shape, np.uint32)
     for number in (np.uint32(seed % 2**32), row.astype(np.uint32), np.uint32(k)):
         x = (x ^ number) + np.uint32(0x9E3779B9)
@@ -265,7 +274,7 @@ def _check(
     num_last_global_blocks: int,
     first_block_times: int,
 ) -> None:
-    """Checks the arguments of `bigbird_attention`."""
+    """Raises ValueError for arguments that `bigbird_attention` does not support."""
     check_shapes(query, key, value, bias, mask)
     if query.shape[1] != key.shape[1]:
         raise ValueError(
@@ -310,7 +319,10 @@ class _Layout(NamedTuple):
 
 
 def _layout(visible: Bool[Array, "B T"] | None, length: int, block_size: int, num_last: int) -> _Layout:
-    """Returns the layout of rows of `length` positions with `num_last` global blocks at the end of each sequence."""
+    """Returns the layout of rows of `length` positions with `num_last` global blocks at the end of each sequence.
+
+    `visible` is True for tokens and False for padding; None means no padding.
+    """
     num_array_blocks = -(-length // block_size)
     num_last, num_slots = min(num_last, num_array_blocks), num_array_blocks * block_size
     num_tokens = jnp.full(1, length, jnp.int32) if visible is None else visible.sum(axis=1, dtype=jnp.int32)
@@ -320,8 +332,9 @@ def _layout(visible: Bool[Array, "B T"] | None, length: int, block_size: int, nu
     first = jnp.where(slot < num_last * block_size, num_blocks[:, None] - num_last, -num_last) * block_size
     rank = first + slot
     is_token = (rank >= 0) & (rank < num_tokens[:, None])
+    # A slot of the other blocks must not repeat a token of the last global blocks.
     is_token = is_token & ((slot < num_last * block_size) | (rank < (num_blocks[:, None] - num_last) * block_size))
-    if visible is None:
+    if visible is None:  # moving the last blocks to the front is a rotation
 
         def arrange(x: Array, axis: int) -> Array:
             padding = [(0, num_slots - length if i == axis else 0) for i in range(x.ndim)]
@@ -336,12 +349,14 @@ def _layout(visible: Bool[Array, "B T"] | None, length: int, block_size: int, nu
 
     position = jnp.argsort(~visible, axis=1, stable=True).astype(jnp.int32)  # positions of the visible tokens, in order
     position_of_slot = jnp.take_along_axis(position, jnp.clip(rank, 0, length - 1), axis=1)
-    slot_of_token = jnp.cumsum(visible, axis=1, dtype=jnp.int32) - 1
-    is_last = slot_of_token // block_size >= num_blocks[:, None] - num_last
-    slot_of_token = slot_of_token + block_size * jnp.where(is_last, num_last - num_blocks[:, None], num_last)
+    rank_of_token = jnp.cumsum(visible, axis=1, dtype=jnp.int32) - 1
+    is_in_last = rank_of_token // block_size >= num_blocks[:, None] - num_last
+    slot_of_token = rank_of_token + block_size * jnp.where(is_in_last, num_last - num_blocks[:, None], num_last)
 
     def gather(x: Array, index: Array, exists: Array, axis: int) -> Array:
-        shape = [len(index) if i == 0 else index.shape[1] if i == axis else 1 for i in range(x.ndim)]
+        """Gathers entries of `x` along an axis by `index`, [B, entries]; entries that do not exist are 0."""
+        shape = [1] * x.ndim
+        shape[0], shape[axis] = index.shape
         gathered = jnp.take_along_axis(x, index.reshape(shape), axis=axis)
         return jnp.where(exists.reshape(shape), gathered, jnp.zeros((), x.dtype))
 
@@ -359,15 +374,16 @@ def _layout(visible: Bool[Array, "B T"] | None, length: int, block_size: int, nu
 def _dense(
     query: Array, key: Array, value: Array, bias: Array | None, is_token: Array, num_slots: int, **options: Any
 ) -> Any:
-    """Computes dense attention among the first `num_slots` slots; later slots get zeros."""
+    """Computes dense attention among the first `num_slots` slots, [B, slots, N, H]; later slots get zeros."""
     first = [x[:, :num_slots] for x in (query, key, value)]
     bias = bias if bias is None or bias.shape[3] == 1 else bias[..., :num_slots]
     result = dot_product_attention(*first, bias, is_token[:, None, None, :num_slots], **options)
-    padding = (0, query.shape[1] - num_slots)
+    no_padding, padding = (0, 0), (0, query.shape[1] - num_slots)
+    out_padding = (no_padding, padding, no_padding, no_padding)
     if not isinstance(result, tuple):
-        return jnp.pad(result, ((0, 0), padding, (0, 0), (0, 0)))
+        return jnp.pad(result, out_padding)
     out, weights = result
-    return jnp.pad(out, ((0, 0), padding, (0, 0), (0, 0))), jnp.pad(weights, ((0, 0), (0, 0), padding, padding))
+    return jnp.pad(out, out_padding), jnp.pad(weights, (no_padding, no_padding, padding, padding))
 
 
 def _attend(
@@ -386,7 +402,18 @@ def _attend(
 ) -> Any:
     """Computes the attention of the global blocks, whose slots come first, and of the other blocks.
 
-    `first_block_bias` is added to the logits of queries that are not global.
+    Args:
+      query: queries in their slots, [B, slots, N, H].
+      key: keys in their slots, [B, slots, K, H].
+      value: values in their slots, [B, slots, K, U].
+      blocks: window blocks and random blocks of each block that is not global, from `list_blocks`.
+      is_token: whether a slot holds a token.
+      bias: added to the logits of all queries, broadcastable to [B, N, 1, slots].
+      first_block_bias: added to the logits of queries that are not global, [#B, 1, 1, slots].
+      block_size: tokens in a block.
+      rngs: PRNG keys of dropout, for the global and for the other queries.
+      return_weights: also return the weights, [B, N, slots, slots].
+      options: further options of `dot_product_attention`.
     """
     window, random = blocks
     (b, num_slots, n, _), num_rows = query.shape, window.shape[1]
@@ -404,16 +431,17 @@ def _attend(
         return merge_rows(_keys(per_key, window, random, block_size)).swapaxes(1, 2)[:, :, None]
 
     def merge_rows(x: Shaped[Array, "B rows *rest"]) -> Shaped[Array, "B*rows *rest"]:
+        """Makes each block of queries a row of the batch."""
         return x.reshape(b * num_rows, *x.shape[2:])
 
     if first_block_bias is not None:
         bias = first_block_bias if bias is None else bias + first_block_bias
-    seen = jnp.broadcast_to(key_slots >= 0, (b, *key_slots.shape[1:]))
+    has_key = jnp.broadcast_to(key_slots >= 0, (b, *key_slots.shape[1:]))
     of_others = attend(
         merge_rows(cut(query, num_global, num_rows, block_size, block_size)),
         *(merge_rows(_keys(x, window, random, block_size)) for x in (key, value)),
         None if bias is None else over_keys(bias),
-        over_keys(mask) & merge_rows(seen)[:, None, None],
+        over_keys(mask) & merge_rows(has_key)[:, None, None],
         dropout_rng=rngs[1],
         **options,
     )
@@ -423,10 +451,11 @@ def _attend(
     weights = weights.reshape(b, num_rows, *weights.shape[1:])  # [B, rows, N, I, J]
     index = jnp.where(key_slots < 0, num_slots, key_slots)  # out of range, so it is dropped; -1 would be the last slot
 
-    def scatter(block: Array, index: Array) -> Array:
+    def to_slots(block: Array, index: Array) -> Array:
+        """Scatters the weights of one block of queries, [N, I, J], into an array over all slots, [N, I, slots]."""
         return jnp.zeros((*block.shape[:-1], num_slots), block.dtype).at[..., index].set(block, mode="drop")
 
-    weights = jax.vmap(jax.vmap(scatter))(weights, jnp.broadcast_to(index, (b, *index.shape[1:])))
+    weights = jax.vmap(jax.vmap(to_slots))(weights, jnp.broadcast_to(index, (b, *index.shape[1:])))
     weights = weights.swapaxes(1, 2).reshape(b, n, -1, num_slots)
     out = jnp.concatenate([of_global[0], out.reshape(b, -1, *out.shape[2:])], axis=1)
     return out, jnp.concatenate([of_global[1], weights], axis=2)
@@ -435,11 +464,14 @@ def _attend(
 def _key_slots(
     window: Int[Array, "#B rows window"], random: Int[Array, "#B rows random"], num_global: int, block_size: int
 ) -> Int[Array, "#B rows J"]:
-    """Returns the slots of the keys that `_keys` returns; -1 in empty slots of `window` and `random`."""
+    """Returns the slots of the J keys that `_keys` returns for each block; -1 in empty slots of `window` and `random`.
+
+    `num_global` is the number of global slots, not of blocks.
+    """
     shape = (*random.shape[:2], num_global // block_size)
-    first = jnp.broadcast_to(jnp.arange(shape[2], dtype=jnp.int32)[None, None], shape)
+    global_blocks = jnp.broadcast_to(jnp.arange(shape[2], dtype=jnp.int32)[None, None], shape)
     window = jnp.broadcast_to(window, (*random.shape[:2], window.shape[2]))
-    blocks = jnp.concatenate([first, window, random], axis=2)[..., None]
+    blocks = jnp.concatenate([global_blocks, window, random], axis=2)[..., None]
     offset = jnp.arange(block_size, dtype=jnp.int32)[None, None, None]
     return jnp.where(blocks < 0, -1, blocks * block_size + offset).reshape(*random.shape[:2], -1)
 
@@ -454,14 +486,14 @@ def _keys(
     num_rows, num_blocks = window.shape[1], x.shape[1] // block_size
     num_global, side = num_blocks - num_rows, window.shape[2] // 2
     batch, _, *rest = x.shape
-    first = x[:, None, : num_global * block_size]
-    first = jnp.broadcast_to(first, (batch, num_rows, *first.shape[2:]))
-    near = cut(x, (num_global - side) * block_size, num_rows, block_size, window.shape[2] * block_size)
+    in_global = x[:, None, : num_global * block_size]
+    in_global = jnp.broadcast_to(in_global, (batch, num_rows, *in_global.shape[2:]))
+    in_window = cut(x, (num_global - side) * block_size, num_rows, block_size, window.shape[2] * block_size)
     blocks = x.reshape(batch, num_blocks, block_size, *rest)
-    index = jnp.broadcast_to(jnp.maximum(random, 0), (batch, *random.shape[1:]))
-    far = jax.vmap(lambda blocks, index: blocks[index])(blocks, index)
-    far = far.reshape(batch, num_rows, random.shape[2] * block_size, *rest)
-    return jnp.concatenate([first, near, far], axis=2)
+    index = jnp.broadcast_to(jnp.maximum(random, 0), (batch, *random.shape[1:]))  # -1, an empty slot, reads block 0
+    in_random = jax.vmap(lambda blocks, index: blocks[index])(blocks, index)
+    in_random = in_random.reshape(batch, num_rows, random.shape[2] * block_size, *rest)
+    return jnp.concatenate([in_global, in_window, in_random], axis=2)
 
 
 BIGBIRD = AttentionSpec(

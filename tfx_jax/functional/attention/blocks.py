@@ -54,24 +54,26 @@ def attend_in_blocks(
     (b, t, n, _), s, (num_blocks, _) = query.shape, key.shape[1], columns.shape
 
     def merge_blocks(x: Array) -> Array:
+        """Makes each block a row of the batch: [#B, #blocks, ...] to [B * blocks, ...]."""
         return jnp.broadcast_to(x, (b, num_blocks, *x.shape[2:])).reshape(b * num_blocks, *x.shape[2:])
 
     def over_keys(x: Array) -> Array:  # [#B, #N, 1, #S] to [#B, blocks, #N, 1, J]
         per_key = jnp.broadcast_to(x, (*x.shape[:3], s))[:, :, 0].swapaxes(1, 2)
         return jnp.moveaxis(cut_keys(per_key), 3, 2)[:, :, :, None]
 
-    seen = (allowed[None] & ((columns >= 0) & (columns < s))[:, None])[None, :, None]
+    visible = allowed[None] & ((columns >= 0) & (columns < s))[:, None]  # [blocks, I, J]; other columns are padding
+    visible = visible[None, :, None]
     if mask is not None:
-        seen = seen & over_keys(mask)
+        visible = visible & over_keys(mask)
     if segment_ids is not None:
         query_ids, key_ids = pair_of_segment_ids(segment_ids, b, t, s)
-        seen = seen & jax.vmap(segment_mask, 1, 1)(cut_queries(query_ids), cut_keys(key_ids))
+        visible = visible & jax.vmap(segment_mask, 1, 1)(cut_queries(query_ids), cut_keys(key_ids))
     outputs = dot_product_attention(
         merge_blocks(cut_queries(query)),
         merge_blocks(cut_keys(key)),
         merge_blocks(cut_keys(value)),
         None if bias is None else merge_blocks(over_keys(bias)),
-        merge_blocks(seen),
+        merge_blocks(visible),
         return_weights=return_weights,
         **options,
     )
@@ -89,6 +91,7 @@ def _spread(
     """Scatters the weights of each block to the positions of its keys."""
 
     def scatter(block: Array, columns: Array) -> Array:
+        """Scatters the weights of one block, [B, N, I, J], along their last axis, to [B, N, I, S]."""
         return jnp.zeros((*block.shape[:-1], num_keys), block.dtype).at[..., columns].set(block, mode="drop")
 
     # Padding gets an index out of range, which is dropped; a negative index would count from the end.
@@ -102,16 +105,18 @@ def cut(
 
     `start` may be negative, and spans longer than `block_size` overlap.
     """
-    pieces = -(-span // block_size)
-    end = start + (num_blocks + pieces - 1) * block_size
+    num_pieces = -(-span // block_size)  # pieces of `block_size` positions in a span, rounded up
+    end = start + (num_blocks + num_pieces - 1) * block_size
     # Negative padding removes positions.
-    x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (-start, end - x.shape[1], 0), *[(0, 0, 0)] * (x.ndim - 2)])
+    padding = [(0, 0, 0), (-start, end - x.shape[1], 0), *[(0, 0, 0)] * (x.ndim - 2)]
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), padding)
     batch, _, *rest = x.shape
-    shifted = [
+    # Piece i of all blocks is one slice of `x`, because consecutive blocks are `block_size` apart.
+    pieces = [
         x[:, i * block_size : (i + num_blocks) * block_size].reshape(batch, num_blocks, block_size, *rest)
-        for i in range(pieces)
+        for i in range(num_pieces)
     ]
-    return jnp.concatenate(shifted, axis=2)[:, :, :span]
+    return jnp.concatenate(pieces, axis=2)[:, :, :span]
 
 
 def check_over_keys(query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None) -> None:

@@ -141,7 +141,10 @@ def split_inputs(
     rng: Array | None,
     chunk_size: int,
 ) -> tuple[Queries, Keys]:
-    """Cuts the arrays into equal chunks of at most `chunk_size`; the last ones are padded."""
+    """Cuts the arrays into equal chunks of at most `chunk_size` tokens; the last ones are padded.
+
+    Query head n belongs to key head n // G, with G = N / K, so the axis N becomes the axes K and G.
+    """
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     b, t, n, h = query.shape
@@ -150,43 +153,45 @@ def split_inputs(
     query_ids, key_ids = (None, None) if segment_ids is None else segment_ids
     rows, columns = _equal_chunks(t, chunk_size), _equal_chunks(s, chunk_size)
 
-    def pairs(x: Array | None) -> Array | None:
-        """Cuts a bias or a mask along both of its last axes; axes of size 1 stay as they are."""
+    def split_pairs(x: Array | None) -> Array | None:
+        """Cuts a bias or a mask, [B, N, T, S], along both of its last axes; axes of size 1 stay as they are."""
         if x is None:
             return None
-        x = x.reshape(x.shape[0], *((1, 1) if x.shape[1] == 1 else (k, n // k)), *x.shape[2:])
-        return _split(_split(x, 4, min(columns, x.shape[4])), 4, min(rows, x.shape[3]))
+        heads = (1, 1) if x.shape[1] == 1 else (k, n // k)
+        x = x.reshape(x.shape[0], *heads, *x.shape[2:])  # [B, K, G, all queries, all keys]
+        x = _split(x, 4, min(columns, x.shape[4]))  # [J, B, K, G, all queries, S]
+        return _split(x, 4, min(rows, x.shape[4]))  # [I, J, B, K, G, T, S]
 
     queries = Queries(
-        _split(query.reshape(b, t, k, n // k, h), 1, rows).transpose(0, 1, 3, 4, 2, 5),
+        _split(query.reshape(b, t, k, n // k, h), 1, rows).transpose(0, 1, 3, 4, 2, 5),  # [I, B, K, G, T, H]
         None if query_ids is None else _split(query_ids, 1, rows),
     )
     keys = Keys(
         _split(key, 1, columns).transpose(0, 1, 3, 2, 4),
         _split(value, 1, columns).transpose(0, 1, 3, 2, 4),
-        pairs(bias),
-        pairs(mask),
+        split_pairs(bias),
+        split_pairs(mask),
         None if key_ids is None else _split(key_ids, 1, columns),
     )
     return queries, keys
 
 
 def join_queries(out: Float[Array, "I B K G T U"], num_queries: int) -> Float[Array, "B L N U"]:
-    """Concatenates the chunks of an output and removes the padding."""
+    """Concatenates the I chunks of an output, each of T queries, and removes the padding: L = `num_queries`."""
     i, b, k, g, t, u = out.shape
     return out.transpose(1, 0, 4, 2, 3, 5).reshape(b, i * t, k * g, u)[:, :num_queries]
 
 
 def before_any_key(queries: Queries, keys: Keys, sinks: Float[Array, "K G"] | None = None) -> Running:
-    """Returns the state before the first key: empty, or with the sinks only."""
+    """Returns the state of the online softmax before the first key: empty, or with the sinks only."""
     dtype = _statistics_dtype(queries)
-    nothing = jnp.zeros_like(queries.query[..., 0], dtype)
-    largest, total = nothing + _hidden(dtype), nothing
+    zeros = jnp.zeros_like(queries.query[..., 0], dtype)  # [I, B, K, G, T]
+    largest, total = zeros + _hidden(dtype), zeros
     if sinks is not None:
         sinks = sinks.astype(dtype)[None, None, :, :, None]
         largest = jnp.maximum(largest, sinks)
-        total = jnp.exp(sinks - largest)
-    return Running(largest, total, jnp.broadcast_to(nothing[..., None], (*nothing.shape, keys.value.shape[-1])))
+        total = jnp.exp(sinks - largest)  # a sink counts in the denominator, but has no value
+    return Running(largest, total, jnp.broadcast_to(zeros[..., None], (*zeros.shape, keys.value.shape[-1])))
 
 
 def attend(
@@ -198,34 +203,51 @@ def attend(
     rng: Array | None,
     extras: Extras = NO_EXTRAS,
 ) -> Running:
-    """Updates the state of all queries with all of `keys`; if causal, query t sees keys up to t + `shift`."""
+    """Updates the online softmax of all queries with all of `keys`, chunk by chunk.
+
+    Args:
+      options: static options.
+      queries: I chunks of T queries.
+      keys: J chunks of S keys.
+      running: state of the softmax after the keys that were processed before.
+      shift: query t is at the position of key t + shift, for causality and for the window.
+      rng: PRNG key of dropout; None disables dropout.
+      extras: further arrays.
+
+    Returns:
+      The new state.
+    """
     # In a scan over layers, JAX hoists computations that are the same for all layers out of the loop and stores their
     # results: here the masks of all pairs of chunks. A barrier that includes the queries makes them depend on the
     # layer, so that they are not hoisted.
     queries, keys, extras = jax.lax.optimization_barrier((queries, keys, extras))
 
-    def one_chunk_of_queries(chunk: Any) -> Any:
+    def attend_query_chunk(chunk: Any) -> Any:
+        """Updates the state of chunk i of the queries with the chunks of keys that it may see."""
         i, queries_i, running_i = chunk
 
-        def see(j: Array, running: Any) -> Any:
-            """Updates the state of the queries with chunk j of the keys."""
-            logits, seen, value, _ = _scores(options, queries_i, keys, extras, i, j, shift)
-            largest = jnp.maximum(running.largest, jnp.where(seen, logits, _hidden(logits.dtype)).max(axis=-1))
-            weights = jnp.where(seen, jnp.exp(logits - largest[..., None]), jnp.zeros((), logits.dtype))
-            shrink = jnp.exp(running.largest - largest)
+        def visit_key_chunk(j: Array, running: Any) -> Any:
+            """Updates the state of these queries with chunk j of the keys."""
+            logits, visible, value, _ = _scores(options, queries_i, keys, extras, i, j, shift)
+            largest = jnp.maximum(running.largest, jnp.where(visible, logits, _hidden(logits.dtype)).max(axis=-1))
+            weights = jnp.where(visible, jnp.exp(logits - largest[..., None]), jnp.zeros((), logits.dtype))
+            rescaling = jnp.exp(running.largest - largest)  # of the sums so far, which used the previous maximum
             dropped = dropout(weights, options.dropout_rate, _chunk_rng(rng, keys, i, j)).astype(value.dtype)
             mixed = jnp.einsum("BKGTS,BKSU->BKGTU", dropped, value, preferred_element_type=logits.dtype)
             return Running(
-                largest, running.total * shrink + weights.sum(axis=-1), running.mixed * shrink[..., None] + mixed
+                largest, running.total * rescaling + weights.sum(axis=-1), running.mixed * rescaling[..., None] + mixed
             )
 
-        return jax.lax.fori_loop(*_visible_chunks(options, queries, keys, i, shift), see, running_i)
+        return jax.lax.fori_loop(*_visible_chunks(options, queries, keys, i, shift), visit_key_chunk, running_i)
 
-    return jax.lax.map(one_chunk_of_queries, (jnp.arange(queries.query.shape[0]), queries, running))
+    return jax.lax.map(attend_query_chunk, (jnp.arange(queries.query.shape[0]), queries, running))
 
 
 def finish(running: Running, dtype: np.dtype) -> Saved:
-    """Returns the output, zeros for queries without keys, and the softmax statistics, after all keys were processed."""
+    """Returns output and softmax statistics once all keys are processed; queries without keys get zeros.
+
+    `dtype` is that of the output.
+    """
     total = jnp.where(running.total == 0, jnp.ones_like(running.total), running.total)
     return Saved(running.largest, total, (running.mixed / total[..., None]).astype(dtype))
 
@@ -264,7 +286,7 @@ def add_gradients(
       saved: output and statistics of the softmax, from `finish`.
       cotangent: gradient of the output.
       gradients: running sums for the queries and for the keys.
-      shift: causal shift.
+      shift: position of the first query, relative to the first key.
       rng: PRNG key of dropout.
       extras: further arrays.
       lse_cotangent: gradient of `log_sum_exp`; None means 0.
@@ -273,44 +295,45 @@ def add_gradients(
       The new running sums.
     """
     dtype = _statistics_dtype(queries)
-    along_out = _along_out(saved, cotangent, lse_cotangent)
+    correction = _softmax_correction(saved, cotangent, lse_cotangent)
 
-    def one_chunk_of_queries(key_gradients: Any, chunk: Any) -> Any:
-        i, queries_i, saved_i, cotangent_i, along_out_i, query_gradient = chunk
+    def backpropagate_query_chunk(key_gradients: Any, chunk: Any) -> Any:
+        """Adds the gradients that pass through chunk i of the queries."""
+        i, queries_i, saved_i, cotangent_i, correction_i, query_gradient = chunk
 
-        def flow(j: Array, sums: Any) -> Any:
-            """Adds the gradients between the queries and chunk j of the keys to `sums`."""
+        def add_key_chunk(j: Array, sums: Any) -> Any:
+            """Adds the gradients between these queries and chunk j of the keys to `sums`."""
             query_gradient, key_gradients = sums
-            logits, seen, value, pull = _scores(options, queries_i, keys, extras, i, j, shift)
+            logits, visible, value, logits_vjp = _scores(options, queries_i, keys, extras, i, j, shift)
             weights = jnp.exp(logits - saved_i.largest[..., None]) / saved_i.total[..., None]
-            weights = jnp.where(seen, weights, jnp.zeros((), dtype))
+            weights = jnp.where(visible, weights, jnp.zeros((), dtype))
             chunk_rng = _chunk_rng(rng, keys, i, j)
             dropped = dropout(weights, options.dropout_rate, chunk_rng).astype(value.dtype)
-            towards_out = cotangent_i.astype(value.dtype)
-            for_value = jnp.einsum("BKGTS,BKGTU->BKSU", dropped, towards_out, preferred_element_type=dtype)
-            for_weights = jnp.einsum("BKGTU,BKSU->BKGTS", towards_out, value, preferred_element_type=dtype)
-            for_weights = dropout(for_weights, options.dropout_rate, chunk_rng)
-            for_logits = weights * (for_weights - along_out_i[..., None])
-            for_products, for_score_arrays = pull(for_logits)
-            scaled = (for_products * options.scale).astype(queries.query.dtype)
+            out_gradient = cotangent_i.astype(value.dtype)
+            value_gradient = jnp.einsum("BKGTS,BKGTU->BKSU", dropped, out_gradient, preferred_element_type=dtype)
+            weight_gradient = jnp.einsum("BKGTU,BKSU->BKGTS", out_gradient, value, preferred_element_type=dtype)
+            weight_gradient = dropout(weight_gradient, options.dropout_rate, chunk_rng)  # drops the same weights
+            logit_gradient = weights * (weight_gradient - correction_i[..., None])
+            product_gradient, score_gradients = logits_vjp(logit_gradient)
+            scaled = (product_gradient * options.scale).astype(queries.query.dtype)
             key = _chunk(keys.key, j)
-            for_query = jnp.einsum("BKGTS,BKSH->BKGTH", scaled, key, preferred_element_type=dtype)
-            for_key = jnp.einsum("BKGTS,BKGTH->BKSH", scaled, queries_i.query, preferred_element_type=dtype)
+            query_part = jnp.einsum("BKGTS,BKSH->BKGTH", scaled, key, preferred_element_type=dtype)
+            key_part = jnp.einsum("BKGTS,BKGTH->BKSH", scaled, queries_i.query, preferred_element_type=dtype)
             key_gradients = KeyGradients(
-                _add_to_chunk(key_gradients.key, for_key, j),
-                _add_to_chunk(key_gradients.value, for_value, j),
-                None if key_gradients.bias is None else _add_to_chunk(key_gradients.bias, for_logits, i, j),
-                tuple(x + y.astype(x.dtype) for x, y in zip(key_gradients.score_arrays, for_score_arrays, strict=True)),
+                _add_to_chunk(key_gradients.key, key_part, j),
+                _add_to_chunk(key_gradients.value, value_gradient, j),
+                None if key_gradients.bias is None else _add_to_chunk(key_gradients.bias, logit_gradient, i, j),
+                tuple(x + y.astype(x.dtype) for x, y in zip(key_gradients.score_arrays, score_gradients, strict=True)),
             )
-            return query_gradient + for_query, key_gradients
+            return query_gradient + query_part, key_gradients
 
         bounds = _visible_chunks(options, queries, keys, i, shift)
-        query_gradient, key_gradients = jax.lax.fori_loop(*bounds, flow, (query_gradient, key_gradients))
+        query_gradient, key_gradients = jax.lax.fori_loop(*bounds, add_key_chunk, (query_gradient, key_gradients))
         return key_gradients, query_gradient
 
     query_gradients, key_gradients = gradients
-    chunks = (jnp.arange(queries.query.shape[0]), queries, saved, cotangent, along_out, query_gradients)
-    key_gradients, query_gradients = jax.lax.scan(one_chunk_of_queries, key_gradients, chunks)
+    chunks = (jnp.arange(queries.query.shape[0]), queries, saved, cotangent, correction, query_gradients)
+    key_gradients, query_gradients = jax.lax.scan(backpropagate_query_chunk, key_gradients, chunks)
     return query_gradients, key_gradients
 
 
@@ -331,24 +354,27 @@ def sink_gradients(
         return None
     sinks = extras.sinks.astype(saved.largest.dtype)[None, None, :, :, None]
     weights = jnp.exp(sinks - saved.largest) / saved.total
-    gradient = -(weights * _along_out(saved, cotangent, lse_cotangent)).sum(axis=(0, 1, 4))
+    gradient = -(weights * _softmax_correction(saved, cotangent, lse_cotangent)).sum(axis=(0, 1, 4))
     return gradient.astype(extras.sinks.dtype)
 
 
-def _along_out(saved: Saved, cotangent: Array, lse_cotangent: Array | None) -> Float[Array, "I B K G T"]:
-    """Returns out . cotangent, the sum over keys of weight * gradient of the weight in the Jacobian of the softmax.
+def _softmax_correction(saved: Saved, cotangent: Array, lse_cotangent: Array | None) -> Float[Array, "I B K G T"]:
+    """Returns the D of each query in the gradient of its logits, weight * (gradient of the weight - D).
 
-    The gradient of the log-denominator with respect to a logit is the weight, so `lse_cotangent` is subtracted here.
+    D is the sum over keys of weight * gradient of the weight, which equals out . cotangent. The gradient of the
+    log-denominator with respect to a logit is the weight, so `lse_cotangent` is subtracted from D.
     """
     dtype = saved.total.dtype
-    along_out = (saved.out.astype(dtype) * cotangent.astype(dtype)).sum(axis=-1)
-    return along_out if lse_cotangent is None else along_out - lse_cotangent
+    correction = (saved.out.astype(dtype) * cotangent.astype(dtype)).sum(axis=-1)
+    return correction if lse_cotangent is None else correction - lse_cotangent
 
 
 def _scores(
     options: Options, queries: Queries, keys: Keys, extras: Extras, i: Array, j: Array, shift: int | Array
 ) -> tuple[Float[Array, "B K G T S"], Bool[Array, "#B #K #G #T S"], Float[Array, "B K S U"], Callable[..., Any]]:
-    """Computes the logits between one chunk of queries and chunk j of the keys.
+    """Computes the logits between chunk i of the queries, passed as `queries`, and chunk j of all `keys`.
+
+    Query t is at the position of key t + `shift`, for causality and for the window.
 
     Returns:
       Logits; which pairs are visible; the values of the chunk; and a function that maps the gradient of the logits to
@@ -361,12 +387,14 @@ def _scores(
     n = k * g
 
     def indices() -> list[Array]:
+        """Returns the indices of rows, heads, queries and keys of this pair of chunks."""
         # As in `attend`: the barrier keeps JAX from precomputing the bias of all pairs of chunks outside of a loop.
         rows, columns, _ = jax.lax.optimization_barrier((i.astype(jnp.int32), j.astype(jnp.int32), queries.query))
         last = options.num_queries - 1, options.num_keys - 1  # padding gets the index of the last token
         return _indices(queries.query, (b, n, t, s), rows * t, columns * s, last)
 
-    def modified(products: Array, score_arrays: tuple[Array, ...]) -> Array:
+    def shape_logits(products: Array, score_arrays: tuple[Array, ...]) -> Array:
+        """Applies the soft cap and `score_mod` to the scaled products."""
         logits = products
         if options.logits_soft_cap is not None:
             logits = soft_capped(logits, options.logits_soft_cap)
@@ -375,49 +403,61 @@ def _scores(
             logits = apply_score_mod(score_mod, logits.reshape(b, n, t, s), *indices()).reshape(b, k, g, t, s)
         return logits
 
-    logits, pull = jax.vjp(modified, products, extras.score_arrays)
+    logits, logits_vjp = jax.vjp(shape_logits, products, extras.score_arrays)
     if keys.bias is not None:
         logits = logits + _chunk(keys.bias, i, j).astype(dtype)
 
     key_position = (j * s + jnp.arange(s))[None, :]
-    own_position = (i * t + jnp.arange(t))[:, None] + shift
-    seen = key_position < options.num_keys
+    query_position = (i * t + jnp.arange(t))[:, None] + shift
+    visible = key_position < options.num_keys
     if options.is_causal:
-        seen = seen & (key_position <= own_position)
+        visible = visible & (key_position <= query_position)
     if options.window is not None:
         left, right = options.window
-        seen = seen & (key_position >= own_position - left) & (key_position <= own_position + right)
-    seen = seen[None, None, None]
+        visible = visible & (key_position >= query_position - left) & (key_position <= query_position + right)
+    visible = visible[None, None, None]
     if keys.mask is not None:
-        seen = seen & _chunk(keys.mask, i, j)
+        visible = visible & _chunk(keys.mask, i, j)
     if keys.ids is not None and queries.ids is not None:
-        seen = seen & segment_mask(queries.ids, _chunk(keys.ids, j))[:, None]
+        visible = visible & segment_mask(queries.ids, _chunk(keys.ids, j))[:, None]
     if options.mask_mod is not None:
         mask_mod = functools.partial(options.mask_mod, extras.mask_arrays)
         pairs = apply_mask_mod(mask_mod, (b, n, t, s), *indices())
         heads = (1, 1) if pairs.shape[1] == 1 else (k, g)
-        seen = seen & pairs.reshape(pairs.shape[0], *heads, *pairs.shape[2:])
-    return logits, seen, value, pull
+        visible = visible & pairs.reshape(pairs.shape[0], *heads, *pairs.shape[2:])
+    return logits, visible, value, logits_vjp
 
 
 def _indices(
     query: Array, sizes: tuple[int, int, int, int], row: int | Array, column: int | Array, last: tuple[int, int]
 ) -> list[Array]:
-    """Returns the indices of rows, heads, queries and keys of a block, as a `ScoreMod` takes them."""
-    varying = jnp.zeros_like(query.ravel()[0], bool)  # within shard_map, makes the indices vary over the queries' axes
+    """Returns the indices of rows, heads, queries and keys of a block, as a `ScoreMod` takes them.
+
+    Args:
+      query: queries of the block, whose mesh axes the indices vary over within shard_map.
+      sizes: (B, N, T, S) of the block.
+      row: index of the first query.
+      column: index of the first key.
+      last: largest index of a query and of a key; padding after them gets the same index.
+
+    Returns:
+      int32 arrays of shapes [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and [1, 1, 1, S].
+    """
+    varying_false = jnp.zeros_like(query.ravel()[0], bool)  # selecting by it gives the indices the type of the queries
     starts, ends = (0, 0, row, column), (*sizes[:2], *last)
     indices: list[Array] = []
     for axis, (start, size, end) in enumerate(zip(starts, sizes, ends, strict=True)):
-        x = jnp.minimum(start + jnp.arange(size, dtype=jnp.int32), jnp.int32(end))
-        indices.append(jnp.expand_dims(jnp.where(varying, x, x), [a for a in range(4) if a != axis]))
+        index = jnp.minimum(start + jnp.arange(size, dtype=jnp.int32), jnp.int32(end))
+        index = jnp.where(varying_false, index, index)
+        indices.append(jnp.expand_dims(index, [other for other in range(4) if other != axis]))
     return indices
 
 
 def _block_like(queries: Queries, keys: Keys) -> list[jax.ShapeDtypeStruct]:
-    """Returns shapes and dtypes of the arguments of a `ScoreMod` for one pair of chunks."""
+    """Returns shapes and dtypes of the arguments of a `ScoreMod` for one pair of chunks: logits and four indices."""
 
     def block(query: Array) -> list[Array]:
-        _, b, k, g, t, _ = query.shape
+        _, b, k, g, t, _ = query.shape  # [I, B, K, G, T, H]
         sizes = b, k * g, t, keys.key.shape[-2]
         logits = jnp.broadcast_to(jnp.zeros_like(query.ravel()[0], _statistics_dtype(queries)), sizes)
         return [logits, *_indices(query, sizes, 0, 0, sizes[2:])]
@@ -428,21 +468,27 @@ def _block_like(queries: Queries, keys: Keys) -> list[jax.ShapeDtypeStruct]:
 def _visible_chunks(
     options: Options, queries: Queries, keys: Keys, i: Array, shift: int | Array
 ) -> tuple[int | Array, int | Array]:
-    """Returns (start, end) of the range of key chunks that the queries of chunk i may see."""
-    (j, *_, s, _), t = keys.key.shape, queries.query.shape[-2]
-    right = 0 if options.is_causal else options.window[1] if options.window else None
-    end = j if right is None else jnp.clip(((i + 1) * t - 1 + shift + right) // s + 1, 0, j)
+    """Returns (start, end) of the range of key chunks that causality and the window leave to chunk i of the queries."""
+    (num_chunks, *_, s, _), t = keys.key.shape, queries.query.shape[-2]
+    right = 0 if options.is_causal else options.window[1] if options.window else None  # keys after a query's own
+    if right is None:
+        end = num_chunks
+    else:
+        last_key = (i + 1) * t - 1 + shift + right  # the last key that the chunk's last query sees
+        end = jnp.clip(last_key // s + 1, 0, num_chunks)
     if options.window is None:
         return 0, end
-    return jnp.clip((i * t + shift - options.window[0]) // s, 0, end), end
+    first_key = i * t + shift - options.window[0]  # the first key that the chunk's first query sees
+    return jnp.clip(first_key // s, 0, end), end
 
 
 def _chunk_rng(rng: Array | None, keys: Keys, i: Array, j: Array) -> Array | None:
-    """Returns a PRNG key for the pair of chunks, so that the backward pass can repeat the dropout."""
+    """Returns the PRNG key of the pair of chunks i and j: the backward pass needs the same dropout."""
     return None if rng is None else jax.random.fold_in(rng, i * keys.key.shape[0] + j)
 
 
 def _statistics_dtype(queries: Queries) -> np.dtype:
+    """Returns the dtype of logits and sums: float32 at least."""
     return np.promote_types(queries.query.dtype, np.float32)  # NumPy's rule: JAX's raises under strict promotion
 
 
@@ -452,8 +498,9 @@ def _hidden(dtype: np.dtype) -> Array:
 
 
 def _chunk(x: Array, *index: Array) -> Array:
-    """Returns x[index], or x[0] along a leading axis of size 1, because a dynamic slice clamps its start."""
+    """Returns x[index]; along a leading axis of size 1, which is broadcast, any index reads the only entry."""
     rest = x.shape[len(index) :]
+    # A dynamic slice clamps its start, so that index 5 of an axis of size 1 becomes 0.
     start = (*index, *(jnp.zeros_like(index[0]) for _ in rest))
     return jax.lax.dynamic_slice(x, start, (*(1 for _ in index), *rest)).reshape(rest)
 
@@ -461,15 +508,17 @@ def _chunk(x: Array, *index: Array) -> Array:
 def _add_to_chunk(x: Array, update: Array, *index: Array) -> Array:
     """Adds `update` to x[index], summed over the axes along which the chunk was broadcast."""
     chunk = _chunk(x, *index)
-    broadcast = tuple(axis for axis, size in enumerate(chunk.shape) if size < update.shape[axis])
-    chunk = (chunk + update.sum(axis=broadcast, keepdims=True)).reshape(*(1 for _ in index), *chunk.shape)
+    broadcast_axes = tuple(axis for axis, size in enumerate(chunk.shape) if size < update.shape[axis])
+    chunk = chunk + update.sum(axis=broadcast_axes, keepdims=True)
+    chunk = chunk.reshape(*(1 for _ in index), *chunk.shape)
     start = (*index, *(jnp.zeros_like(index[0]) for _ in x.shape[len(index) :]))
     return jax.lax.dynamic_update_slice(x, chunk, start)
 
 
 def _equal_chunks(length: int, at_most: int) -> int:
     """Returns the smallest chunk size that needs no more chunks than `at_most`: 513 in chunks of 257, not of 512."""
-    return -(-length // max(1, -(-length // at_most)))
+    num_chunks = -(-length // at_most)  # -(-x // y) rounds the quotient up
+    return -(-length // max(1, num_chunks))
 
 
 def _split(x: Array, axis: int, size: int) -> Array:
@@ -507,11 +556,15 @@ def _hoisted(
 ) -> tuple[Callable[..., Array], tuple[Array, ...], tuple[Array, ...]]:
     """Turns the arrays that a `ScoreMod` or `MaskMod` closes over into arguments, so that they can get gradients.
 
+    Args:
+      function: the modifier.
+      block: shapes and dtypes of its arguments.
+
     Returns:
       `hoisted(arrays, *block)`, where `arrays` are the floating-point arrays followed by the others; the floating-point
       arrays; and the other arrays.
     """
-    closed = jax.make_jaxpr(function)(*block)
+    closed = jax.make_jaxpr(function)(*block)  # tracing turns the arrays of a closure into constants of the jaxpr
     jaxpr, consts = closed.jaxpr, list(closed.consts)
     is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in consts]
     floats, others = (
@@ -519,6 +572,7 @@ def _hoisted(
     )
 
     def hoisted(arrays: tuple[Array, ...], *args: Array) -> Array:
+        """Evaluates the modifier with `arrays` as its constants, put back into the order of the jaxpr."""
         float_arrays, other_arrays = iter(arrays[: sum(is_float)]), iter(arrays[sum(is_float) :])
         ordered = [next(float_arrays if is_floating else other_arrays) for is_floating in is_float]
         (result,) = jex_core.jaxpr_as_fun(jex_core.ClosedJaxpr(jaxpr, ordered))(*args)
@@ -645,13 +699,15 @@ def chunked_attention(
 def _attend(
     options: Options, queries: Queries, keys: Keys, extras: Extras, rng: Array | None
 ) -> tuple[Float[Array, "I B K G T U"], Float[Array, "I B K G T"]]:
+    """Computes output and log-denominator of all chunks of queries, with the custom gradient of `_backward`."""
     return _forward(options, queries, keys, extras, rng)[0]
 
 
 def _forward(
     options: Options, queries: Queries, keys: Keys, extras: Extras, rng: Array | None
 ) -> tuple[tuple[Float[Array, "I B K G T U"], Float[Array, "I B K G T"]], Residuals]:
-    shift = options.num_keys - options.num_queries
+    """Computes the results of `_attend` and the residuals for the backward pass."""
+    shift = options.num_keys - options.num_queries  # aligns the last query with the last key
     running = attend(options, queries, keys, before_any_key(queries, keys, extras.sinks), shift, rng, extras)
     saved = finish(running, queries.query.dtype)
     return (saved.out, log_sum_exp(saved, running)), Residuals(queries, keys, rng, saved, extras)
@@ -660,6 +716,7 @@ def _forward(
 def _backward(
     options: Options, residuals: Residuals, cotangents: tuple[Array, Array]
 ) -> tuple[Queries, Keys, Extras, None]:
+    """Computes the gradients of `_attend` from those of its results, by algorithm 4 of FlashAttention."""
     queries, keys, rng, saved, extras = residuals
     cotangent, lse_cotangent = cotangents
     shift = options.num_keys - options.num_queries
@@ -669,9 +726,9 @@ def _backward(
     )
     score_arrays = gradients[1].score_arrays
     score_arrays = tuple(x.astype(like.dtype) for x, like in zip(score_arrays, extras.score_arrays, strict=True))
-    for_sinks = sink_gradients(extras, saved, cotangent, lse_cotangent)
-    no_gradient: list[Any] = [tuple(None for _ in arrays) for arrays in (extras.score_indices, extras.mask_arrays)]
-    return *as_cotangents(gradients, queries, keys), Extras(for_sinks, score_arrays, *no_gradient), None
+    sinks = sink_gradients(extras, saved, cotangent, lse_cotangent)
+    no_gradients_of: list[Any] = [tuple(None for _ in arrays) for arrays in (extras.score_indices, extras.mask_arrays)]
+    return *as_cotangents(gradients, queries, keys), Extras(sinks, score_arrays, *no_gradients_of), None
 
 
 _attend.defvjp(_forward, _backward)

@@ -91,11 +91,9 @@ def attend_both(
     [(2, 5, 4), (2, 3, 4), (2, 5, 3), (2, 3, 5)]
     """
     words = premise, hypothesis, attend_fn(premise), attend_fn(hypothesis)
-    a, b, query_a, query_b = (x[:, :, None] for x in words)  # one head
-    beta, beta_weights = dot_product_attention(
-        query_a, query_b, b, mask=hypothesis_mask, scale=1.0, return_weights=True
-    )
-    alpha, alpha_weights = dot_product_attention(query_b, query_a, a, mask=premise_mask, scale=1.0, return_weights=True)
+    a, b, f_a, f_b = (x[:, :, None] for x in words)  # one head
+    beta, beta_weights = dot_product_attention(f_a, f_b, b, mask=hypothesis_mask, scale=1.0, return_weights=True)
+    alpha, alpha_weights = dot_product_attention(f_b, f_a, a, mask=premise_mask, scale=1.0, return_weights=True)
     return beta[:, :, 0], alpha[:, :, 0], beta_weights[:, 0], alpha_weights[:, 0]
 
 

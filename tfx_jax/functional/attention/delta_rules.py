@@ -94,9 +94,9 @@ def delta_rule(
 
 
 def _delta(key: Float[Array, "B S K H"], beta: Float[Array, "B S K"]) -> Updates:
-    """Returns the updates of `delta_rule`, whose state does not decay."""
+    """Returns the updates of the state by each key in `delta_rule`, without decay."""
     beta = jax.nn.sigmoid(to_float32(beta))
-    return Updates(_unit(key), jnp.zeros_like(beta)[..., None], beta)
+    return Updates(_unit(key), log_decay=jnp.zeros_like(beta)[..., None], beta=beta)
 
 
 @weights_on_request
@@ -248,11 +248,16 @@ def _gated_delta(
     log_rate_scale: Float[Array, " K"],
     dt_bias: Float[Array, "K *Z"],
 ) -> Updates:
-    """Computes the updates of both gated rules: `dt` has one step per head, [B, S, K], or per channel, [B, S, K, H]."""
+    """Returns the updates of the state by each key in both gated rules.
+
+    `dt` has one step size per head, [B, S, K], in `gated_delta_rule`, or per channel, [B, S, K, H], in
+    `kimi_delta_attention`.
+    """
     key = _unit(key)
     step, rate = steps_and_rates(key, dt, log_rate_scale, dt_bias)
     log_decay = -rate * step
-    return Updates(key, log_decay if dt.ndim == 4 else log_decay[..., None], jax.nn.sigmoid(to_float32(beta)))
+    log_decay = log_decay if dt.ndim == 4 else log_decay[..., None]
+    return Updates(key, log_decay, jax.nn.sigmoid(to_float32(beta)))
 
 
 def _unit(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
@@ -267,10 +272,12 @@ def _normalized(query: Float[Array, "B T N H"], scale: float | None) -> Float[Ar
 
 
 def _decode_delta(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
+    """Returns decoding of `delta_rule`."""
     return recurrent_decoding(_delta, functools.partial(_normalized, scale=scale), block_size)
 
 
 def _decode_gated_delta(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
+    """Returns decoding of `gated_delta_rule` and `kimi_delta_attention`."""
     return recurrent_decoding(_gated_delta, functools.partial(_normalized, scale=scale), block_size)
 
 

@@ -45,7 +45,7 @@ class Request(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """The factor of the logits; 1 / sqrt(H) by default."""
+        """The factor that multiplies the logits; 1 / sqrt(H) by default."""
         return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     @property
@@ -55,7 +55,7 @@ class Request(NamedTuple):
 
     @property
     def shaping(self) -> dict[str, Any]:
-        """What shapes the logits, as keyword arguments: scale, soft cap, masks, window, segments and modifiers."""
+        """Arguments of `_logits_and_mask`: scale, soft cap, causality, window, segments and modifiers."""
         masks = {"is_causal": self.mask.is_causal, "window": self.mask.window, "segment_ids": self.mask.ids}
         mods = {"score_mod": self.score_mod, "mask_mod": self.mask.mask_mod}
         return {"scale": self.scale, "logits_soft_cap": self.logits_soft_cap} | masks | mods
@@ -88,9 +88,20 @@ def make_request(
     ids = None
     if segment_ids is not None:
         ids = pair_of_segment_ids(segment_ids, query.shape[0], query.shape[1], key.shape[1])
-    seen = AttentionMask(add_key_lengths(mask, key_lengths, key), is_causal, window, ids, mask_mod)
-    dropping = dropout_rate, dropout_rng
-    return Request(query, key, value, bias, seen, scale, *dropping, logits_soft_cap, sinks, score_mod, return_lse)
+    return Request(
+        query,
+        key,
+        value,
+        bias,
+        AttentionMask(add_key_lengths(mask, key_lengths, key), is_causal, window, ids, mask_mod),
+        scale,
+        dropout_rate,
+        dropout_rng,
+        logits_soft_cap,
+        sinks,
+        score_mod,
+        return_lse,
+    )
 
 
 def dot_product_logits(
@@ -162,13 +173,13 @@ def dense_attention(
     Returns:
       Output, weights before dropout, and the logarithms of the softmax denominators, None unless requested.
     """
-    query, key, value, bias, seen, *_ = request
-    logits, mask, may_hide = _logits_and_mask(query, key, seen.pairs, **request.shaping)
-    logits, has_key = _biased(logits, bias, may_hide)
+    query = request.query
+    logits, mask, may_hide = _logits_and_mask(query, request.key, request.mask.pairs, **request.shaping)
+    logits, has_key = _biased(logits, request.bias, may_hide)
     weights = _softmax(logits, has_key, mask, request.sinks)
-    kept = dropout(weights, request.dropout_rate, request.dropout_rng)
+    dropped = dropout(weights, request.dropout_rate, request.dropout_rng)
     lse = _log_sum_exp(logits, has_key, mask, request.sinks) if request.return_lse else None
-    return weighted_values(kept, value).astype(query.dtype), weights, lse
+    return weighted_values(dropped, request.value).astype(query.dtype), weights, lse
 
 
 def _logits_and_mask(
@@ -184,24 +195,28 @@ def _logits_and_mask(
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
 ) -> tuple[Float[Array, "B N T S"], Mask | None, bool]:
-    """Returns logits without bias, the combined mask, and whether a logit may be minus infinity."""
+    """Returns logits without bias, the combined mask, and whether a logit may be minus infinity.
+
+    The arguments are those of `tfx_jax.functional.dot_product_attention`; `window` is (left, right).
+    """
     (b, t, n, _), s = query.shape, key.shape[1]
     logits = dot_product_logits(query, key, scale)
     if logits_soft_cap is not None:
         logits = soft_capped(logits, logits_soft_cap)
     mask = combine_masks(mask, is_causal, segment_ids, b, t, s, window=window)
+    # Indices for the modifiers: [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and [1, 1, 1, S].
     indices = [jnp.arange(size, dtype=jnp.int32) for size in (b, n, t, s)]
-    indices = [jnp.expand_dims(x, [a for a in range(4) if a != axis]) for axis, x in enumerate(indices)]
+    indices = [jnp.expand_dims(x, [other for other in range(4) if other != axis]) for axis, x in enumerate(indices)]
     if score_mod is not None:
         logits = apply_score_mod(score_mod, logits, *indices)
     if mask_mod is not None:
-        seen = apply_mask_mod(mask_mod, (b, n, t, s), *indices)
-        mask = seen if mask is None else mask & seen
+        visible = apply_mask_mod(mask_mod, (b, n, t, s), *indices)
+        mask = visible if mask is None else mask & visible
     return logits, mask, score_mod is not None
 
 
 def apply_score_mod(score_mod: ScoreMod, logits: Float[Array, "B N T S"], *indices: Array) -> Float[Array, "B N T S"]:
-    """Calls `score_mod` and checks its result."""
+    """Calls `score_mod`; raises ValueError unless it returns floating-point logits of the same shape."""
     result = score_mod(logits, *indices)
     if result.shape != logits.shape or not jnp.issubdtype(result.dtype, jnp.floating):
         raise ValueError(
@@ -211,12 +226,12 @@ def apply_score_mod(score_mod: ScoreMod, logits: Float[Array, "B N T S"], *indic
 
 
 def apply_mask_mod(mask_mod: MaskMod, full: tuple[int, ...], *indices: Array) -> Bool[Array, "#B #N #T #S"]:
-    """Calls `mask_mod` and checks its result, which must be broadcastable to `full`."""
-    seen = mask_mod(*indices)
-    fits = seen.ndim == 4 and all(size in (1, required) for size, required in zip(seen.shape, full, strict=True))
-    if not fits or seen.dtype != jnp.bool_:
-        raise ValueError(f"mask_mod must return booleans broadcastable to {full}, got {seen.dtype} {seen.shape}")
-    return seen
+    """Calls `mask_mod`; raises ValueError unless it returns booleans that are broadcastable to the shape `full`."""
+    visible = mask_mod(*indices)
+    fits = visible.ndim == 4 and all(size in (1, required) for size, required in zip(visible.shape, full, strict=True))
+    if not fits or visible.dtype != jnp.bool_:
+        raise ValueError(f"mask_mod must return booleans broadcastable to {full}, got {visible.dtype} {visible.shape}")
+    return visible
 
 
 def attention_weights(
@@ -263,18 +278,21 @@ def attention_weights(
     head_index = _checked_indices("heads", range(n) if heads is None else heads, n)
 
     def select(pairs: Array | None) -> Array | None:
+        """Selects heads and queries of a bias or a mask; axes of size 1 stay as they are."""
         if pairs is not None and pairs.shape[1] > 1:
             pairs = pairs[:, head_index]
         return pairs if pairs is None or pairs.shape[2] == 1 else pairs[:, :, query_index]
 
     bias, mask = select(bias), select(mask)
     if is_causal:
-        past = (jnp.arange(s)[None] <= (query_index + s - t)[:, None])[None, None]
-        mask = past if mask is None else mask & past
+        not_future = (jnp.arange(s)[None] <= (query_index + s - t)[:, None])[None, None]  # [1, 1, Q, S]
+        mask = not_future if mask is None else mask & not_future
     if segment_ids is not None:
         query_ids, key_ids = pair_of_segment_ids(segment_ids, b, t, s)
         segment_ids = query_ids[:, query_index], key_ids
-    logits = dot_product_logits(query[:, query_index][:, :, head_index], key[:, :, head_index // (n // k)], scale)
+    selected_query = query[:, query_index][:, :, head_index]  # [B, Q, P, H]
+    selected_key = key[:, :, head_index // (n // k)]  # [B, S, P, H]: the key head of each query head
+    logits = dot_product_logits(selected_query, selected_key, scale)
     mask = combine_masks(mask, False, segment_ids, b, len(query_index), s)
     return _softmax(*_biased(logits, bias), mask)
 
@@ -370,8 +388,8 @@ def merge_attention(
         b, t, n, _ = out.shape
         if lse.shape != (b, n, t):
             raise ValueError(f"lse must have shape [B, N, T] = {(b, n, t)} for out {out.shape}, got {lse.shape}")
-    parts = jnp.stack(list(lses))
-    largest = jax.lax.stop_gradient(parts.max(axis=0, keepdims=True))
+    parts = jnp.stack(list(lses))  # [parts, B, N, T]
+    largest = jax.lax.stop_gradient(parts.max(axis=0, keepdims=True))  # subtracted, so that exp does not overflow
     largest = jnp.where(jnp.isfinite(largest), largest, 0)
     shares = jnp.exp(parts - largest)
     total = shares.sum(axis=0, keepdims=True)
@@ -386,6 +404,7 @@ def merge_attention(
 def weighted_values(weights: Float[Array, "B N T S"], value: Float[Array, "B S K U"]) -> Float[Array, "B T N U"]:
     """Computes weights @ values in the dtype of `value`; each of the K value heads serves N / K query heads."""
     (b, n, t, s), (k, u) = weights.shape, value.shape[2:]
+    # One matrix product for each value head: the weights of its query heads are stacked along one axis.
     stacked = weights.astype(value.dtype).reshape(b, k, n // k * t, s)
     out = jnp.einsum("BKTS,BKSU->BKTU", stacked, value.swapaxes(1, 2))
     return out.reshape(b, n, t, u).swapaxes(1, 2)
@@ -423,7 +442,14 @@ def _softmax(
     mask: Mask | None,
     sinks: Float[Array, " N"] | None = None,
 ) -> Float[Array, "B N T S"]:
-    """Returns the weights of visible keys; zeros in rows without `has_key`. Sinks take a part of the sum 1."""
+    """Returns the softmax over visible keys, zeros for queries without a key.
+
+    Args:
+      logits: biased logits, from `_biased`.
+      has_key: which queries have a key that no bias hides; None means all.
+      mask: True for visible keys.
+      sinks: a logit for each head that counts in the denominator only; with sinks the weights add up to less than 1.
+    """
     if sinks is None:
         weights = masked_softmax(logits, mask)
     else:
@@ -443,12 +469,15 @@ def _log_sum_exp(
     mask: Mask | None,
     sinks: Float[Array, " N"] | None,
 ) -> Float[Array, "B N T"]:
-    """Returns the logarithm of the softmax denominator; minus infinity for a query without keys and without a sink."""
-    seen = jnp.asarray(True) if mask is None else mask
-    sees_key = (seen & (logits != -jnp.inf)).any(axis=-1)
+    """Returns the logarithm of the softmax denominator; minus infinity for a query without keys and without a sink.
+
+    The arguments are those of `_softmax`.
+    """
+    visible = jnp.asarray(True) if mask is None else mask
+    sees_key = (visible & (logits != -jnp.inf)).any(axis=-1)
     if has_key is not None:
         sees_key = sees_key & has_key[..., 0]
-    lse = jax.nn.logsumexp(jnp.where(seen, logits, hidden_logit(logits.dtype)), axis=-1)
+    lse = jax.nn.logsumexp(jnp.where(visible, logits, hidden_logit(logits.dtype)), axis=-1)
     lse = jnp.where(sees_key, lse, jnp.asarray(-jnp.inf, lse.dtype))
     if sinks is None:
         return lse
@@ -456,7 +485,7 @@ def _log_sum_exp(
 
 
 def _checked_sinks(sinks: Float[Array, " N"], num_heads: int, dtype: np.dtype) -> Float[Array, " N"]:
-    """Checks sinks and casts them."""
+    """Returns the sinks cast to `dtype`; raises ValueError as `check_sinks`."""
     check_sinks(sinks, num_heads)
     return sinks.astype(dtype)
 
@@ -476,7 +505,7 @@ def hidden_logit(dtype: np.dtype) -> Array:
 
 
 def masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:
-    """Computes the softmax over the visible keys; a row without visible keys becomes zeros."""
+    """Computes the softmax over the visible keys (mask True); a row without visible keys becomes zeros."""
     if mask is None:
         return jax.nn.softmax(logits, axis=-1)
     # Hidden logits stay finite, so that gradients are finite too.
@@ -493,5 +522,6 @@ def among_largest(scores: Float[Array, "*rows S"], mask: Bool[Array, "*#rows S"]
     scores = jax.lax.stop_gradient(scores)
     if mask is not None:
         scores = jnp.where(mask, scores, jnp.asarray(-jnp.inf, scores.dtype))
-    is_kept = scores >= jax.lax.top_k(scores, min(size, scores.shape[-1]))[0][..., -1:]
-    return is_kept if mask is None else is_kept & mask
+    largest, _ = jax.lax.top_k(scores, min(size, scores.shape[-1]))  # in descending order
+    is_large = scores >= largest[..., -1:]
+    return is_large if mask is None else is_large & mask

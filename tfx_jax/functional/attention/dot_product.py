@@ -167,6 +167,7 @@ def dot_product_attention(
         return_lse=return_lse,
     )
     if implementation is None:
+        # The compiler cannot partition kernels over devices.
         names = default_implementations(request, return_weights=return_weights) if _is_single_device() else ("xla",)
     else:
         names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
@@ -233,7 +234,7 @@ def _attend_by(implementations: tuple[str, ...], request: Request) -> Any:
     """
     if not implementations:
         raise ValueError("implementation must not be an empty tuple: pass None to leave the choice to tfx_jax")
-    able, errors = [], []
+    supported, errors = [], []
     for name in implementations:
         if name not in get_args(Implementation):
             names = ", ".join(get_args(Implementation))
@@ -241,14 +242,15 @@ def _attend_by(implementations: tuple[str, ...], request: Request) -> Any:
         try:
             if name in PLATFORMS:
                 check_kernel(name, request)
-            able.append(name)
+            supported.append(name)
         except UnsupportedError as error:
             errors.append(error)
-    if not able:
+    if not supported:
         raise errors[0] if len(errors) == 1 else UnsupportedError("; ".join(map(str, errors)))
-    platforms = {PLATFORMS[name] for name in able if name in PLATFORMS}
-    if len(able) == 1 or not platforms or able[0] not in PLATFORMS:
-        return _compute(able[0], request)
+    platforms = {PLATFORMS[name] for name in supported if name in PLATFORMS}
+    if len(supported) == 1 or not platforms or supported[0] not in PLATFORMS:
+        return _compute(supported[0], request)
+    # The platform is known at lowering only: trace one branch for each, with arrays as explicit arguments.
     leaves, structure = jax.tree.flatten(request, is_leaf=lambda x: x is None)
     # By object identity, so that arrays that occur twice, such as the segment ids of self-attention, stay one array.
     arrays = {id(x): x for x in leaves if isinstance(x, jax.Array | np.ndarray)}
@@ -268,16 +270,17 @@ def _attend_by(implementations: tuple[str, ...], request: Request) -> Any:
                 continue
         return _compute(names[-1], traced_request)
 
-    branches = {
-        platform: functools.partial(first_of, [name for name in able if PLATFORMS.get(name, platform) == platform])
-        for platform in sorted(platforms)
-    }
-    anywhere = [name for name in able if name not in PLATFORMS] or able
-    return jax.lax.platform_dependent(*arrays.values(), default=functools.partial(first_of, anywhere), **branches)
+    branches = {}
+    for platform in sorted(platforms):
+        names_for_platform = [name for name in supported if PLATFORMS.get(name, platform) == platform]
+        branches[platform] = functools.partial(first_of, names_for_platform)
+    for_any_platform = [name for name in supported if name not in PLATFORMS] or supported
+    default = functools.partial(first_of, for_any_platform)
+    return jax.lax.platform_dependent(*arrays.values(), default=default, **branches)
 
 
 def _compute(implementation: str, request: Request) -> Any:
-    """Computes a request by one implementation."""
+    """Computes a request by one implementation; with `return_lse` returns a pair of output and logarithms."""
     if implementation in PLATFORMS:
         return attend_by_kernel(implementation, request)
     if implementation == "xla":
@@ -285,6 +288,7 @@ def _compute(implementation: str, request: Request) -> Any:
         return (out, lse) if request.return_lse else out
     query, key, value, bias, mask, *_ = request
     options = request.shaping | {"dropout_rate": request.dropout_rate, "dropout_rng": request.dropout_rng}
+    # `chunked_attention` has another name for the window than `dot_product_weights`.
     options |= {"local_window_size": options.pop("window"), "sinks": request.sinks, "return_lse": request.return_lse}
     return chunked_attention(query, key, value, bias, mask.pairs, **options)
 

@@ -178,11 +178,15 @@ def _attend(
     segment_ids: SegmentIds | None,
     **options: Any,
 ) -> Any:
-    """Computes chunked attention in which a query sees the keys at positions that `is_visible(query, key)` allows."""
+    """Computes chunked attention in which a query sees the keys at positions that `is_visible(query, key)` allows.
+
+    Positions count the tokens of a sequence; `options` are those of `chunked_attention`.
+    """
     check_shapes(query, key, value, bias, mask)
     shift = key.shape[1] - query.shape[1]  # query t is at the position of key t + shift
 
     def attend(*arrays: Any, segment_ids: SegmentIds | None) -> Any:
+        """Attends among tokens that are contiguous; `arrays` are query, key, value, bias and mask."""
         positions = None if segment_ids is None else positions_of(segment_ids[1])  # [B, S]
 
         # b, n, t and s are the indices of batch, head, query and key.

@@ -57,6 +57,7 @@ def flax_attention_fn(attention: Callable[..., Any]) -> Callable[..., Array]:
         module: Any = None,
         is_causal: bool = False,
     ) -> Float[Array, "*batch T N U"]:
+        """Calls `attention` with the arguments of Flax's `dot_product_attention`."""
         del broadcast_dropout
         if dtype is None:
             dtype = jnp.result_type(query, key, value)
@@ -98,7 +99,7 @@ def _check_step(attention: Callable[..., Any]) -> None:
 
 
 def _with_one_batch_axis(x: Array | None, batch: list[int]) -> Array | None:
-    """Reshapes [*batch, N, T, S] to [B, N, T, S]; any of the axes may be absent or of size 1."""
+    """Reshapes a mask or a bias, [*batch, N, T, S], to [B, N, T, S]; any of the axes may be absent or of size 1."""
     if x is None or x.ndim <= 3 or len(batch) == 1:
         return x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
     return jnp.broadcast_to(x, (*batch, *x.shape[-3:])).reshape(-1, *x.shape[-3:])

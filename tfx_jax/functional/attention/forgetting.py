@@ -84,6 +84,7 @@ def forgetting_attention(
         is_token = pair_of_segment_ids(segment_ids, b, t, s)[1] != 0
         log_forget = jnp.where(is_token[..., None], log_forget, 0)
     log_decay = jnp.cumsum(log_forget, axis=1).swapaxes(1, 2)  # [B, N, S], summed up to each token
+    # Queries are at the last T positions.
     query_decay = log_decay[:, :, -t:] if t <= s else jnp.pad(log_decay, ((0, 0), (0, 0), (t - s, 0)))
     # Differences to future keys, which causality hides, are positive and may be large: limit them.
     decay = jnp.minimum(query_decay[..., None] - log_decay[:, :, None], 0)

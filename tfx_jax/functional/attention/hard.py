@@ -74,26 +74,29 @@ def hard_attention(
     >>> out.shape, log_prob.shape
     ((1, 3, 1, 3), (1, 1, 3))
     """
-    _, soft = attention_fn(
+    _, probs = attention_fn(
         query, key, value, bias, mask, is_causal=is_causal, scale=scale, segment_ids=segment_ids, return_weights=True
     )
-    (b, n, t, s), (k, u) = soft.shape, value.shape[2:]
-    logits = jnp.log(jax.lax.stop_gradient(soft))
-    chosen = logits.argmax(axis=-1) if rng is None else jax.random.categorical(rng, logits)
-    probability = jnp.take_along_axis(soft, chosen[..., None], axis=-1)[..., 0]
+    (b, n, t, s), (k, u) = probs.shape, value.shape[2:]
+    logits = jnp.log(jax.lax.stop_gradient(probs))
+    chosen = (
+        logits.argmax(axis=-1) if rng is None else jax.random.categorical(rng, logits)
+    )  # indices of keys, [B, N, T]
+    probability = jnp.take_along_axis(probs, chosen[..., None], axis=-1)[..., 0]
     has_key = probability > 0
 
+    # The N / K query heads that share a value head are joined along the axis of queries, [B, K, N / K * T, U].
     chosen_value = jnp.take_along_axis(value.transpose(0, 2, 1, 3), chosen.reshape(b, k, -1)[..., None], axis=2)
     keep = dropout(has_key.astype(value.dtype), dropout_rate, dropout_rng)
     out = (chosen_value.reshape(b, n, t, u) * keep[..., None]).transpose(0, 2, 1, 3).astype(query.dtype)
 
     results = [out]
     if return_weights:
-        results.append(jnp.where(has_key[..., None], jax.nn.one_hot(chosen, s, dtype=soft.dtype), 0))
+        results.append(jnp.where(has_key[..., None], jax.nn.one_hot(chosen, s, dtype=probs.dtype), 0))
     if return_log_prob:
         results.append(jnp.log(jnp.where(has_key, probability, 1)))
     if return_probs:
-        results.append(soft)
+        results.append(probs)
     return tuple(results) if len(results) > 1 else out
 
 

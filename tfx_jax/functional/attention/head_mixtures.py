@@ -166,14 +166,13 @@ def differential_attention(
         query, key, value, bias, mask, is_causal=is_causal, scale=scale, segment_ids=segment_ids
     )
     dtype = logits.dtype
-    products = (lambda_query.astype(dtype) * lambda_key.astype(dtype)).sum(axis=-1)
-    factor = jnp.exp(products[0]) - jnp.exp(products[1]) + lambda_init
-    maps = masked_softmax(logits, mask).reshape(b, n // 2, 2, t, s)
-    weights = maps[:, :, 0] - factor * maps[:, :, 1]
-    pairs = value.reshape(b, s, k // 2, 2 * u)
-    out = weighted_values(dropout(weights, dropout_rate, dropout_rng), pairs).astype(
-        np.promote_types(value.dtype, dtype)
-    )
+    products = (lambda_query.astype(dtype) * lambda_key.astype(dtype)).sum(axis=-1)  # a_1 . b_1 and a_2 . b_2
+    factor = jnp.exp(products[0]) - jnp.exp(products[1]) + lambda_init  # the docstring's lambda
+    head_weights = masked_softmax(logits, mask).reshape(b, n // 2, 2, t, s)
+    weights = head_weights[:, :, 0] - factor * head_weights[:, :, 1]
+    paired_value = value.reshape(b, s, k // 2, 2 * u)
+    out = weighted_values(dropout(weights, dropout_rate, dropout_rng), paired_value)
+    out = out.astype(np.promote_types(value.dtype, dtype))
     if norm_scale is not None:
         mean_square = jnp.square(out).mean(axis=-1, keepdims=True)
         factors = (1 - lambda_init) * norm_scale.astype(out.dtype)

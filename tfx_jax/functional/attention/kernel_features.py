@@ -248,12 +248,13 @@ def linear_attention(
     dtype = np.promote_types(query.dtype, np.float32)
     log_query_fn, log_key_fn = _log_features(log_features_fn, scale)
 
-    # Heads come first from here on, and the G queries of a key head stand next to each other: [B, K, T, G, H].
+    # Heads come first from here on, and the G queries of a key head are next to each other: [B, K, T, G, H].
     visible = jnp.ones((b, s), jnp.bool_) if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, s))
     query_heads = query.reshape(b, t, k, n // k, -1).transpose(0, 2, 1, 3, 4)
     key_heads, value_heads = key.swapaxes(1, 2), value.swapaxes(1, 2).astype(dtype)
 
     def attend(values: Float[Array, "B K S Z"]) -> Float[Array, "B T N Z"]:
+        """Computes the weighted means of any values."""
         if is_causal:
             out = _causal(query_heads, key_heads, values, visible, log_query_fn, log_key_fn, block_size)
         else:
@@ -295,15 +296,19 @@ def _decode(log_features_fn: LogFeaturesFn, scale: float | None) -> RecurrentDec
     log_query_fn, log_key_fn = _log_features(log_features_fn, scale)
 
     def read(key: Array, value: Array, mask: Mask | None) -> _Sums:
+        """Returns the sums over the keys of a prompt, [B, S, K, H], which may be empty."""
         (b, s, k, h), u = key.shape, value.shape[-1]
         visible = jnp.ones((b, s), jnp.bool_) if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, s))
-        one = log_query_fn(jnp.zeros((b, k, 1, h), key.dtype))
-        nothing = _no_keys(one, jnp.zeros((b, k, 1, u), one.dtype))
+        # Features of a key of zeros, [B, K, 1, M], only for shape and dtype of the sums.
+        log_features = log_query_fn(jnp.zeros((b, k, 1, h), key.dtype))
+        sums = _no_keys(log_features, jnp.zeros((b, k, 1, u), log_features.dtype))
         if not s:
-            return nothing
-        return _extended(nothing, log_key_fn(key.swapaxes(1, 2), visible), value.swapaxes(1, 2).astype(one.dtype))
+            return sums
+        value_heads = value.swapaxes(1, 2).astype(log_features.dtype)
+        return _extended(sums, log_key_fn(key.swapaxes(1, 2), visible), value_heads)
 
     def step(sums: _Sums, query: Array, key: Array, value: Array) -> tuple[Array, _Sums]:
+        """Returns the output of one token, [B, 1, N, U], and the sums extended by it."""
         (b, _, n, h), k = query.shape, key.shape[2]
         sums = _extended(sums, log_query_fn(key.swapaxes(1, 2)), value.swapaxes(1, 2).astype(sums.ones.dtype))
         answers = _read(log_query_fn(query.reshape(b, k, 1, n // k, h)), sums)
@@ -313,7 +318,10 @@ def _decode(log_features_fn: LogFeaturesFn, scale: float | None) -> RecurrentDec
 
 
 class _Sums(NamedTuple):
-    """Sums over a set of keys of phi(k) v^T (`values`) and of phi(k) (`ones`), both divided by exp(reference)."""
+    """Sums over a set of keys of phi(k) v^T (`values`) and of phi(k) (`ones`), both divided by exp(reference).
+
+    `ones` is what `values` would be with the number 1 in place of each value: the denominator of the weighted mean.
+    """
 
     reference: Float[Array, "*batch M"]
     """The largest log phi(k) of each feature. That key contributes exp(0), so `ones` is at least 1."""
@@ -331,8 +339,9 @@ class _Answers(NamedTuple):
 
 def _no_keys(log_key: Float[Array, "*batch S M"], value: Float[Array, "*batch S U"]) -> _Sums:
     """Returns the sums over no keys, computed from the arguments so that they vary over the same shard_map axes."""
-    ones, of_value = jnp.zeros_like(log_key[..., 0, :]), jnp.zeros_like(value[..., 0, :])
-    return _Sums(ones + _LEAST * jnp.finfo(ones.dtype).max, ones[..., :, None] * of_value[..., None, :], ones)
+    feature_zeros, value_zeros = jnp.zeros_like(log_key[..., 0, :]), jnp.zeros_like(value[..., 0, :])
+    reference = feature_zeros + _LEAST * jnp.finfo(feature_zeros.dtype).max
+    return _Sums(reference, feature_zeros[..., :, None] * value_zeros[..., None, :], feature_zeros)
 
 
 def _largest(log_key: Float[Array, "*batch S M"]) -> Float[Array, "*batch M"]:
@@ -344,7 +353,7 @@ def _largest(log_key: Float[Array, "*batch S M"]) -> Float[Array, "*batch M"]:
 def _extended(sums: _Sums, log_key: Float[Array, "*batch S M"], value: Float[Array, "*batch S U"]) -> _Sums:
     """Returns the sums extended by more keys and values."""
     reference = jnp.maximum(sums.reference, _largest(log_key))
-    decay = jnp.exp(sums.reference - reference)
+    decay = jnp.exp(sums.reference - reference)  # of the sums so far, which used a smaller reference
     features = jnp.exp(log_key - reference[..., None, :])
     values = sums.values * decay[..., None] + jnp.einsum("...SM,...SU->...MU", features, value)
     return _Sums(reference, values, sums.ones * decay + features.sum(axis=-2))
@@ -389,19 +398,21 @@ def _read_past(
         return _read_pairs(log_query, log_key, value)
 
     log_query, log_key, value = (x.reshape(b, k, 2 * p, t // 2, *x.shape[4:]) for x in (log_query, log_key, value))
+    # Along the axis of parts, even indices are now first halves and odd indices are second halves.
     same_half = _read_past(log_query, log_key, value)  # answers from the keys of the query's own half
-    first_half = _read_pairs(log_query[:, :, 1::2], log_key[:, :, ::2], value[:, :, ::2])
+    other_half = _read_pairs(log_query[:, :, 1::2], log_key[:, :, ::2], value[:, :, ::2])  # second reads first
     first = _Answers(*(x[:, :, ::2] for x in same_half))
-    second = _merged(_Answers(*(x[:, :, 1::2] for x in same_half)), first_half)
+    second = _merged(_Answers(*(x[:, :, 1::2] for x in same_half)), other_half)
     return _Answers(*(jnp.concatenate(halves, axis=3) for halves in zip(first, second, strict=True)))
 
 
 def _merged(some: _Answers, others: _Answers) -> _Answers:
     """Merges the answers of the same queries over two disjoint sets of keys."""
+    # Numerators and denominators are divided by exp(log_scale): bring both to the larger scale, then add.
     log_scale = jnp.maximum(some.log_scale, others.log_scale)
-    decays = tuple(jnp.exp(x.log_scale - log_scale) for x in (some, others))
-    numerator = some.numerator * decays[0][..., None] + others.numerator * decays[1][..., None]
-    return _Answers(log_scale, numerator, some.denominator * decays[0] + others.denominator * decays[1])
+    factor, other_factor = (jnp.exp(x.log_scale - log_scale) for x in (some, others))
+    numerator = some.numerator * factor[..., None] + others.numerator * other_factor[..., None]
+    return _Answers(log_scale, numerator, some.denominator * factor + others.denominator * other_factor)
 
 
 def _quotient(answers: _Answers) -> Float[Array, "*batch T G U"]:
@@ -419,9 +430,13 @@ def _causal(
     log_key_fn: Callable[[Array, Array], Array],
     block_size: int,
 ) -> Float[Array, "B K T G U"]:
-    """Computes causal linear attention by a scan over blocks whose carry is the sums over all earlier blocks."""
+    """Computes causal linear attention by a scan over blocks whose carry is the sums over all earlier blocks.
+
+    The last query is at the position of the last key. `visible` is False for padding; the functions are those of
+    `_log_features`; `block_size` is a power of two.
+    """
     num_queries, longest = query.shape[2], max(query.shape[2], key.shape[2])
-    block_size = min(block_size, 1 << (longest - 1).bit_length())
+    block_size = min(block_size, 1 << (longest - 1).bit_length())  # at most the next power of two
     num_blocks = -(-longest // block_size)
 
     def blocks(x: Array, axis: int) -> Array:
@@ -432,10 +447,12 @@ def _causal(
         return jnp.moveaxis(x.reshape(*x.shape[:axis], num_blocks, block_size, *x.shape[axis + 1 :]), axis, 0)
 
     def step(sums: _Sums, block: tuple[Array, ...]) -> tuple[_Sums, Array]:
+        """Returns the sums extended by a block, and the outputs of its queries."""
         query, key, value, visible = block
         log_query, log_key = log_query_fn(query), log_key_fn(key, visible)
-        inside = _read_past(*(x[:, :, None] for x in (log_query, log_key, value)))
-        answers = _merged(_Answers(*(x[:, :, 0] for x in inside)), _read(log_query, sums))
+        in_block = _read_past(*(x[:, :, None] for x in (log_query, log_key, value)))  # the block is one part
+        in_block = _Answers(*(x[:, :, 0] for x in in_block))
+        answers = _merged(in_block, _read(log_query, sums))  # of the block itself and of earlier ones
         return _extended(sums, log_key, value), _quotient(answers)
 
     sums = _no_keys(log_key_fn(key[:, :, :1], visible[:, :1]), value)
@@ -449,7 +466,7 @@ def _causal(
 def _check_options(
     bias: Bias | None, mask: Mask | None, scale: float | None, block_size: int, dropout_rate: float
 ) -> None:
-    """Checks the options of `linear_attention`."""
+    """Raises ValueError for options that `linear_attention` does not support."""
     if bias is not None:
         raise ValueError(
             "linear attention takes no bias, because it never computes the logits of pairs: pass bias=None"
@@ -464,7 +481,7 @@ def _check_options(
         raise ValueError(f"linear attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
     if scale is not None and scale < 0:
         raise ValueError(f"scale must be at least 0, because queries and keys are multiplied by its root, got {scale}")
-    if block_size < 1 or block_size & (block_size - 1):
+    if block_size < 1 or block_size & (block_size - 1):  # a power of two has a single bit
         raise ValueError(f"block_size must be a power of two, got {block_size}")
 
 
@@ -479,6 +496,7 @@ def _projection(size: int, seed: int, num_features: int | None) -> Float[Array, 
 
 
 def _decode_linear(scale: float | None = None, block_size: int = 128) -> RecurrentDecoding:
+    """Returns decoding of `linear_attention` with the features elu(x) + 1."""
     del block_size
     return _decode(log_elu_features, scale)
 
@@ -486,9 +504,11 @@ def _decode_linear(scale: float | None = None, block_size: int = 128) -> Recurre
 def _decode_favor(
     seed: int = 0, num_features: int | None = None, scale: float | None = None, block_size: int = 128
 ) -> RecurrentDecoding:
+    """Returns decoding of `favor_attention` with the random features of a fixed seed."""
     del block_size
 
     def log_features_fn(x: Array) -> Array:
+        """Returns the log-features of queries or keys, which `_decode` has multiplied by sqrt(scale) if it is given."""
         size = x.shape[-1]
         x = x if scale is not None else x * size**-0.25  # the root of the default scale, 1 / sqrt(H)
         return log_softmax_features(x, _projection(size, seed, num_features))

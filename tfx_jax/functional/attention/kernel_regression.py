@@ -62,11 +62,11 @@ def kernel_regression(
     check_floats(query_points=query_points, points=points, values=values)
     dtype = np.promote_types(points.dtype, np.float32)
     (t, s), d = (query_points.shape[0], points.shape[0]), points.size // points.shape[0]
-    width = jnp.broadcast_to(jnp.asarray(inverse_bandwidth, dtype), (d,))
+    inverse_bandwidths = jnp.broadcast_to(jnp.asarray(inverse_bandwidth, dtype), (d,))
     # Subtract before squaring: x^2 - 2 x x_i + x_i^2 cancels for points that are close to each other and far from 0.
     difference = query_points.astype(dtype).reshape(t, 1, d) - points.astype(dtype).reshape(1, s, d)
-    scores = -0.5 * jnp.square(difference * width[None, None]).sum(axis=-1)
-    seen = None if mask is None else mask[None, None]
-    out, weights = attention_from_logits(scores[None, None], values.reshape(1, s, 1, -1), mask=seen)
+    scores = -0.5 * jnp.square(difference * inverse_bandwidths[None, None]).sum(axis=-1)
+    mask = None if mask is None else mask[None, None]
+    out, weights = attention_from_logits(scores[None, None], values.reshape(1, s, 1, -1), mask=mask)
     out = out.reshape(t, *values.shape[1:])
     return (out, weights[0, 0]) if return_weights else out

@@ -32,14 +32,14 @@ class UnsupportedError(ValueError):
 
 
 def attend_by_kernel(kernel: str, request: Request) -> Float[Array, "B T N U"]:
-    """Computes a request by a kernel; the result has zeros for causal queries before the first key."""
+    """Computes a request by the kernel of this name; causal queries before the first key get zeros."""
     query, bias, mask, s = request.query, request.bias, request.mask, request.key.shape[1]
     # With causality and T > S, the first T - S queries see no key. Without them T = S, as some kernels need.
     num_without_keys = max(0, query.shape[1] - s) if mask.is_causal else 0
     if num_without_keys:
         bias = bias if bias is None or bias.shape[2] == 1 else bias[:, :, num_without_keys:]
         query, mask = query[:, num_without_keys:], mask.without_queries(num_without_keys)
-    query = _on_its_platform_p.bind(query, implementation=kernel)
+    query = _on_its_platform_p.bind(query, implementation=kernel)  # returns `query`; raises on other platforms
     out = _KERNELS[kernel](request._replace(query=query, bias=bias, mask=mask))
     return jnp.pad(out, ((0, 0), (num_without_keys, 0), (0, 0), (0, 0)))
 
@@ -49,12 +49,13 @@ def check_kernel(kernel: str, request: Request) -> None:
     query, key, value, mask = request.query, request.key, request.value, request.mask
     if kernel != "rows" and request.drops:
         raise _cannot(kernel, "has no dropout", f"dropout_rate={request.dropout_rate}")
-    options = {"score_mod": request.score_mod, "mask_mod": mask.mask_mod, "return_lse": request.return_lse or None}
-    shaping = {"logits_soft_cap": request.logits_soft_cap, "sinks": request.sinks, "local_window_size": mask.window}
-    for name, x in (options if kernel == "splash" else shaping | options).items():
+    # No kernel has the options of the first dictionary, and only splash has those of the second.
+    in_no_kernel = {"score_mod": request.score_mod, "mask_mod": mask.mask_mod, "return_lse": request.return_lse or None}
+    in_splash = {"logits_soft_cap": request.logits_soft_cap, "sinks": request.sinks, "local_window_size": mask.window}
+    for name, x in (in_no_kernel if kernel == "splash" else in_splash | in_no_kernel).items():
         if x is not None:
             got = f"one of shape {x.shape}" if isinstance(x, jax.Array | np.ndarray) else "one" if callable(x) else x
-            is_for_splash = name in shaping and PLATFORMS[kernel] == PLATFORMS["splash"]
+            is_for_splash = name in in_splash and PLATFORMS[kernel] == PLATFORMS["splash"]
             raise _cannot(kernel, f"has no {name}", got, "splash" if is_for_splash else "chunked")
     if key.dtype != query.dtype or value.dtype != query.dtype:
         dtypes = f"{query.dtype}, {key.dtype} and {value.dtype}"
@@ -69,6 +70,7 @@ def _sizes(request: Request) -> tuple[int, int]:
 
 
 def _check_cudnn(request: Request) -> None:
+    """Raises UnsupportedError if cuDNN cannot compute a request."""
     (t, s), h, u = _sizes(request), request.query.shape[-1], request.value.shape[-1]
     if request.query.dtype not in (jnp.float16, jnp.bfloat16):
         raise _cannot("cudnn", "needs float16 or bfloat16", request.query.dtype)
@@ -85,7 +87,7 @@ def _check_cudnn(request: Request) -> None:
 
 
 def _check_pallas(implementation: str, request: Request) -> None:
-    """Checks the constraints of all kernels for TPUs."""
+    """Raises UnsupportedError if a request violates the constraints that all kernels for TPUs share."""
     query, mask = request.query, request.mask
     if query.dtype not in (jnp.float32, jnp.bfloat16):
         raise _cannot(implementation, "needs float32 or bfloat16", query.dtype)
@@ -102,6 +104,7 @@ def _check_pallas(implementation: str, request: Request) -> None:
 
 
 def _check_splash(request: Request) -> None:
+    """Raises UnsupportedError if splash attention cannot compute a request."""
     _check_pallas("splash", request)
     (t, s), mask = _sizes(request), request.mask
     if mask.window is not None and t > s:
@@ -110,7 +113,7 @@ def _check_splash(request: Request) -> None:
 
 
 def _check_square_heads(implementation: str, request: Request) -> None:
-    """Checks the constraints of kernels that need K = N and d_v = d_k."""
+    """Raises UnsupportedError for the kernels that need K = N and d_v = d_k, if a request has other sizes."""
     _check_pallas(implementation, request)
     (n, h), (k, u) = request.query.shape[2:], request.value.shape[2:]
     if k != n:
@@ -120,6 +123,7 @@ def _check_square_heads(implementation: str, request: Request) -> None:
 
 
 def _check_flash(request: Request) -> None:
+    """Raises UnsupportedError if Pallas flash attention cannot compute a request."""
     _check_square_heads("flash", request)
     (t, s), h = _sizes(request), request.query.shape[-1]
     if h > LANES and h % LANES:
@@ -129,6 +133,7 @@ def _check_flash(request: Request) -> None:
 
 
 def _check_rows(request: Request) -> None:
+    """Raises UnsupportedError if `row_attention` cannot compute a request."""
     _check_square_heads("rows", request)
     (t, s), (n, h) = _sizes(request), request.query.shape[2:]
     if request.mask.ids is not None:
@@ -166,6 +171,7 @@ batching.defvectorized(_on_its_platform_p)
 
 
 def _lower_on_its_platform(context: mlir.LoweringRuleContext, x: Any, *, implementation: str) -> list[Any]:
+    """Lowers the primitive to its input; raises UnsupportedError for a platform other than the kernel's."""
     needed = PLATFORMS[implementation]
     for platform in context.module_context.platforms:
         if platform != needed:
@@ -178,7 +184,7 @@ mlir.register_lowering(_on_its_platform_p, _lower_on_its_platform)
 
 
 def _zero_without_keys(out: Float[Array, "B T N U"], mask: AttentionMask, s: int) -> Float[Array, "B T N U"]:
-    """Sets the output of queries that see no key to zero.
+    """Sets the output of queries that see no key to zero; `s` is the number of keys.
 
     An array of all pairs is made only for a mask of pairs, for a mask with segments, or if the segments of queries and
     keys are different arrays.
@@ -189,8 +195,8 @@ def _zero_without_keys(out: Float[Array, "B T N U"], mask: AttentionMask, s: int
     if pairs is None and ids is not None and ids[0] is ids[1]:  # self-attention: a token sees itself
         has_keys = (ids[0] != 0)[..., None, None]
     elif pairs is not None and mask.is_padding and ids is None:
-        seen = pairs[:, 0, 0]
-        first = jnp.where(seen.any(axis=1), jnp.argmax(seen, axis=1), s)[:, None]
+        visible = pairs[:, 0, 0]  # [B, S]
+        first = jnp.where(visible.any(axis=1), jnp.argmax(visible, axis=1), s)[:, None]
         last = jnp.arange(t)[None] if mask.is_causal else s - 1  # causal kernels have T = S here
         has_keys = (first <= last)[..., None, None]
     else:
@@ -200,12 +206,14 @@ def _zero_without_keys(out: Float[Array, "B T N U"], mask: AttentionMask, s: int
 
 
 def _rows(request: Request) -> Float[Array, "B T N H"]:
+    """Computes a request by `row_attention`."""
     query, key, value, _, mask, *_ = request
     dropping: dict[str, Any] = {"dropout_rate": request.dropout_rate, "dropout_rng": request.dropout_rng}
     return row_attention(query, key, value, mask.pairs, is_causal=mask.is_causal, scale=request.factor, **dropping)
 
 
 def _cudnn(request: Request) -> Float[Array, "B T N H"]:
+    """Computes a request by the cuDNN kernel of `jax.nn.dot_product_attention`."""
     query, key, value, bias, mask, *_ = request
     (b, t), s = query.shape[:2], key.shape[1]
     device = jax.local_devices()[0]
@@ -228,18 +236,19 @@ def _cudnn(request: Request) -> Float[Array, "B T N H"]:
 
 
 def _seen_first(
-    key: Float[Array, "B S K H"], value: Float[Array, "B S K U"], seen: Bool[Array, "B S"]
+    key: Float[Array, "B S K H"], value: Float[Array, "B S K U"], visible: Bool[Array, "B S"]
 ) -> tuple[Array, Array, Int[Array, " B"]]:
     """Moves visible keys and values before hidden ones, and returns the number of visible keys per row, at least 1.
 
     cuDNN hides keys by a length, so hidden keys must come last. Without causality the order of keys does not matter.
     """
-    order = jnp.argsort(~seen, axis=1)[..., None, None]
+    order = jnp.argsort(~visible, axis=1)[..., None, None]  # False sorts before True
     key, value = (jnp.take_along_axis(x, order, axis=1) for x in (key, value))
-    return key, value, jnp.maximum(seen.sum(axis=1, dtype=jnp.int32), 1)
+    return key, value, jnp.maximum(visible.sum(axis=1, dtype=jnp.int32), 1)
 
 
 def _splash(request: Request) -> Float[Array, "B T N U"]:
+    """Computes a request by the splash attention of JAX, a Pallas kernel for TPUs."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # a second to import
 
     (t, n), s, mask, sinks = request.query.shape[1:3], request.key.shape[1], request.mask, request.sinks
@@ -266,7 +275,7 @@ def _splash(request: Request) -> Float[Array, "B T N U"]:
         sinks = zero_sink
     segments = None if ids is None else splash.SegmentIds(*ids)
     out = jax.vmap(functools.partial(kernel, sinks=sinks))(query, key, value, segments)
-    return cast(Array, out)[:, :, :t].swapaxes(1, 2)
+    return cast(Array, out)[:, :, :t].swapaxes(1, 2)  # [B, N, padded T, U] to [B, T, N, U]
 
 
 @jax.custom_vjp
@@ -279,13 +288,15 @@ _float32_gradient.defvjp(lambda x: (x, None), lambda _, gradient: (gradient.asty
 
 
 def _flash(request: Request) -> Float[Array, "B T N H"]:
+    """Computes a request by the flash attention of JAX, a Pallas kernel for TPUs."""
     from jax.experimental.pallas.ops.tpu import flash_attention as flash  # a second to import
 
     (b, t, n), s, bias, mask = request.query.shape[:3], request.key.shape[1], request.bias, request.mask
     rows, columns = _block(t), _block(s)
     query, key, value, segments = _in_blocks(request, rows, columns)
     if bias is not None:
-        bias = _padded(_padded(jnp.broadcast_to(bias, (b, n, t, s)), 2, rows, 0), 3, columns, 0)
+        bias = jnp.broadcast_to(bias, (b, n, t, s))
+        bias = _padded(_padded(bias, axis=2, size=rows, filling=0), axis=3, size=columns, filling=0)
     blocks: dict[str, Any] = {f"block_q{suffix}": rows for suffix in ("", "_major_dkv", "_dkv", "_dq")}
     blocks |= {f"block_k{suffix}": columns for suffix in ("", "_major", "_major_dkv", "_dkv", "_major_dq", "_dq")}
     sizes = flash.BlockSizes(block_b=1, **blocks)
@@ -295,16 +306,19 @@ def _flash(request: Request) -> Float[Array, "B T N H"]:
 
 
 def _in_blocks(request: Request, rows: int, columns: int) -> tuple[Array, Array, Array, _Ids | None]:
-    """Returns scaled queries, keys and values with heads first, padded to whole blocks, and segment ids.
+    """Returns scaled queries, keys and values, [B, N or K, padded length, H or U], and segment ids.
 
+    Queries are padded to a multiple of `rows` and keys to a multiple of `columns`, the sizes of the kernel's blocks.
     Segment ids are the only way in which the kernels hide keys per row, so padding and masked keys get an id that no
     query has. In the kernels 0 is an ordinary segment. The ids are None if no key is hidden.
     """
     query, key, value, _, (mask, is_causal, _, ids, _), *_ = request
     if mask is not None or ids is not None or (not is_causal and key.shape[1] % columns > 0):
-        query_ids, key_ids = (jnp.ones(x.shape[:2], jnp.int32) for x in (query, key)) if ids is None else ids
-        seen = (key_ids != 0) & (True if mask is None else mask[:, 0, 0])
-        key_ids = jnp.where(seen, key_ids.astype(jnp.int32), jnp.int32(_HIDDEN_ID))
+        if ids is None:
+            ids = jnp.ones(query.shape[:2], jnp.int32), jnp.ones(key.shape[:2], jnp.int32)
+        query_ids, key_ids = ids
+        visible = (key_ids != 0) & (True if mask is None else mask[:, 0, 0])
+        key_ids = jnp.where(visible, key_ids.astype(jnp.int32), jnp.int32(_HIDDEN_ID))
         ids = _padded(query_ids.astype(jnp.int32), 1, rows, 0), _padded(key_ids, 1, columns, _HIDDEN_ID)
     # Scaled in float32: a scale rounded to bfloat16 would change all logits by the same relative error.
     scaled = (query.astype(jnp.float32) * request.factor).astype(query.dtype)
@@ -316,14 +330,14 @@ def _in_blocks(request: Request, rows: int, columns: int) -> tuple[Array, Array,
 
 def _block(length: int) -> int:
     """Returns a block size of at most `_LARGEST_BLOCK`, a multiple of LANES, that needs little padding."""
-    num_blocks = -(-length // _LARGEST_BLOCK)
+    num_blocks = -(-length // _LARGEST_BLOCK)  # -(-x // y) rounds the quotient up
     return -(-length // (num_blocks * LANES)) * LANES
 
 
 def _padded(x: Array, axis: int, size: int, filling: int) -> Array:
-    """Pads an axis at its end to a multiple of `size`."""
+    """Pads an axis at its end with `filling`, to a multiple of `size`."""
     padding = [(0, 0)] * x.ndim
-    padding[axis] = (0, -x.shape[axis] % size)
+    padding[axis] = (0, -x.shape[axis] % size)  # in Python, -x % size is the distance to the next multiple
     return jnp.pad(x, padding, constant_values=filling)
 
 

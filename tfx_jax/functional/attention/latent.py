@@ -85,13 +85,13 @@ def latent_attention(
     scale = h**-0.5 if scale is None else scale
     is_absorbed = query.shape[1] < key.shape[1] if absorbed is None else absorbed
     if is_absorbed:
-        inner = jnp.einsum("BTNH,NCH->BTNC", query[..., r:], key_up.astype(query.dtype))
-        query = jnp.concatenate([query[..., :r], inner], axis=-1)
+        latent_query = jnp.einsum("BTNH,NCH->BTNC", query[..., r:], key_up.astype(query.dtype))  # q_c W_K^T
+        query = jnp.concatenate([query[..., :r], latent_query], axis=-1)
         key = jnp.concatenate([key, value.astype(key.dtype)], axis=-1)
     else:
         key, latent = (jnp.repeat(x, n // k, axis=2) for x in (key, value))
-        inner = jnp.einsum("BSNC,NCH->BSNH", latent, key_up.astype(latent.dtype))
-        key = jnp.concatenate([key, inner.astype(key.dtype)], axis=-1)
+        content_key = jnp.einsum("BSNC,NCH->BSNH", latent, key_up.astype(latent.dtype))  # c W_K
+        key = jnp.concatenate([key, content_key.astype(key.dtype)], axis=-1)
         value = jnp.einsum("BSNC,NCU->BSNU", latent, value_up.astype(latent.dtype))
     result = dot_product_attention(
         query,
@@ -132,10 +132,11 @@ def _init_up(
 ) -> dict[str, Array]:
     """Returns `key_up` and `value_up` from a normal distribution of variance 1 / C; latents have C = d_k features."""
     sizes = {"key_up": d_k - _size_of_rotary_key(d_k, rope_size), "value_up": d_k}
-    return {
-        name: (jax.random.normal(key, (num_heads, d_k, size), jnp.float32) * d_k**-0.5).astype(dtype)
-        for (name, size), key in zip(sizes.items(), jax.random.split(rng), strict=True)
-    }
+    arrays: dict[str, Array] = {}
+    for (name, size), key in zip(sizes.items(), jax.random.split(rng), strict=True):
+        noise = jax.random.normal(key, (num_heads, d_k, size), jnp.float32)
+        arrays[name] = (noise * d_k**-0.5).astype(dtype)
+    return arrays
 
 
 # In a layer, the value projections compute the latents, one for each of num_kv_heads; the paper has one.

@@ -17,6 +17,7 @@ from tfx_jax.functional.attention.recurrent import (
     Updates,
     check_recurrent,
     check_size,
+    per_channel,
     recurrent_attention,
     recurrent_decoding,
     to_float32,
@@ -101,7 +102,7 @@ def retention(
 
 
 def _retention(key: Float[Array, "B S K H"], decay: Float[Array, " K"] | None = None) -> Updates:
-    """Returns the updates of `retention`."""
+    """Returns the updates of the state by each key in `retention`: the keys, and the decay of each head."""
     key, num_heads = to_float32(key), key.shape[2]
     if decay is None:
         exponents = np.linspace(0.0, 3.0, num_heads) if num_heads > 1 else np.zeros(1)
@@ -178,7 +179,7 @@ def gated_linear_attention(
 
 
 def _gated_linear(key: Float[Array, "B S K H"], gate: Float[Array, "B S K H"], temperature: float = 16.0) -> Updates:
-    """Returns the updates of `gated_linear_attention`."""
+    """Returns the updates of the state by each key in `gated_linear_attention`, with a decay per channel."""
     return Updates(to_float32(key), jax.nn.log_sigmoid(to_float32(gate)) / temperature)
 
 
@@ -258,10 +259,10 @@ def _state_space(
     log_rate_scale: Float[Array, " K"],
     dt_bias: Float[Array, " K"],
 ) -> Updates:
-    """Returns the updates of `state_space_duality`."""
+    """Returns the updates of the state by each key in `state_space_duality`: step size times key, with its decay."""
     key = to_float32(key)
     step, rate = steps_and_rates(key, dt, log_rate_scale, dt_bias)
-    return Updates(key * step[..., None], -(rate * step)[..., None])
+    return Updates(key * per_channel(step[..., None], key.shape[-1]), -(rate * step)[..., None])
 
 
 def steps_and_rates(
@@ -270,7 +271,10 @@ def steps_and_rates(
     log_rate_scale: Float[Array, " K"],
     dt_bias: Float[Array, "K *Z"],
 ) -> tuple[Float[Array, "B S K *Z"], Float[Array, "#B #S K *#Z"]]:
-    """Returns softplus(dt + dt_bias) and exp(log_rate_scale), both in the dtype of `key`."""
+    """Returns step sizes softplus(dt + dt_bias) and decay rates exp(log_rate_scale), both in the dtype of `key`.
+
+    With Z = H there is a step for each channel, without Z one for each head.
+    """
     check_size("log_rate_scale", log_rate_scale, key.shape[2])
     check_size("dt_bias", dt_bias, *dt.shape[2:])
     dt, log_rate, dt_bias = (x.astype(key.dtype) for x in (dt, log_rate_scale, dt_bias))
@@ -278,10 +282,15 @@ def steps_and_rates(
 
 
 def init_steps_and_rates(rng: Array, num_heads: int, dtype: DTypeLike, *features: int) -> dict[str, Array]:
-    """Initializes decay rates between 1 and 16 and step sizes between 0.001 and 0.1, as Mamba-2 does."""
+    """Initializes decay rates between 1 and 16 and step sizes between 0.001 and 0.1, as Mamba-2 does.
+
+    Returns:
+      `log_rate_scale`, [K], and `dt_bias`, [K, *features], with which softplus(dt_bias) is the step size.
+    """
     rng_rate, rng_step = jax.random.split(rng)
     rate = jax.random.uniform(rng_rate, (num_heads,), jnp.float32, 1.0, 16.0)
     step = jnp.exp(jax.random.uniform(rng_step, (num_heads, *features), jnp.float32, np.log(0.001), np.log(0.1)))
+    # log(expm1(x)) is the inverse of softplus.
     return {"log_rate_scale": jnp.log(rate).astype(dtype), "dt_bias": jnp.log(jnp.expm1(step)).astype(dtype)}
 
 
@@ -291,17 +300,20 @@ def _scaled(query: Float[Array, "B T N H"], scale: float | None) -> Float[Array,
 
 
 def _decode_retention(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
+    """Returns decoding of `retention` with the default decay."""
     return recurrent_decoding(_retention, functools.partial(_scaled, scale=scale), block_size)
 
 
 def _decode_gated_linear(
     temperature: float = 16.0, scale: float | None = None, block_size: int = 64
 ) -> RecurrentDecoding:
+    """Returns decoding of `gated_linear_attention`."""
     updates = functools.partial(_gated_linear, temperature=temperature)
     return recurrent_decoding(updates, functools.partial(_scaled, scale=scale), block_size)
 
 
 def _decode_state_space(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
+    """Returns decoding of `state_space_duality`."""
     query_fn = functools.partial(_scaled, scale=1.0 if scale is None else scale)
     return recurrent_decoding(_state_space, query_fn, block_size)
 

@@ -206,10 +206,10 @@ def sliding_window_attention(
 def _window_blocks(
     num_queries: int, num_keys: int, window: tuple[int, int], block_size: int | None = None
 ) -> dict[str, Any]:
-    """Returns the options of `_banded` for a sliding window."""
+    """Returns the options of `_banded` for a sliding window of (back, ahead) tokens."""
     window = min(window[0], num_keys - 1), min(window[1], num_queries - 1)
     if block_size is None:
-        num_blocks = -(-num_queries // max(*window, SMALLEST_BLOCK))
+        num_blocks = -(-num_queries // max(*window, SMALLEST_BLOCK))  # -(-x // y) rounds the quotient up
         block_size = -(-num_queries // num_blocks)  # equal blocks, so that the last one is not mostly padding
     return {"block_size": block_size, "first_row": 0, "reach": window, "window": window}
 
@@ -218,8 +218,10 @@ def _number_blocks(order: TokenOrder, block_size: int) -> tuple[Int[Array, "B T"
     """Numbers the blocks of all segments from 1, padding is 0; returns the numbers for queries and for keys."""
     query_ids, key_ids = order.segment_ids
     t, s = query_ids.shape[1], key_ids.shape[1]
-    block_ids = jnp.cumsum(positions_of(key_ids) % block_size == 0, axis=1, dtype=jnp.int32)
+    starts_block = positions_of(key_ids) % block_size == 0
+    block_ids = jnp.cumsum(starts_block, axis=1, dtype=jnp.int32)
     block_ids = jnp.where(key_ids == 0, 0, block_ids)
+    # Queries are in the last T columns. A query gets number 0 if its segment is not that of the key in its column.
     return jnp.where(query_ids == key_ids[:, s - t :], block_ids[:, s - t :], 0), block_ids
 
 
@@ -256,8 +258,9 @@ def _banded(
     num_blocks = -(-(first_row + t) // block_size)
     if num_blocks == 1:  # as in decoding: shrink the block to the queries and keys that exist
         block_size, first_row, reach = t, 0, (min(reach[0] + first_row, s - t), 0)
-    first_column = s - t - first_row - reach[0]
-    span = reach[0] + block_size + reach[1]
+    first_column = s - t - first_row - reach[0]  # index of the first key of the first block; may be negative
+    span = reach[0] + block_size + reach[1]  # keys that each block gets
+    # [block_size, span]: how far a key is before a query; negative after it.
     distance = jnp.arange(block_size)[:, None] + reach[0] - jnp.arange(span)[None]
     return attend_in_blocks(
         query,

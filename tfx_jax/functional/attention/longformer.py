@@ -146,7 +146,10 @@ def _attend_globally(
     return_weights: bool,
     **options: Any,
 ) -> Any:
-    """Computes window and global attention; distances are those of columns, and padding is in segment 0."""
+    """Computes window and global attention; distances are those of columns, and padding is in segment 0.
+
+    The arguments are those of `longformer_attention`, with all arrays given; at most `max_global_tokens` are global.
+    """
     b, t = query.shape[:2]
     options["return_weights"] = return_weights
     # Rows and keys are gathered below, so axes of size 1 are broadcast first.
@@ -159,18 +162,19 @@ def _attend_globally(
     is_global = jnp.take_along_axis(global_mask, position, axis=1)
     rngs = (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
 
-    # Copies of the global keys are put in front of all keys. Every block of queries sees these and its window.
+    # Every block of queries sees the copies in front and its window.
     def prepend_global(x: Array, axis: int) -> Array:
+        """Puts copies of the entries of global tokens in front of all entries."""
         return jnp.concatenate([_gather(x, position, axis), x], axis=axis)
 
     # Global tokens are seen in front only and other tokens in their windows only, so that none is seen twice.
-    seen_once = jnp.concatenate([is_global, ~global_mask], axis=1)[:, None, None]
+    once_mask = jnp.concatenate([is_global, ~global_mask], axis=1)[:, None, None]
     result = _in_windows(
         query,
         prepend_global(key, 1),
         prepend_global(value, 1),
         None if bias is None else prepend_global(bias, 3),
-        seen_once if mask is None else seen_once & prepend_global(mask, 3),
+        once_mask if mask is None else once_mask & prepend_global(mask, 3),
         num_in_front=num_global,
         window=min(window, t - 1),
         segment_ids=None if segment_ids is None else (segment_ids[0], prepend_global(segment_ids[1], 1)),
@@ -215,15 +219,16 @@ def _in_windows(
     The keys in front are copies of the global tokens; the key of position s is at index num_in_front + s.
     """
     t = query.shape[1]
-    num_blocks = -(-t // max(window, SMALLEST_BLOCK))
+    num_blocks = -(-t // max(window, SMALLEST_BLOCK))  # -(-x // y) rounds the quotient up
     block_size = -(-t // num_blocks)
-    span = block_size + 2 * window
-    distance = jnp.arange(block_size)[:, None] + window - jnp.arange(span)[None]
+    span = block_size + 2 * window  # keys that a block gets besides those in front
+    distance = jnp.arange(block_size)[:, None] + window - jnp.arange(span)[None]  # query minus key, [block_size, span]
     in_front = jnp.broadcast_to(jnp.arange(num_in_front), (num_blocks, num_in_front))
     position = block_size * jnp.arange(num_blocks)[:, None] - window + jnp.arange(span)[None]
     in_window = jnp.where((position >= 0) & (position < t), num_in_front + position, -1)  # -1 is padding
 
     def cut_keys(x: Array) -> Array:
+        """Cuts [B, num_in_front + T, ...] into the keys of each block, [B, blocks, num_in_front + span, ...]."""
         front = jnp.broadcast_to(x[:, None, :num_in_front], (x.shape[0], num_blocks, num_in_front, *x.shape[2:]))
         return jnp.concatenate([front, cut(x[:, num_in_front:], -window, num_blocks, block_size, span)], axis=2)
 
@@ -245,4 +250,5 @@ def _in_windows(
 
 def _gather(x: Shaped[Array, "..."], index: Int[Array, "B G"], axis: int) -> Shaped[Array, "..."]:
     """Gathers the entries of each row at the indices of that row along an axis."""
-    return jnp.take_along_axis(x, index.reshape(len(index), *[1] * (axis - 1), -1, *[1] * (x.ndim - axis - 1)), axis)
+    index_shape = (len(index), *[1] * (axis - 1), -1, *[1] * (x.ndim - axis - 1))
+    return jnp.take_along_axis(x, index.reshape(index_shape), axis)

@@ -83,9 +83,9 @@ def linformer_attention(
     dtype = np.promote_types(query.dtype, np.float32)
     visible = visible_keys(mask, b, s)
     position = jnp.maximum(jnp.cumsum(visible, axis=1) - 1, 0)  # [B, S], among the visible tokens
+    # [B, S, M]: for each token the column of E, and of F, for its position; zeros for padding.
     key_columns, value_columns = (
-        jnp.where(visible[..., None], jnp.asarray(x, dtype).T[position], 0)  # [B, S, M]
-        for x in (key_projection, value_projection)
+        jnp.where(visible[..., None], jnp.asarray(x, dtype).T[position], 0) for x in (key_projection, value_projection)
     )
     projected_keys = jnp.einsum("BSM,BSKH->BMKH", key_columns, key.astype(dtype))
     projected_values = jnp.einsum("BSM,BSKU->BMKU", value_columns, value.astype(dtype))
@@ -168,6 +168,7 @@ def _init_projections(
 def _init_points(
     rng: Array, *, num_heads: int, d_k: int, dtype: DTypeLike, num_inducing: int, **_: Any
 ) -> dict[str, Array]:
+    """Samples the inducing points from a standard normal distribution."""
     return {"inducing": jax.random.normal(rng, (num_heads, num_inducing, d_k), jnp.float32).astype(dtype)}
 
 

@@ -134,8 +134,9 @@ def lsh_attention(
     around = (2, 1) if segment_ids is not None and not is_causal else (1, 0)
 
     # Hidden tokens, and the padding of the last chunk, are sorted after all others.
-    excess = -t % chunk_size
-    query, value = (jnp.pad(x, ((0, 0), (0, excess), (0, 0), (0, 0))).swapaxes(1, 2) for x in (query, value))
+    excess = -t % chunk_size  # tokens that the last chunk lacks
+    padding = ((0, 0), (0, excess), (0, 0), (0, 0))
+    query, value = (jnp.pad(x, padding).swapaxes(1, 2) for x in (query, value))  # [B, N, T, H or U]
     segment = jnp.pad(
         jnp.where(visible, segment, _HIDDEN_SEGMENT), ((0, 0), (0, excess)), constant_values=_HIDDEN_SEGMENT
     )
@@ -145,7 +146,8 @@ def lsh_attention(
     )
 
     alone_rng = None if dropout_rng is None else jax.random.fold_in(dropout_rng, num_hashes)
-    own_weight = (is_alone & (segment != _HIDDEN_SEGMENT)[:, None])[..., None].astype(out.dtype)
+    # A visible token that reaches no other token attends to itself with weight 1.
+    own_weight = (is_alone & (segment != _HIDDEN_SEGMENT)[:, None])[..., None].astype(out.dtype)  # [B, N, T, 1]
     out = out + dropout(own_weight, dropout_rate, alone_rng) * value.astype(out.dtype)
     out = out[:, :, :t].swapaxes(1, 2).astype(query.dtype)
     if not return_weights:
@@ -169,7 +171,9 @@ def lsh_num_buckets(length: int, *, chunk_size: int) -> tuple[int, ...]:
     ((32,), (32, 64))
     """
     bits = math.ceil(math.log2(max(1.0, 2 * length / chunk_size)))
-    return (2**bits,) if bits <= 7 else (2 ** (bits // 2), 2 ** (bits - bits // 2))
+    if bits <= 7:
+        return (2**bits,)
+    return 2 ** (bits // 2), 2 ** (bits - bits // 2)
 
 
 class _Places(NamedTuple):
@@ -198,13 +202,18 @@ def _rotations(rng: Array, num_hashes: int, num_heads: int, head_size: int, fact
 
 
 def _buckets(query: Float[Array, "B N T H"], rotations: list[Array]) -> Int[Array, "rounds B N T"]:
-    """Returns the bucket of each token: argmax([qR; -qR]) for each factor, as the digits of one number."""
+    """Returns the bucket of each token: argmax([qR; -qR]) for each factor, as the digits of one number.
+
+    `rotations` has an array [rounds, N, H, factor / 2] for each factor of the number of buckets.
+    """
     dtype = np.promote_types(query.dtype, np.float32)
     query = jax.lax.stop_gradient(query.astype(dtype))
     bucket = jnp.zeros((1, *query.shape[:3]), jnp.int32)
     for rotation in rotations:
-        rotated = jax.vmap(lambda one: jnp.einsum("BNTH,NHF->BNTF", query, one))(rotation.astype(dtype))
+        rotate = jax.vmap(lambda one_round: jnp.einsum("BNTH,NHF->BNTF", query, one_round))
+        rotated = rotate(rotation.astype(dtype))  # [rounds, B, N, T, factor / 2]
         half = rotated.shape[-1]
+        # The argmax of [x; -x] is the entry of x with the largest magnitude, in the second half if it is negative.
         axis = jnp.argmax(jnp.abs(rotated), axis=-1, keepdims=True).astype(jnp.int32)
         is_opposite = (jnp.take_along_axis(rotated, axis, axis=-1) < 0)[..., 0]
         bucket = bucket * (2 * half) + axis[..., 0] + jnp.where(is_opposite, half, 0)
@@ -216,23 +225,27 @@ def _sorted(segment: Int[Array, "B T"], bucket: Int[Array, "rounds B N T"]) -> t
     segments = jnp.broadcast_to(segment[None, :, None], bucket.shape)
     position = jax.lax.broadcasted_iota(jnp.int32, bucket.shape, bucket.ndim - 1)
     *sorted_by, order = jax.lax.sort((segments, bucket, position), num_keys=3)
-    rank = jnp.argsort(order, axis=-1).astype(jnp.int32)
-    changes = [jnp.pad(jnp.diff(x, axis=-1) != 0, ((0, 0),) * 3 + ((1, 0),)) for x in sorted_by]
-    first = jax.lax.cummax(jnp.where(changes[0], position, 0), axis=position.ndim - 1)
-    group = 1 + jnp.cumsum(changes[0] | changes[1], axis=-1, dtype=jnp.int32)
-    first, group = (jnp.take_along_axis(x, rank, axis=-1) for x in (first, group))
+    rank = jnp.argsort(order, axis=-1).astype(jnp.int32)  # the inverse of the permutation `order`
+    # Along the sorted sequence: where another segment or bucket begins, the start of each segment, numbered buckets.
+    new_segment, new_bucket = (jnp.pad(jnp.diff(x, axis=-1) != 0, ((0, 0),) * 3 + ((1, 0),)) for x in sorted_by)
+    first = jax.lax.cummax(jnp.where(new_segment, position, 0), axis=position.ndim - 1)
+    group = 1 + jnp.cumsum(new_segment | new_bucket, axis=-1, dtype=jnp.int32)
+    first, group = (jnp.take_along_axis(x, rank, axis=-1) for x in (first, group))  # back in the order of tokens
     return order, _Places(rank, rank - first, jnp.where(segments == _HIDDEN_SEGMENT, 0, group))
 
 
 def _reaches(query: _Places, key: _Places, chunk_size: int, is_causal: bool) -> Array:
-    """Returns which queries reach which keys in every round; the places are broadcast against each other."""
-    back = query.rank - key.rank
-    if is_causal:  # within a bucket ranks are in order of position, so `back` counts earlier tokens of the bucket
-        near = (back > 0) & (back <= chunk_size)
+    """Returns which queries reach which keys in every round, True for keys of the same bucket that are near enough.
+
+    The places of queries and of keys, such as [rounds, B, N, T, 1] and [rounds, B, N, 1, T], are broadcast.
+    """
+    ranks_back = query.rank - key.rank
+    if is_causal:  # within a bucket ranks are in order of position, so `ranks_back` counts earlier tokens of the bucket
+        is_near = (ranks_back > 0) & (ranks_back <= chunk_size)
     else:
         chunks_back = query.rank_in_segment // chunk_size - key.rank_in_segment // chunk_size
-        near = (back != 0) & (chunks_back >= 0) & (chunks_back <= 1)
-    return near & (query.group == key.group) & (key.group > 0)
+        is_near = (ranks_back != 0) & (chunks_back >= 0) & (chunks_back <= 1)
+    return is_near & (query.group == key.group) & (key.group > 0)
 
 
 def _attend_in_chunks(
@@ -247,9 +260,22 @@ def _attend_in_chunks(
     dropout_rate: float,
     dropout_rng: Array | None,
 ) -> tuple[Float[Array, "B N T U"], Bool[Array, "B N T"]]:
-    """Returns the output of the softmax over the union of all rounds, and which tokens reach no key."""
+    """Returns the output of the softmax over the union of all rounds, and which tokens reach no key.
+
+    Args:
+      query: queries, which are also the keys; T is a multiple of `chunk_size`.
+      value: values.
+      order: for each round, the index of the token at each place of the sorted sequence.
+      places: places of the tokens in the sorted sequences.
+      chunk_size: tokens in a chunk of a sorted sequence.
+      around: how many chunks before and after its own a token looks at.
+      is_causal: a token reaches earlier tokens only.
+      scale: multiplies the logits.
+      dropout_rate: probability of dropping a weight.
+      dropout_rng: PRNG key; None disables dropout.
+    """
     dtype = np.promote_types(query.dtype, np.float32)
-    nothing = 0.7 * jnp.finfo(dtype).min  # logit of unreached keys, and z of a round without keys
+    no_logit = 0.7 * jnp.finfo(dtype).min  # logit of unreached keys, and log_total of a round without keys
 
     def chunked(x: Array, axis: int) -> Array:
         """Splits an axis into chunks, [..., chunks, chunk_size, ...]."""
@@ -257,52 +283,58 @@ def _attend_in_chunks(
 
     @jax.checkpoint  # so that the logits of only one round are in memory, also in the backward pass
     def attend(this_round: Any) -> Any:
+        """Returns log sum_j exp(logit_j), [B, N, T, 1], and output, [B, N, T, U], of each token in one round."""
         order, rank, index = this_round
-        q, v = (chunked(_permuted(x, order, rank), 2) for x in (query, value))
+        # Sort the tokens and cut them: X chunks, in which I indexes a query and J a key of the neighboring chunks.
+        q, v = (chunked(_permuted(x, order, rank), 2) for x in (query, value))  # [B, N, X, I, H or U]
         in_chunks = _Places(*(chunked(jnp.take_along_axis(x, order[None], axis=-1), 3) for x in places))
-        seen, times = _reached_in_chunks(in_chunks, index, chunk_size, around, is_causal)
+        reached, num_rounds = _reached_in_chunks(in_chunks, index, chunk_size, around, is_causal)
 
         keys = _with_neighbors(q, 2, around)
         logits = jnp.einsum("BNXIH,BNXJH->BNXIJ", q, keys, preferred_element_type=dtype)
-        logits = logits * scale * _inverse_length(keys)[..., None, :] - jnp.log(times.astype(dtype))
-        logits = jnp.where(seen, logits, nothing)
+        # Keys have unit length, and a key that is reached in n rounds counts 1 / n in each of them.
+        logits = logits * scale * _inverse_length(keys)[..., None, :] - jnp.log(num_rounds.astype(dtype))
+        logits = jnp.where(reached, logits, no_logit)
         largest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-        terms = jnp.where(seen, jnp.exp(logits - largest), 0)
-        is_empty = ~seen.any(axis=-1)
+        terms = jnp.where(reached, jnp.exp(logits - largest), 0)
+        is_empty = ~reached.any(axis=-1)
         total = jnp.where(is_empty, 1, terms.sum(axis=-1))
-        z = jnp.where(is_empty, nothing, largest[..., 0] + jnp.log(total))
+        log_total = jnp.where(is_empty, no_logit, largest[..., 0] + jnp.log(total))
 
         terms = dropout(terms, dropout_rate, None if dropout_rng is None else jax.random.fold_in(dropout_rng, index))
         terms = (terms / total[..., None]).astype(value.dtype)
         out = jnp.einsum("BNXIJ,BNXJU->BNXIU", terms, _with_neighbors(v, 2, around), preferred_element_type=dtype)
-        return tuple(_permuted(x.reshape(*rank.shape, -1), rank, order) for x in (z, out))
+        return tuple(_permuted(x.reshape(*rank.shape, -1), rank, order) for x in (log_total, out))  # unsorted
 
-    z, out = jax.lax.map(attend, (order, places.rank, jnp.arange(order.shape[0])))
-    return (jax.nn.softmax(z, axis=0) * out).sum(axis=0), (z == nothing).all(axis=(0, -1))
+    log_total, out = jax.lax.map(attend, (order, places.rank, jnp.arange(order.shape[0])))
+    return (jax.nn.softmax(log_total, axis=0) * out).sum(axis=0), (log_total == no_logit).all(axis=(0, -1))
 
 
 def _reached_in_chunks(
     places: _Places, index: Array, chunk_size: int, around: tuple[int, int], is_causal: bool
 ) -> tuple[Array, Array]:
-    """Returns which keys the queries of each chunk reach in round `index`, and in how many rounds (at least 1)."""
+    """Returns which keys the queries of each chunk reach in round `index`, and in how many rounds (at least 1).
+
+    `places` are in the order of this round, in chunks: each array is [rounds, B, N, chunks, chunk_size].
+    """
     query_places = _Places(*(x[..., :, None] for x in places))
     key_places = _Places(*(_with_neighbors(x, 3, around)[..., None, :] for x in places))
-    times = _reaches(query_places, key_places, chunk_size, is_causal).sum(axis=0, dtype=jnp.int32)
+    num_rounds = _reaches(query_places, key_places, chunk_size, is_causal).sum(axis=0, dtype=jnp.int32)
     query_places, key_places = (_Places(*(x[index] for x in places)) for places in (query_places, key_places))
-    return _reaches(query_places, key_places, chunk_size, is_causal), jnp.maximum(times, 1)
+    return _reaches(query_places, key_places, chunk_size, is_causal), jnp.maximum(num_rounds, 1)
 
 
 def _lsh_weights(
     query: Float[Array, "B N T H"], places: _Places, chunk_size: int, is_causal: bool, scale: float
 ) -> Float[Array, "B N T T"]:
-    """Computes the weights of `_attend_in_chunks` directly, as the softmax over the union of the rounds."""
+    """Computes the weights of `_attend_in_chunks` as a dense array: the softmax over the union of the rounds."""
     dtype = np.promote_types(query.dtype, np.float32)
     t = query.shape[2]
     query_places = _Places(*(x[..., :t, None] for x in places))
     key_places = _Places(*(x[..., None, :t] for x in places))
-    seen = _reaches(query_places, key_places, chunk_size, is_causal).any(axis=0)
+    reached = _reaches(query_places, key_places, chunk_size, is_causal).any(axis=0)
     logits = jnp.einsum("BNTH,BNSH->BNTS", query, query, preferred_element_type=dtype)
-    return masked_softmax(logits * scale * _inverse_length(query)[..., None, :], seen)
+    return masked_softmax(logits * scale * _inverse_length(query)[..., None, :], reached)
 
 
 def _inverse_length(x: Float[Array, "*batch H"]) -> Float[Array, "*batch"]:
@@ -327,10 +359,12 @@ def _permuted(x: Float[Array, "B N T F"], order: Int[Array, "B N T"], inverse: I
 
 
 def _permuted_forward(x: Array, order: Array, inverse: Array) -> tuple[Array, Array]:
+    """Returns the permuted tokens, and the inverse permutation as the residual of the backward pass."""
     return _permuted(x, order, inverse), inverse
 
 
 def _permuted_backward(inverse: Array, gradient: Array) -> tuple[Array, None, None]:
+    """Moves the gradients back to the places of their tokens; the permutation itself has no gradient."""
     return jnp.take_along_axis(gradient, inverse[..., None], axis=2), None, None
 
 
@@ -360,6 +394,7 @@ def _seeded(query: Array, *arguments: Any, seed: int = 0, **options: Any) -> Any
 
 
 def _example(length: int) -> dict[str, Any]:
+    """Returns options of LSH attention for sequences of `length` tokens."""
     chunk_size = min(64, max(length // 4, 1))
     num_buckets = lsh_num_buckets(length, chunk_size=chunk_size)
     return {"num_buckets": num_buckets[0] if len(num_buckets) == 1 else num_buckets, "chunk_size": chunk_size}

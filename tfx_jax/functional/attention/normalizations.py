@@ -76,10 +76,11 @@ def sigmoid_attention(
     """
 
     def weights_fn(logits: Array, mask: Mask | None) -> Array:
+        """Returns sigmoid(logits + offset)."""
         if offset is not None:
             return jax.nn.sigmoid(logits + offset)
-        count = jnp.full((1, 1, 1, 1), logits.shape[-1]) if mask is None else mask.sum(axis=-1, keepdims=True)
-        return jax.nn.sigmoid(logits - jnp.log(jnp.maximum(count, 1).astype(logits.dtype)))
+        num_visible = jnp.full((1, 1, 1, 1), logits.shape[-1]) if mask is None else mask.sum(axis=-1, keepdims=True)
+        return jax.nn.sigmoid(logits - jnp.log(jnp.maximum(num_visible, 1).astype(logits.dtype)))
 
     options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": return_weights}
     return _attend(weights_fn, query, key, value, bias, mask, dropout_rate, dropout_rng, **options)
@@ -142,8 +143,8 @@ def entmax_attention(
 
 
 def _masked_entmax(alpha: float, logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:
-    """Computes entmax over the visible keys."""
-    if mask is not None:
+    """Computes entmax over the visible keys (mask True)."""
+    if mask is not None:  # hidden logits are below all others, but finite
         logits = jnp.where(mask, logits, 0.7 * jnp.finfo(logits.dtype).min)
     return _entmax(alpha, logits)
 
@@ -233,6 +234,7 @@ def topk_attention(
         raise ValueError(f"num_keys must be at least 1, got {num_keys}")
 
     def weights_fn(logits: Array, mask: Mask | None) -> Array:
+        """Returns the softmax over the largest visible logits of each query."""
         return masked_softmax(logits, among_largest(logits, mask, num_keys))
 
     options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": return_weights}
@@ -293,10 +295,11 @@ def stick_breaking_attention(
         )
 
     def weights_fn(logits: Array, mask: Mask | None) -> Array:
+        """Returns b_ts prod_{j > s} (1 - b_tj), computed from logarithms."""
         log_remaining = jax.nn.log_sigmoid(-logits)  # log(1 - b)
         if mask is not None:
             log_remaining = jnp.where(mask, log_remaining, 0)
-        log_product = jax.lax.cumsum(log_remaining[..., 1:], axis=3, reverse=True)
+        log_product = jax.lax.cumsum(log_remaining[..., 1:], axis=3, reverse=True)  # over the keys after each key
         log_product = jnp.pad(log_product, ((0, 0), (0, 0), (0, 0), (0, 1)))
         return jnp.exp(jax.nn.log_sigmoid(logits) + log_product)
 

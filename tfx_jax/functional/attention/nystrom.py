@@ -107,8 +107,8 @@ def nystrom_attention(
     if dropout_rate:
         raise ValueError(f"Nyström attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
     visible = visible_keys(mask, b, t)
-    is_member = _segments(visible, min(num_landmarks, t))
-    is_landmark = is_member.any(axis=1)
+    is_member = _segments(visible, min(num_landmarks, t))  # [B, T, M]
+    is_landmark = is_member.any(axis=1)  # [B, M]; False for empty segments
 
     result_dtype, dtype = query.dtype, np.promote_types(query.dtype, np.float32)
     query, key, value = (x.astype(dtype) for x in (query, key, value))
@@ -135,12 +135,13 @@ def pseudo_inverse(matrix: Float[Array, "*batch M M"], num_iterations: int) -> F
     >>> jax.jit(pseudo_inverse, static_argnums=1)(jnp.array([[1.0, 0.5], [0.0, 0.5]]), 6).round(3).tolist()
     [[1.0, -1.0], [0.0, 2.0]]
     """
-    sizes = jnp.abs(matrix)
-    norms = sizes.sum(axis=-2).max(axis=-1) * sizes.sum(axis=-1).max(axis=-1)
+    magnitudes = jnp.abs(matrix)
+    norms = magnitudes.sum(axis=-2).max(axis=-1) * magnitudes.sum(axis=-1).max(axis=-1)  # |A|_1 |A|_inf
     inverse = matrix.mT / jnp.where(norms > 0, norms, jnp.ones((), norms.dtype))[..., None, None]
     identity = jnp.broadcast_to(jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix.shape)
     for _ in range(num_iterations):
         product = jnp.matmul(matrix, inverse, precision=_PRECISION)
+        # 13 I - product (15 I - product (7 I - product)), from the innermost bracket outwards.
         factor = 7 * identity - product
         for multiple in (15, 13):
             factor = multiple * identity - jnp.matmul(product, factor, precision=_PRECISION)
@@ -150,13 +151,13 @@ def pseudo_inverse(matrix: Float[Array, "*batch M M"], num_iterations: int) -> F
 
 def _segments(visible: Bool[Array, "B T"], num_landmarks: int) -> Bool[Array, "B T M"]:
     """Returns which of M segments each visible token is in; with fewer visible tokens, some segments are empty."""
-    rank = jnp.cumsum(visible, axis=1) - 1
+    rank = jnp.cumsum(visible, axis=1) - 1  # index of each token among the visible ones
     segment = rank * num_landmarks // jnp.maximum(visible.sum(axis=1, keepdims=True), 1)
     return (segment[..., None] == jnp.arange(num_landmarks)[None, None]) & visible[..., None]
 
 
 def _means(x: Float[Array, "B T N H"], is_member: Bool[Array, "B T M"]) -> Float[Array, "B M N H"]:
-    """Returns the mean of each segment; zeros for empty segments."""
+    """Returns the mean of the tokens of each segment; zeros for empty segments."""
     member = is_member.astype(x.dtype)
     sums = jnp.einsum("BTM,BTNH->BMNH", member, x)
     return sums / jnp.maximum(member.sum(axis=1), 1)[..., None, None]

@@ -61,7 +61,7 @@ def check_recurrent(
 ) -> None:
     """Raises ValueError for arguments that no recurrent attention supports.
 
-    `gates` maps names to (array, required shape after [B, S]).
+    `name` is that of the attention in messages; `gates` maps names to (array, required shape after [B, S]).
     """
     check_shapes(query, key, value, bias, mask)
     if not is_causal:
@@ -79,7 +79,7 @@ def check_recurrent(
         )
     if dropout_rate:
         raise ValueError(f"{name} attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
-    if block_size < 1 or block_size & (block_size - 1):
+    if block_size < 1 or block_size & (block_size - 1):  # a power of two has a single bit
         raise ValueError(f"block_size must be a power of two, got {block_size}")
     for gate, (array, features) in gates.items():
         required = *key.shape[:2], *features
@@ -96,6 +96,17 @@ def check_size(name: str, parameter: Array, *shape: int) -> None:
 def to_float32(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Returns the array in float32 at least."""
     return x.astype(np.promote_types(x.dtype, np.float32))
+
+
+def per_channel(x: Float[Array, "*batch Z"], num_channels: int) -> Float[Array, "*batch H"]:
+    """Returns one factor per channel, from one per channel or one per head.
+
+    A factor per head is repeated by a product with ones instead of broadcasting. Its gradient, a sum over channels, is
+    then a product of matrices too: on CPUs XLA takes several times as long for a sum over the last axis.
+    """
+    if x.shape[-1] == num_channels:
+        return x
+    return jnp.matmul(x, jnp.ones((1, num_channels), x.dtype), precision="highest")
 
 
 def recurrent_attention(
@@ -128,18 +139,20 @@ def recurrent_attention(
     chunks = _chunks(query, updates, mask, segment_ids, block_size)
 
     def attend(values: Float[Array, "B S K Z"]) -> Float[Array, "B T N Z"]:
+        """Computes the outputs for any values."""
         values = _split(values.astype(updates.key.dtype), chunks.write.shape[0], chunks.write.shape[3])
         states, writes, _ = _scan(chunks, values)
-        out = jnp.einsum("PBKCGH,PBKHU->PBKCGU", chunks.query, states)
-        out = out + jnp.einsum("PBKCGJ,PBKJU->PBKCGU", chunks.pairs, writes)
+        from_earlier_chunks = jnp.einsum("PBKCGH,PBKHU->PBKCGU", chunks.query, states)
+        out = from_earlier_chunks + jnp.einsum("PBKCGJ,PBKJU->PBKCGU", chunks.pairs, writes)
         out = out.transpose(1, 0, 3, 2, 4, 5).reshape(b, -1, n, values.shape[-1])
         return out[:, -t:]  # chunks are padded in front
 
     out = attend(value).astype(dtype)
     if not return_weights:
         return out
-    unit = jnp.broadcast_to(jnp.eye(s, dtype=updates.key.dtype)[None, :, None], (b, s, k, s))
-    return out, attend(unit).transpose(0, 2, 1, 3)
+    # The output is linear in the values, so the weights are the outputs for unit vectors as values.
+    unit_vectors = jnp.broadcast_to(jnp.eye(s, dtype=updates.key.dtype)[None, :, None], (b, s, k, s))
+    return out, attend(unit_vectors).transpose(0, 2, 1, 3)
 
 
 def recurrent_decoding(
@@ -163,9 +176,10 @@ def recurrent_decoding(
         updates = jax.tree.map(lambda x: x[:, 0], updates_fn(key, **gates))
         (b, _, n, h), (k, u) = query.shape, value.shape[2:]
         state = state * jnp.exp(updates.log_decay)[..., None]
-        write = value[:, 0].astype(state.dtype)
+        write = value[:, 0].astype(state.dtype)  # the u of the module's docstring, [B, K, U]
         if updates.beta is not None:
-            write = updates.beta[..., None] * (write - jnp.einsum("BKH,BKHU->BKU", updates.key, state))
+            stored_value = jnp.einsum("BKH,BKHU->BKU", updates.key, state)
+            write = updates.beta[..., None] * (write - stored_value)
         state = state + updates.key[..., None] * write[..., None, :]
         heads = query_fn(query).reshape(b, k, n // k, h)
         out = jnp.einsum("BKGH,BKHU->BKGU", heads, state)
@@ -196,16 +210,25 @@ def _scan(chunks: _Chunks, value: Float[Array, "P B K C U"]) -> tuple[Array, Arr
     if chunks.solve is not None:
         value = chunks.solve @ value
 
-    def step(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
-        written, write, decay, *erase = chunk
-        if erase:
-            written = written - erase[0] @ state
-        return state * decay[..., None] + write.mT @ written, (state, written)
-
-    xs = value, chunks.write, chunks.decay, *(() if chunks.erase is None else (chunks.erase,))
     # Zeros that vary over the same shard_map axes as the inputs, as the carry of a scan must.
     start = 0 * (chunks.write[0, :, :, 0, :, None] * value[0, :, :, 0, None, :])
-    last, (states, written) = jax.lax.scan(step, start, xs)
+    if chunks.erase is None:  # the writes do not depend on the state: what they add to it is one product for all chunks
+
+        def decay_and_add(state: Array, chunk: tuple[Array, Array]) -> tuple[Array, Array]:
+            """Returns the states after and before a chunk, [B, K, H, U]."""
+            decay, added = chunk
+            return state * decay[..., None] + added, state
+
+        last, states = jax.lax.scan(decay_and_add, start, (chunks.decay, chunks.write.mT @ value))
+        return states, value, last
+
+    def step(state: Array, chunk: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
+        """Returns the state after a chunk, [B, K, H, U], and the state before it with the chunk's writes."""
+        value, write, decay, erase = chunk
+        written = value - erase @ state
+        return state * decay[..., None] + write.mT @ written, (state, written)
+
+    last, (states, written) = jax.lax.scan(step, start, (value, chunks.write, chunks.decay, chunks.erase))
     return states, written, last
 
 
@@ -224,10 +247,18 @@ def _chunks(
     segment_ids: SegmentIds | None,
     block_size: int,
 ) -> _Chunks:
-    """Computes the coefficients of all chunks."""
+    """Computes the coefficients of all chunks.
+
+    Args:
+      query: queries, at the last T of the S positions; with N = 0 the coefficients of the state only.
+      updates: updates of the state by each token.
+      mask: padding mask, [B or 1, 1, 1, S]; None means no padding.
+      segment_ids: packed sequences; None means one sequence for each row.
+      block_size: C, tokens in a chunk, a power of two.
+    """
     (b, t, n, h), (s, k) = query.shape, updates.key.shape[1:3]
     longest = max(t, s)
-    block_size = min(block_size, 1 << (longest - 1).bit_length())
+    block_size = min(block_size, 1 << (longest - 1).bit_length())  # at most the next power of two
     split = functools.partial(_split, num_chunks=-(-longest // block_size), block_size=block_size)
     visible = None if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, s))
     if segment_ids is not None:
@@ -240,7 +271,7 @@ def _chunks(
     queries = split(query.reshape(b, t, k, n // k, h))
     # The delta rule reads the state by keys too: they are appended to the queries as one more row.
     rows = queries if beta is None else jnp.concatenate([queries, key[..., None, :]], axis=-2)
-    runs = None
+    runs = None  # numbers of the sequences of rows, [P, B, 1, C, R], and of keys, [P, B, 1, C]
     if segment_ids is not None:
         assert visible is not None
         query_runs, key_runs = _runs(*pair_of_segment_ids(segment_ids, b, t, s), visible)
@@ -251,7 +282,7 @@ def _chunks(
     pairs_fn = _pairs_of_head_decays if updates.log_decay.shape[-1] == 1 < key.shape[-1] else _pairs
     pairs, solve, before, after = pairs_fn(rows, key, split(updates.log_decay), beta, runs)
     decay = jnp.exp(before[..., -1, :])
-    reads, writes = _decayed(rows, jnp.exp(before)), key * jnp.exp(after)
+    reads, writes = _decayed(rows, jnp.exp(before)), key * per_channel(jnp.exp(after), h)
     if runs is not None:
         # The state after a chunk is that of its last sequence; other sequences do not write to it. In the next chunk
         # only queries of that sequence read it, and it stays only if that sequence is the last one there too.
@@ -262,20 +293,22 @@ def _chunks(
         decay = jnp.where(last == previous, decay, 0)
     if beta is None or solve is None:
         return _Chunks(reads, pairs, writes, decay, None, None)
+    # The last row is the key: separate it from the queries.
     solve = solve * beta[..., None, :]
-    return _Chunks(reads[..., :-1, :], pairs[..., :-1, :], writes, decay, solve, solve @ reads[..., -1, :])
+    query_reads, query_pairs, key_reads = reads[..., :-1, :], pairs[..., :-1, :], reads[..., -1, :]
+    return _Chunks(query_reads, query_pairs, writes, decay, solve, erase=solve @ key_reads)
 
 
 def _runs(
     query_ids: Int[Array, "B T"], key_ids: Int[Array, "B S"], visible: Bool[Array, "B S"]
 ) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
-    """Numbers the packed sequences of a row from 1 in order; a query gets -1 if its sequence has no key yet.
+    """Returns the number of each query's and each key's packed sequence, counted from 1 in the order of the row.
 
-    Padding gets the number of the sequence before it.
+    Padding gets the number of the sequence before it. A query gets -1 if its sequence has no key yet.
     """
     t, s = query_ids.shape[1], key_ids.shape[1]
-    newest = jax.lax.cummax(jnp.where(visible, jnp.arange(s)[None], -1), axis=1)
-    ids = jnp.where(newest < 0, 0, jnp.take_along_axis(key_ids, jnp.maximum(newest, 0), axis=1))
+    newest_token = jax.lax.cummax(jnp.where(visible, jnp.arange(s)[None], -1), axis=1)  # index of it, at each position
+    ids = jnp.where(newest_token < 0, 0, jnp.take_along_axis(key_ids, jnp.maximum(newest_token, 0), axis=1))
     changes = ids[:, 1:] != ids[:, :-1]
     runs = 1 + jnp.cumsum(jnp.pad(changes, ((0, 0), (1, 0))).astype(jnp.int32), axis=1)
     if t > s:
@@ -292,6 +325,7 @@ def _decayed(rows: Float[Array, "*batch R H"], decay: Float[Array, "*batch Z"]) 
     """
     if not rows.shape[-2]:
         return rows
+    decay = per_channel(decay, rows.shape[-1])
     return jnp.stack([rows[..., row, :] * decay for row in range(rows.shape[-2])], axis=-2)
 
 
@@ -302,14 +336,21 @@ def _pairs_of_head_decays(
     beta: Float[Array, "P B K C"] | None,
     runs: tuple[Int[Array, "P B #K C R"], Int[Array, "P B #K C"]] | None,
 ) -> tuple[Array, Array | None, Array, Array]:
-    """Computes the results of `_pairs` for one decay per head by products of whole chunks."""
+    """Computes the results of `_pairs` for one decay per head, by products of whole chunks.
+
+    `runs` are the numbers of the sequences of rows and of keys, from `_runs`; None means one sequence.
+    """
     is_later = jnp.tri(key.shape[3], k=-1, dtype=jnp.bool_)[None, None, None]  # rows are later than columns
-    sums = jnp.cumsum(jnp.where(is_later, log_decay, 0), axis=-2)  # over the tokens after s up to t, [P, B, K, C, C]
+    # Sums over the tokens after s up to t, [P, B, K, C, C], by a product, which CPUs compute faster than `cumsum`.
+    up_to = jnp.tri(key.shape[3], dtype=log_decay.dtype)
+    sums = jnp.matmul(up_to, jnp.where(is_later, log_decay, 0), precision="highest")
     decay = jnp.where(is_later.mT, 0, jnp.exp(sums))
-    # Row by row for the reason that `_decayed` gives.
-    products = [(rows[..., row, :] @ key.mT) * decay for row in range(rows.shape[-2])]
+    # Row by row for the reason that `_decayed` gives: each product is [P, B, K, C, J].
+    row_indices = range(rows.shape[-2])
+    products = [(rows[..., row, :] @ key.mT) * decay for row in row_indices]
     if runs is not None:
-        is_same = [runs[0][..., row, None] == runs[1][..., None, :] for row in range(rows.shape[-2])]
+        row_runs, key_runs = runs
+        is_same = [row_runs[..., row, None] == key_runs[..., None, :] for row in row_indices]
         products = [jnp.where(same, product, 0) for same, product in zip(is_same, products, strict=True)]
     inverse = None
     if beta is not None:
@@ -323,6 +364,7 @@ def _inverse(lower: Float[Array, "*batch C C"]) -> Float[Array, "*batch C C"]:
     half = lower.shape[-1] // 2
     if not half:
         return jnp.ones_like(lower)
+    # [[A, 0], [C, D]]^-1 = [[A^-1, 0], [-D^-1 C A^-1, D^-1]]; the two diagonal blocks recurse together.
     first, second = _inverse(jnp.stack([lower[..., :half, :half], lower[..., half:, half:]]))
     corner = -second @ (lower[..., half:, :half] @ first)
     upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
@@ -339,6 +381,13 @@ def _pairs(
     """Computes decayed products of rows (queries, and keys for the delta rule) and the keys at or before them.
 
     It starts with parts of one token and merges neighboring parts until a part is the whole chunk.
+
+    Args:
+      rows: R rows for each token that read the state.
+      key: keys.
+      log_decay: logarithms of the decays, per channel (Z = H) or per head (Z = 1).
+      beta: write strength of the delta rule; None without it.
+      runs: numbers of the sequences of rows and of keys, from `_runs`; None means one sequence.
 
     Returns:
       Products, [P, B, K, C, R, C]. With `beta`, the inverse of I + beta L, [P, B, K, C, C], where L has the products of
@@ -373,9 +422,10 @@ def _pairs(
     while size < length:
         (before_1, before_2), (after_1, after_2) = halves(before), halves(after)
         reads, writes = _decayed(halves(rows)[1], jnp.exp(before_2)), halves(key)[0] * jnp.exp(after_1)
-        corner = jnp.einsum("...IRH,...JH->...IRJ", reads, writes)
+        corner = jnp.einsum("...IRH,...JH->...IRJ", reads, writes)  # rows of the second half by keys of the first
         if runs is not None:
-            is_same = halves(runs[0])[1][..., None] == halves(runs[1])[0][..., None, None, :]
+            row_runs, key_runs = runs
+            is_same = halves(row_runs)[1][..., None] == halves(key_runs)[0][..., None, None, :]
             corner = jnp.where(is_same, corner, 0)
         if beta is not None and inverse is not None:
             (inverse_1, inverse_2), beta_2 = halves(inverse), halves(beta)[1]

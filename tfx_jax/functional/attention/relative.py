@@ -118,12 +118,14 @@ def _attend(
     scale: float | None,
     **options: Any,
 ) -> Any:
-    """Computes the attention with distances counted in columns, padding included."""
+    """Computes `relative_attention` with distances counted in columns, padding included."""
     relative_key, u, v = (x.astype(query.dtype) for x in (relative_key, content_bias, position_bias))
     dtype = np.promote_types(query.dtype, np.float32)
-    by_distance = jnp.einsum("BTNH,PNH->BNTP", query + v[None, None], relative_key, preferred_element_type=dtype)
-    by_distance = relative_shift(by_distance, key.shape[1]) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    bias = by_distance if bias is None else by_distance + bias.astype(dtype)
+    # Logits by distance, [B, N, T, P], shifted to those of keys, [B, N, T, S], are a bias of the logits by content.
+    distance_logits = jnp.einsum("BTNH,PNH->BNTP", query + v[None, None], relative_key, preferred_element_type=dtype)
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    distance_logits = relative_shift(distance_logits, key.shape[1]) * factor
+    bias = distance_logits if bias is None else distance_logits + bias.astype(dtype)
     return dot_product_attention(query + u[None, None], key, value, bias, mask, scale=scale, **options)
 
 
@@ -158,6 +160,7 @@ def _relative_to_sinusoids(
 
 
 def _init(rng: Array, *, num_heads: int, d_k: int, dtype: DTypeLike, **_: Any) -> dict[str, Array]:
+    """Initializes the projection of the distances' sinusoids, [D, N, H] with D = N * H, and biases of zeros."""
     d_model = num_heads * d_k
     relative_key = jax.nn.initializers.glorot_uniform()(rng, (d_model, d_model), dtype)
     return {

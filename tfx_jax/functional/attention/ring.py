@@ -150,13 +150,17 @@ def ring_attention(
 def _ring(
     options: Options, axis_name: str, queries: Queries, keys: Keys, extras: Extras, rng: Array | None
 ) -> Float[Array, "I B K G T U"]:
+    """Computes the output of all chunks of this device's queries, with the custom gradient of `_backward`."""
     return _forward(options, axis_name, queries, keys, extras, rng)[0]
 
 
 def _forward(
     options: Options, axis_name: str, queries: Queries, keys: Keys, extras: Extras, rng: Array | None
 ) -> tuple[Float[Array, "I B K G T U"], Residuals]:
+    """Computes the output of `_ring` and the residuals for the backward pass."""
+
     def hop(state: Any, hop_index: Array) -> tuple[Any, None]:
+        """Attends to the block of keys that is on this device, then passes the block on."""
         running, block = state
         shift, block_rng = _shift_and_rng(options, axis_name, hop_index, rng)
         running = attend(options, queries, block, running, shift, block_rng, extras)
@@ -171,12 +175,13 @@ def _forward(
 def _backward(
     options: Options, axis_name: str, residuals: Residuals, cotangent: Array
 ) -> tuple[Queries, Keys, Extras, None]:
+    """Computes the gradients of the inputs of `_ring` from the gradient of its output."""
     queries, keys, rng, saved, extras = residuals
 
     def hop(state: Any, hop_index: Array) -> tuple[Any, None]:
-        (query_gradients, block_gradients), block = state
+        """Adds the gradients of the block of keys that is on this device, then passes block and gradients on."""
+        gradients, block = state
         shift, block_rng = _shift_and_rng(options, axis_name, hop_index, rng)
-        gradients = query_gradients, block_gradients
         query_gradients, block_gradients = add_gradients(
             options, queries, block, saved, cotangent, gradients, shift, block_rng, extras
         )
@@ -193,12 +198,16 @@ _ring.defvjp(_forward, _backward)
 
 
 def _shift_and_rng(options: Options, axis_name: str, hop_index: Array, rng: Array | None) -> tuple[Array, Array | None]:
-    """Returns the causal shift and the dropout key for this device's queries and the block of keys of a hop."""
-    size, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
-    origin = (here - hop_index) % size  # the device that owns the block
-    queries_before, keys_before = here * options.num_queries, origin * options.num_keys
-    shift = queries_before - keys_before + size * (options.num_keys - options.num_queries)
-    return shift, None if rng is None else jax.random.fold_in(rng, here * size + origin)
+    """Returns the causal shift and the dropout key for this device's queries and the block of keys of a hop.
+
+    This device's query t is at the position of key t + shift of the block.
+    """
+    num_devices, this_device = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    owner = (this_device - hop_index) % num_devices  # the device that the block started from
+    queries_before, keys_before = this_device * options.num_queries, owner * options.num_keys
+    aligned_at_end = num_devices * (options.num_keys - options.num_queries)  # the last query is at the last key
+    shift = queries_before - keys_before + aligned_at_end
+    return shift, None if rng is None else jax.random.fold_in(rng, this_device * num_devices + owner)
 
 
 def _weights_over_all_keys(
@@ -212,28 +221,32 @@ def _weights_over_all_keys(
     window: tuple[int, int] | None,
     **shaping: Any,
 ) -> Float[Array, "B N T _"]:
-    """Gathers the keys of all devices and returns the weights of this device's queries."""
+    """Gathers the keys of all devices and returns the weights of this device's queries, [B, N, T, S * devices].
+
+    `shaping` are further options of `dot_product_weights`.
+    """
     t, s = query.shape[1], key.shape[1]
-    size, here = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    num_devices, this_device = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
 
     def gather(x: Array, axis: int) -> Array:
         """Concatenates the arrays of all devices along the axis of keys."""
-        x = jnp.broadcast_to(x, (*x.shape[:axis], s, *x.shape[axis + 1 :]))
+        x = jnp.broadcast_to(x, (*x.shape[:axis], s, *x.shape[axis + 1 :]))  # a bias or mask may have size 1 there
         return jax.lax.all_gather(x, axis_name, axis=axis, tiled=True)
 
     key = gather(key, 1)
     bias, mask = (None if x is None else gather(x, 3) for x in (bias, mask))
-    offset = here * t + size * (s - t)
-    position_masks = [causal_mask(t, s * size, offset=offset)] if is_causal else []
+    offset = this_device * t + num_devices * (s - t)  # position of this device's first query among all keys
+    position_masks = [causal_mask(t, s * num_devices, offset=offset)] if is_causal else []
     if window is not None:
-        position_masks.append(window_mask(t, s * size, window, offset=offset))
-    for pairs in position_masks:
-        mask = pairs if mask is None else mask & pairs
+        position_masks.append(window_mask(t, s * num_devices, window, offset=offset))
+    for position_mask in position_masks:
+        mask = position_mask if mask is None else mask & position_mask
     ids = None if ids is None else (ids[0], gather(ids[1], 1))
     return dot_product_weights(query, key, bias, mask, segment_ids=ids, **shaping)
 
 
 def _pass_on(block: Any, axis_name: str) -> Any:
-    """Sends the block of this device to the next device, and returns the block of the previous one."""
-    size = jax.lax.axis_size(axis_name)
-    return jax.lax.ppermute(block, axis_name, [(device, (device + 1) % size) for device in range(size)])
+    """Sends the block of this device, a pytree, to the next device of the ring and returns the previous one's block."""
+    num_devices = jax.lax.axis_size(axis_name)
+    to_next_device = [(device, (device + 1) % num_devices) for device in range(num_devices)]
+    return jax.lax.ppermute(block, axis_name, to_next_device)

@@ -105,30 +105,32 @@ def routing_attention(
 
     key, value = (jnp.repeat(x, n // x.shape[2], axis=2) for x in (key, value))
     routed_query, routed_key = _normalized(query), _normalized(key)
+    # Positions of the queries and of the keys of each cluster, [B, N, C, window].
     query_at, key_at = (_nearest(x, centroids, visible, window) for x in (routed_query, routed_key))
-    seen = _gather_rows(visible, query_at)[..., :, None] & _gather_rows(visible, key_at)[..., None, :]
+    # [B, N, C, I, J]: which of the J keys of its cluster each of the I queries may see.
+    may_see = _gather_rows(visible, query_at)[..., :, None] & _gather_rows(visible, key_at)[..., None, :]
     if is_causal:
-        seen = seen & (key_at[..., None, :] <= query_at[..., :, None])
+        may_see = may_see & (key_at[..., None, :] <= query_at[..., :, None])
 
     out, weights = dot_product_attention(  # dense attention inside the clusters, which become heads
         _gather_tokens(routed_query.astype(query.dtype), query_at),
         _gather_tokens(routed_key.astype(key.dtype), key_at),
         _gather_tokens(value, key_at),
-        mask=seen.reshape(b, n * num_clusters, window, window),
+        mask=may_see.reshape(b, n * num_clusters, window, window),
         scale=scale,
         dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,
         return_weights=True,
     )
-    out = out.swapaxes(1, 2).reshape(*query_at.shape, -1)
-    share = _shares(query_at, seen.any(axis=-1), t, weights.dtype)
+    out = out.swapaxes(1, 2).reshape(*query_at.shape, -1)  # [B, N, C, window, U]
+    share = _shares(query_at, may_see.any(axis=-1), t, weights.dtype)  # of each cluster in the mean over clusters
     out = _scatter_add(out.astype(share.dtype), query_at, t) * share[..., None]
     out = out.swapaxes(1, 2).astype(query.dtype)
     if not return_weights:
         return out
     batch, head = _batch_and_head(query_at)
     pairs = batch[..., None], head[..., None], query_at[..., :, None], key_at[..., None, :]
-    dense = jnp.zeros((b, n, t, t), weights.dtype).at[pairs].add(weights.reshape(seen.shape))
+    dense = jnp.zeros((b, n, t, t), weights.dtype).at[pairs].add(weights.reshape(may_see.shape))
     return out, dense * share[..., None]
 
 
@@ -172,7 +174,7 @@ def update_centroids(
         raise ValueError(f"decay must be in [0, 1], got {decay}")
     _check_tokens(query, key, key, mask, centroids)
     b, t, n, _ = query.shape
-    visible = jnp.tile(visible_tokens(None, mask, b, t), (1, 2))
+    visible = jnp.tile(visible_tokens(None, mask, b, t), (1, 2))  # [B, 2T]: queries, then keys
     tokens = jnp.concatenate([_normalized(query), _normalized(jnp.repeat(key, n // key.shape[2], axis=2))], axis=1)
     tokens = jax.lax.stop_gradient(tokens)
     old = centroids.astype(tokens.dtype)
@@ -184,7 +186,7 @@ def update_centroids(
 
 
 def _check_tokens(query: Array, key: Array, value: Array, mask: Array | None, centroids: Array) -> None:
-    """Raises ValueError if shapes do not match."""
+    """Raises ValueError if shapes do not match, or there are not as many keys as queries."""
     check_shapes(query, key, value, None, mask)
     if query.shape[1] != key.shape[1]:
         raise ValueError(
@@ -239,7 +241,8 @@ def _shares(
     positions: Int[Array, "B N C I"], sees: Bool[Array, "B N C I"], length: int, dtype: DTypeLike
 ) -> Float[Array, "B N T"]:
     """Returns 1 / the number of clusters in which a token sees a key; 1 if there is none."""
-    return 1 / jnp.maximum(_scatter_add(sees[..., None].astype(dtype), positions, length)[..., 0], 1)
+    num_clusters = _scatter_add(sees[..., None].astype(dtype), positions, length)[..., 0]
+    return 1 / jnp.maximum(num_clusters, 1)
 
 
 def _route(
@@ -250,15 +253,15 @@ def _route(
     return routing_attention(*arguments, window=window, **options)
 
 
-def _init_state(
-    rng: Array, *, num_heads: int, d_k: int, num_clusters: int = 1, **_: Any
-) -> dict[str, Array]:  # float32, whatever the dtype of the parameters
+def _init_state(rng: Array, *, num_heads: int, d_k: int, num_clusters: int = 1, **_: Any) -> dict[str, Array]:
+    """Initializes the centroids, [N, C, H], float32 whatever the dtype of the parameters."""
     return {"centroids": layer_norm(jax.random.normal(rng, (num_heads, num_clusters, d_k)))}
 
 
 def _update_state(
     state: dict[str, Array], query: Array, key: Array, mask: Array | None, *, decay: float = 0.999, **_: Any
 ) -> dict[str, Array]:
+    """Moves the centroids by `update_centroids`, as the spec's `update_state`."""
     return {"centroids": update_centroids(state["centroids"], query, key, mask, decay=decay)}
 
 

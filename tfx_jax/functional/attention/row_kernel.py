@@ -76,9 +76,9 @@ def row_attention(
     words = None if num_kept_levels(dropout_rate) is None or dropout_rng is None else hash_words(dropout_rng)
     options = _Options(scale, is_causal, 0.0 if words is None else dropout_rate, h, n)
     words = jnp.zeros(2, jnp.uint32) if words is None else words
-    seen = None if mask is None else jnp.broadcast_to(mask[:, 0], (b, 1, s)).astype(jnp.int32)
+    visible = None if mask is None else jnp.broadcast_to(mask[:, 0], (b, 1, s)).astype(jnp.int32)
     query, key, value = (x.reshape(*x.shape[:2], n * h) for x in (query, key, value))
-    return cast(Array, _attend(options, words, query, key, value, seen)).reshape(b, t, n, h)
+    return cast(Array, _attend(options, words, query, key, value, visible)).reshape(b, t, n, h)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -88,21 +88,24 @@ def _attend(
     query: Float[Array, "B T D"],
     key: Float[Array, "B S D"],
     value: Float[Array, "B S D"],
-    seen: Int[Array, "B 1 S"] | None,
+    visible: Int[Array, "B 1 S"] | None,
 ) -> Float[Array, "B T D"]:
+    """Runs the forward kernel on flattened heads, D = N * H; its gradient is the backward kernel."""
     arrays = (query, key, value)
-    return _call(_mix, options, words, seen, arrays, results=[query], num_products=2)[0]
+    return _call(_mix, options, words, visible, arrays, results=[query], num_products=2)[0]
 
 
 def _forward(options: _Options, *arrays: Any) -> tuple[Float[Array, "B T D"], Any]:
+    """Returns the output, and the inputs as the residuals of the backward pass."""
     return _attend(options, *arrays), arrays
 
 
-def _backward(options: _Options, kept: Any, gradient: Float[Array, "B T D"]) -> tuple[Any, ...]:
-    words, query, key, value, seen = kept
+def _backward(options: _Options, residuals: Any, gradient: Float[Array, "B T D"]) -> tuple[Any, ...]:
+    """Runs the backward kernel; the hash words and the mask have no gradient."""
+    words, query, key, value, visible = residuals
     arrays = (query, key, value, gradient)
     results = [query, key, value]
-    gradients = _call(_mix_gradient, options, words, seen, arrays, results=results, num_products=5)
+    gradients = _call(_mix_gradient, options, words, visible, arrays, results=results, num_products=5)
     return None, *gradients, None
 
 
@@ -113,7 +116,7 @@ def _call(
     kernel: Any,
     options: _Options,
     words: Array,
-    seen: Array | None,
+    visible: Array | None,
     arrays: tuple[Array, ...],
     *,
     results: list[Array],
@@ -125,7 +128,7 @@ def _call(
       kernel: `_mix` or `_mix_gradient`.
       options: static options of the kernel.
       words: the two hash words of the dropout.
-      seen: 1 for visible keys, [B, 1, S]; None without a mask.
+      visible: 1 for visible keys, [B, 1, S]; None without a mask.
       arrays: inputs of the kernel, [B, T or S, D]; the first two are query and key.
       results: arrays with the shapes and dtypes of the results; each but the first gets a float32 accumulator.
       num_products: number of matrix products that the kernel computes, for the cost estimate.
@@ -134,15 +137,16 @@ def _call(
     from jax.experimental.pallas import tpu
 
     (b, t, d), s = arrays[0].shape, arrays[1].shape[1]
-    masks = [] if seen is None else [seen]
+    masks = [] if visible is None else [visible]
 
     def block(x: Array) -> Any:
+        """Cuts [B, T or S, D] into the whole rows and the tile of lanes of one program."""
         return pl.BlockSpec((1, x.shape[1], options.width), lambda sequence, tile, *_: (sequence, 0, tile))
 
     num_bytes = sum(x.size * x.dtype.itemsize for x in (*arrays, *results))
     pairs = b * t * s * options.num_heads
     call = pl.pallas_call(
-        functools.partial(kernel, options, seen is not None),
+        functools.partial(kernel, options, visible is not None),
         grid_spec=tpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(b, d // options.width),
@@ -164,7 +168,14 @@ def _call(
 
 
 def _mix(options: _Options, is_masked: bool, words: Any, *refs: Any) -> None:
-    """Computes the output (forward kernel)."""
+    """Computes the output for one sequence and one tile of lanes (forward kernel).
+
+    Args:
+      options: static options of the kernel.
+      is_masked: whether the first reference is a mask.
+      words: the two hash words of the dropout.
+      refs: references of the mask, [1, 1, S], and of query, key, value and output, [1, T or S, lanes].
+    """
     mask, (query, key, value, out) = _with_mask(is_masked, refs)
     for rows, columns in _blocks(query.shape[1], key.shape[1], options.is_causal):
         mixed = jnp.zeros((rows.stop - rows.start, options.width), jnp.float32)
@@ -173,33 +184,48 @@ def _mix(options: _Options, is_masked: bool, words: Any, *refs: Any) -> None:
             out_of_head = jnp.dot(
                 dropped(weights).astype(value.dtype), value[0, columns], preferred_element_type=jnp.float32
             )
-            mixed += _only(out_of_head, head, options)
+            mixed += _only_head(out_of_head, head, options)
         out[0, rows] = mixed.astype(out.dtype)
 
 
 def _mix_gradient(options: _Options, is_masked: bool, words: Any, *refs: Any) -> None:
-    """Computes the gradients (backward kernel) by equations 13 to 16 of FlashAttention (Dao et al., 2022, app. B.2)."""
+    """Computes the gradients (backward kernel) by equations 13 to 16 of FlashAttention (Dao et al., 2022, app. B.2).
+
+    Args:
+      options: static options of the kernel.
+      is_masked: whether the first reference is a mask.
+      words: the two hash words of the dropout.
+      refs: references of the mask, [1, 1, S]; of query, key, value and the gradient of the output, [1, T or S, lanes];
+        of the three gradients to write; and of two float32 accumulators for keys and values, [S, lanes].
+    """
     mask, (query, key, value, gradient, *results) = _with_mask(is_masked, refs)
-    for_query, for_key, for_value, key_sum, value_sum = results
+    query_result, key_result, value_result, key_sum, value_sum = results
     key_sum[...], value_sum[...] = jnp.zeros_like(key_sum), jnp.zeros_like(value_sum)
     for rows, columns in _blocks(query.shape[1], key.shape[1], options.is_causal):
         query_sum = jnp.zeros((rows.stop - rows.start, options.width), jnp.float32)
         for head in options.heads:
             weights, dropped = _weights(options, words, mask, query, key, rows, columns, head)
-            towards_out = _only(gradient[0, rows], head, options)
-            value_sum[columns] += _dot(dropped(weights).astype(value.dtype), towards_out, 0)
-            for_weights = dropped(_dot(towards_out, value[0, columns], 1))
-            for_logits = weights * (for_weights - (weights * for_weights).sum(axis=1, keepdims=True)) * options.scale
-            for_logits = for_logits.astype(query.dtype)
-            key_sum[columns] += _dot(for_logits, _only(query[0, rows], head, options), 0)
-            query_sum += _only(jnp.dot(for_logits, key[0, columns], preferred_element_type=jnp.float32), head, options)
-        for_query[0, rows] = query_sum.astype(for_query.dtype)
-    for_key[0], for_value[0] = key_sum[...].astype(for_key.dtype), value_sum[...].astype(for_value.dtype)
+            out_gradient = _only_head(gradient[0, rows], head, options)
+            value_sum[columns] += _dot(dropped(weights).astype(value.dtype), out_gradient, 0)
+            weight_gradient = dropped(_dot(out_gradient, value[0, columns], 1))
+            logit_gradient = (
+                weights * (weight_gradient - (weights * weight_gradient).sum(axis=1, keepdims=True)) * options.scale
+            )
+            logit_gradient = logit_gradient.astype(query.dtype)
+            key_sum[columns] += _dot(logit_gradient, _only_head(query[0, rows], head, options), 0)
+            query_sum += _only_head(
+                jnp.dot(logit_gradient, key[0, columns], preferred_element_type=jnp.float32), head, options
+            )
+        query_result[0, rows] = query_sum.astype(query_result.dtype)
+    key_result[0], value_result[0] = key_sum[...].astype(key_result.dtype), value_sum[...].astype(value_result.dtype)
 
 
 def _with_mask(is_masked: bool, refs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Splits the references of a kernel into the mask, None without one, and the others."""
-    return (refs[0][0] != 0, refs[1:]) if is_masked else (None, refs)
+    """Splits the references of a kernel into the mask, [1, S] or None without one, and the others."""
+    if not is_masked:
+        return None, refs
+    mask, *others = refs
+    return mask[0] != 0, tuple(others)
 
 
 def _blocks(t: int, s: int, is_causal: bool) -> list[tuple[slice, slice]]:
@@ -208,8 +234,13 @@ def _blocks(t: int, s: int, is_causal: bool) -> list[tuple[slice, slice]]:
     >>> _blocks(512, 512, True)
     [(slice(0, 256, None), slice(0, 256, None)), (slice(256, 512, None), slice(0, 512, None))]
     """
-    rows = [slice(start, min(start + _BLOCK, t)) for start in range(0, t, _BLOCK)]
-    return [(block, slice(0, -(-(block.stop + s - t) // LANES) * LANES if is_causal else s)) for block in rows]
+    blocks: list[tuple[slice, slice]] = []
+    for start in range(0, t, _BLOCK):
+        end = min(start + _BLOCK, t)
+        # The block's last query sees `end + s - t` keys, rounded up to a multiple of LANES.
+        num_keys = -(-(end + s - t) // LANES) * LANES if is_causal else s
+        blocks.append((slice(start, end), slice(0, num_keys)))
+    return blocks
 
 
 def _weights(
@@ -233,14 +264,14 @@ def _weights(
     from jax.experimental import pallas as pl
 
     t, s = query.shape[1], key.shape[1]
-    logits = _dot(_only(query[0, rows], head, options), key[0, columns], 1) * options.scale
+    logits = _dot(_only_head(query[0, rows], head, options), key[0, columns], 1) * options.scale
     query_index, key_index = (jax.lax.broadcasted_iota(jnp.int32, logits.shape, axis) for axis in (0, 1))
     query_index += rows.start  # `columns` always start at 0
-    seen = None if mask is None else mask[:, columns]
+    visible = None if mask is None else mask[:, columns]
     if options.is_causal:
         past = key_index <= query_index + (s - t)
-        seen = past if seen is None else past & seen
-    weights = _softmax(logits, seen)
+        visible = past if visible is None else past & visible
+    weights = _softmax(logits, visible)
     if not options.dropout_rate:
         return weights, lambda x: x
     # Hash the index in the dense weights [B, N, T, S], so that the same weights are dropped as by the formula. Programs
@@ -251,17 +282,17 @@ def _weights(
     return weights, lambda x: rescaled(x, bits, options.dropout_rate)
 
 
-def _softmax(logits: Float[Array, "T S"], seen: Bool[Array, "#T S"] | None) -> Float[Array, "T S"]:
+def _softmax(logits: Float[Array, "T S"], visible: Bool[Array, "#T S"] | None) -> Float[Array, "T S"]:
     """Computes the softmax over visible keys; rows without keys become zeros, as in `masked_softmax`."""
-    if seen is not None:
-        logits = jnp.where(seen, logits, 0.7 * float(np.finfo(np.float32).min))
+    if visible is not None:
+        logits = jnp.where(visible, logits, 0.7 * float(np.finfo(np.float32).min))
     weights = jnp.exp(logits - logits.max(axis=1, keepdims=True))
     weights = weights / weights.sum(axis=1, keepdims=True)
-    return weights if seen is None else jnp.where(seen, weights, jnp.zeros((), weights.dtype))
+    return weights if visible is None else jnp.where(visible, weights, jnp.zeros((), weights.dtype))
 
 
-def _only(x: Float[Array, "T W"], head: int, options: _Options) -> Float[Array, "T W"]:
-    """Sets the lanes of other heads to zero."""
+def _only_head(x: Float[Array, "T W"], head: int, options: _Options) -> Float[Array, "T W"]:
+    """Sets the lanes (columns) of all heads but one to zero."""
     if len(options.heads) == 1:
         return x
     lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)

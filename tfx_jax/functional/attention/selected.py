@@ -92,12 +92,14 @@ def moba_attention(
     def attend(
         query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None, *, segment_ids: Any
     ) -> Any:
+        """Attends among tokens that are contiguous and in order."""
         (b, t), s = query.shape[:2], key.shape[1]
         position, first = _blocks(segment_ids, b, s, block_size)
-        totals, sizes = _sums_of_blocks(key, first), _sums_of_blocks(jnp.ones_like(key[..., :1]), first)
-        scores = dot_product_logits(query, (totals / jnp.maximum(sizes, 1)).astype(totals.dtype))
-        begun = combine_masks((position % block_size == 0)[:, None, None], is_causal, segment_ids, b, t, s)
-        chosen = _chosen_tokens(scores, begun, position // block_size, first, num_blocks)
+        # Means of blocks at the index of their first token; other entries are not used.
+        sums, sizes = _sums_of_blocks(key, first), _sums_of_blocks(jnp.ones_like(key[..., :1]), first)
+        scores = dot_product_logits(query, (sums / jnp.maximum(sizes, 1)).astype(sums.dtype))
+        can_choose = combine_masks((position % block_size == 0)[:, None, None], is_causal, segment_ids, b, t, s)
+        chosen = _chosen_tokens(scores, can_choose, position // block_size, first, num_blocks)
         return dot_product_attention(
             query,
             key,
@@ -206,12 +208,15 @@ def native_sparse_attention(
         if x.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {x.shape}")
     dtype = np.promote_types(query.dtype, np.float32)
-    of_keys, of_values, offsets = (jnp.asarray(x, dtype) for x in (key_mix, value_mix, key_positions))
+    key_mix, value_mix, key_positions = (jnp.asarray(x, dtype) for x in (key_mix, value_mix, key_positions))
 
     def attend(query: Array, key: Array, value: Array, bias: None, mask: None, *, segment_ids: Any, gate: Array) -> Any:
+        """Attends among tokens that are contiguous and in order."""
         position, first = _blocks(segment_ids, b, s, size)
         index_in_block, query_position = position % size, position[:, s - t :]
-        parts = of_keys[index_in_block][:, :, None, None] * (key.astype(dtype) + offsets[index_in_block][:, :, None])
+        # Each key's part of its block's compressed key, [B, S, K, H].
+        share = key_mix[index_in_block][:, :, None, None]
+        parts = share * (key.astype(dtype) + key_positions[index_in_block][:, :, None])
         visible = causal_mask(t, s)
         if segment_ids is not None:
             visible = visible & segment_mask(*segment_ids)
@@ -225,7 +230,8 @@ def native_sparse_attention(
         in_window = (query_position[:, :, None] - position[:, None] < window)[:, None]
         logits = dot_product_logits(query, key, scale)
         branches = (
-            _at_tokens(compressed, first) * of_values[index_in_block][:, None, None],
+            # A compressed value is a mixture of values, so its weight is spread over the tokens of its block.
+            _at_tokens(compressed, first) * value_mix[index_in_block][:, None, None],
             masked_softmax(logits, jnp.repeat(chosen, n // k, axis=1) & visible),
             masked_softmax(logits, in_window & visible),
         )
@@ -321,10 +327,11 @@ def indexed_attention(
         segment_ids: Any,
         **index: Any,
     ) -> Any:
+        """Attends among tokens that are contiguous and in order."""
         t = query.shape[1]
         index_arrays = index["index_query"][:, s - t :], index["index_key"], index["index_weight"][:, s - t :]
         visible = combine_masks(mask, is_causal, segment_ids, b, t, s)
-        if bias is not None:
+        if bias is not None:  # a bias of minus infinity hides a key, so the key must not be selected
             visible = (bias != -jnp.inf) if visible is None else visible & (bias != -jnp.inf)
         return dot_product_attention(
             query,
@@ -367,6 +374,7 @@ def index_scores(
 
 
 def _check_at_least_1(**sizes: int) -> None:
+    """Raises ValueError if a size is below 1; the names are those of the options."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
@@ -379,13 +387,16 @@ def _blocks(
 
     The tokens of a sequence are contiguous and in order (see `attend_to_tokens`).
     """
-    places = jnp.broadcast_to(jnp.arange(num_keys), (batch, num_keys))
-    position = places if segment_ids is None else positions_of(segment_ids[1])
-    return position, places - position % block_size
+    index = jnp.broadcast_to(jnp.arange(num_keys), (batch, num_keys))
+    position = index if segment_ids is None else positions_of(segment_ids[1])
+    return position, index - position % block_size
 
 
 def _sums_of_blocks(x: Float[Array, "B S K H"], first: Int[Array, "B S"]) -> Float[Array, "B S K H"]:
-    """Returns the sum of each block at the index of its first token, and 0 elsewhere, in float32 at least."""
+    """Returns the sum of each block at the index of its first token, and 0 elsewhere, in float32 at least.
+
+    `first` is the index of the first token of each token's block, from `_blocks`.
+    """
     x = x.astype(np.promote_types(x.dtype, np.float32))
     return jnp.zeros_like(x).at[jnp.arange(len(x))[:, None], first].add(x)
 
@@ -397,7 +408,7 @@ def _at_tokens(x: Array, first: Int[Array, "B S"]) -> Array:
 
 def _chosen_tokens(
     scores: Float[Array, "B N T S"],
-    begun: Bool[Array, "#B 1 #T S"] | None,
+    can_choose: Bool[Array, "#B 1 #T S"] | None,
     block: Int[Array, "B S"],
     first: Int[Array, "B S"],
     num_blocks: int,
@@ -406,14 +417,14 @@ def _chosen_tokens(
 
     Args:
       scores: score of each block at the index of its first token; other entries are not used.
-      begun: True at the first tokens of the blocks that the query may choose.
+      can_choose: True at the first tokens of the blocks that the query may choose.
       block: index of each token's block in its sequence.
       first: index of the first token of each token's block, from `_blocks`.
       num_blocks: blocks of a query.
     """
     is_own = block[:, -scores.shape[2] :, None] == block[:, None]  # [B, T, S]
     scores = jnp.where(is_own[:, None], jnp.asarray(jnp.inf, scores.dtype), scores)
-    return _at_tokens(among_largest(scores, begun, num_blocks), first)
+    return _at_tokens(among_largest(scores, can_choose, num_blocks), first)
 
 
 def _init_compression(rng: Array, *, d_k: int, dtype: DTypeLike, block_size: int, **_: Any) -> Any:

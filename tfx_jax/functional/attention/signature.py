@@ -146,8 +146,8 @@ def add_key_lengths(mask: Mask | None, key_lengths: Int[Array, " B"] | None, key
     if key_lengths is None:
         return mask
     _check_lengths("key_lengths", key_lengths, key)
-    seen = padding_mask(key_lengths, key.shape[1])
-    return seen if mask is None else mask & seen
+    is_within_length = padding_mask(key_lengths, key.shape[1])
+    return is_within_length if mask is None else mask & is_within_length
 
 
 def zero_past_lengths(query_lengths: Int[Array, " B"] | None, query: Array, results: Any) -> Any:
@@ -162,13 +162,13 @@ def zero_past_lengths(query_lengths: Int[Array, " B"] | None, query: Array, resu
     exists = jnp.arange(query.shape[1])[None] < query_lengths[:, None]
     out, *others = results if isinstance(results, tuple) else (results,)
     out = jnp.where(exists[:, :, None, None], out, jnp.zeros((), out.dtype))
-    others = [
-        jnp.where(exists[:, None, :, None], x, jnp.zeros((), x.dtype))
-        if x.ndim == 4
-        else jnp.where(exists[:, None], x, jnp.asarray(-jnp.inf, x.dtype))
-        for x in others
-    ]
-    return (out, *others) if others else out
+    zeroed: list[Array] = []
+    for x in others:
+        if x.ndim == 4:  # weights, [B, N, T, S]
+            zeroed.append(jnp.where(exists[:, None, :, None], x, jnp.zeros((), x.dtype)))
+        else:  # logarithms, [B, N, T]
+            zeroed.append(jnp.where(exists[:, None], x, jnp.asarray(-jnp.inf, x.dtype)))
+    return (out, *zeroed) if zeroed else out
 
 
 def _check_lengths(name: str, lengths: Array, array: Array) -> None:
@@ -206,7 +206,7 @@ def combine_masks(
 def pair_of_segment_ids(
     segment_ids: SegmentIds, batch: int, num_queries: int, num_keys: int
 ) -> tuple[Int[Array, "B T"], Int[Array, "B S"]]:
-    """Checks segment ids and returns those of the queries and those of the keys."""
+    """Returns the segment ids of the queries and of the keys; raises ValueError if their shapes do not fit."""
     query_ids, key_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     shapes, required = (query_ids.shape, key_ids.shape), ((batch, num_queries), (batch, num_keys))
     if shapes != required:
@@ -258,7 +258,7 @@ def refuse_pairs(
 
 
 def visible_keys(mask: Mask | None, batch: int, num_keys: int) -> Bool[Array, "B S"]:
-    """Returns the keys that a padding mask, [#B, 1, 1, #S], shows; None shows all."""
+    """Returns True for the keys that a padding mask, [#B, 1, 1, #S], shows; None shows all."""
     if mask is None:
         return jnp.ones((batch, num_keys), jnp.bool_)
     return jnp.broadcast_to(mask[:, 0, 0], (batch, num_keys))
@@ -332,7 +332,7 @@ EXTRA_OUTPUTS = ("return_weights", "return_log_prob", "return_probs", "return_ls
 
 
 def check_outputs(return_weights: bool, return_lse: bool) -> None:
-    """Raises ValueError if both are requested."""
+    """Raises ValueError if both weights and logarithms of the softmax denominator are requested."""
     if return_weights and return_lse:
         raise ValueError(
             "return_weights and return_lse exclude each other: call twice under jit, which computes the logits once"
@@ -355,6 +355,7 @@ def zeros_where_empty(attention: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(attention)
     def attend(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Returns zeros if B, T or S is 0, otherwise the results of `attention`."""
         query, key, value = bind_inputs(args, kwargs)
         check_heads(query, key, value)
         if query.size and key.size:
@@ -376,12 +377,13 @@ def zeros_where_empty(attention: Callable[_P, _R]) -> Callable[_P, _R]:
 def bind_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Returns query, key and value from positional and keyword arguments."""
     names = ("query", "key", "value")
-    query, key, value = (*args[:3], *(kwargs[name] for name in names[len(args) :]))
+    passed_by_name = [kwargs[name] for name in names[len(args) :]]
+    query, key, value = (*args[:3], *passed_by_name)
     return query, key, value
 
 
 def _canonical(x: Any) -> Any:
-    """Casts NumPy's 64-bit floating-point arrays to the dtype that JAX would use."""
+    """Casts NumPy's float64 and complex128 arrays to the dtype that JAX would use."""
     if isinstance(x, np.ndarray) and x.dtype in (np.float64, np.complex128):
         return x.astype(jax.dtypes.canonicalize_dtype(x.dtype))
     return x
@@ -404,6 +406,7 @@ def shard_like_query(attention: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(attention)
     def attend(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Calls `attention`; on a mesh with explicit axes, with these axes as Auto and results sharded like `query`."""
         # NumPy float64 becomes float32 unless jax_enable_x64 is set. Cast once here, to avoid a warning at each use.
         args, kwargs = jax.tree.map(_canonical, (args, kwargs), is_leaf=lambda x: x is None)
         sharding = jax.typeof(bind_inputs(args, kwargs)[0]).sharding
@@ -419,6 +422,7 @@ def shard_like_query(attention: Callable[_P, _R]) -> Callable[_P, _R]:
         array_indices = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
 
         def attend_to(*arrays: Any) -> _R:
+            """Calls `attention` with these arrays in place of those of the arguments."""
             traced_leaves = dict(enumerate(leaves)) | dict(zip(array_indices, arrays, strict=True))
             traced_args, traced_kwargs = jax.tree.unflatten(structure, traced_leaves.values())
             return cast(Callable[..., _R], attention)(*traced_args, **traced_kwargs)

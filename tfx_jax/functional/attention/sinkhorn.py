@@ -91,6 +91,7 @@ def sinkhorn_attention(
         raise ValueError(f"block_size and num_iterations must be at least 1 and temperature above 0, got {options}")
 
     def attend(query: Array, key: Array, value: Array, bias: None, mask: None, *, segment_ids: Any) -> Any:
+        """Attends among tokens that are contiguous; padding is in segment 0."""
         (b, t, n, h), result_dtype, dtype = query.shape, query.dtype, np.promote_types(query.dtype, np.float32)
         num_blocks = -(-t // block_size)
 
@@ -99,16 +100,19 @@ def sinkhorn_attention(
             x = jnp.pad(x, ((0, 0), (0, num_blocks * block_size - t), *[(0, 0)] * (x.ndim - 2)))
             return x.reshape(b, num_blocks, block_size, *x.shape[2:])
 
+        # [B, blocks, block_size]: whether there is a token.
         exists = cut(jnp.ones((b, t), jnp.bool_) if segment_ids is None else segment_ids[1] != 0)
         key, value = (jnp.repeat(x, n // x.shape[2], axis=2) for x in (key, value))
         query, key, value = (
             jnp.where(exists[..., None, None], cut(x.astype(dtype)), 0) for x in (query, key, value)
         )  # [B, blocks, block_size, N, H]
-        count = exists.sum(axis=2)
-        means = [x.sum(axis=2) / jnp.maximum(count, 1).astype(dtype)[..., None, None] for x in (query, key)]
+        num_tokens = exists.sum(axis=2)
+        # Mean query and mean key of each block, [B, blocks, N, H].
+        means = [x.sum(axis=2) / jnp.maximum(num_tokens, 1).astype(dtype)[..., None, None] for x in (query, key)]
         factor = (h**-0.5 if scale is None else scale) / temperature
         logits = jnp.einsum("BINH,BJNH->BNIJ", *means) * factor
-        is_block = count > 0
+        is_block = num_tokens > 0
+        # The docstring's P, [B, N, blocks, blocks].
         order = doubly_stochastic(logits, (is_block[:, :, None] & is_block[:, None])[:, None], num_iterations)
 
         # For each block, its own keys (or values) and then those of the block that is sorted to it.

@@ -114,8 +114,8 @@ class AttentionSpec:
 
     def passed(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options that `function` takes: all but those that only size learned arrays or gates."""
-        of_arrays = {name for name, option in self.options.items() if not option.is_passed}
-        return {name: option for name, option in options.items() if name not in of_arrays}
+        not_passed = {name for name, option in self.options.items() if not option.is_passed}
+        return {name: option for name, option in options.items() if name not in not_passed}
 
 
 def unbound(attention_fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:

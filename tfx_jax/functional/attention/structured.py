@@ -36,9 +36,9 @@ def structured_pooling(
     check_floats(x=x)
     dtype = np.promote_types(x.dtype, np.float32)
     hidden = jnp.tanh(jnp.einsum("BSD,DF->BSF", x, w_1.astype(x.dtype), preferred_element_type=dtype))
-    scores = jnp.einsum("BSF,FN->BNS", hidden, w_2.astype(dtype))[:, :, None]
-    seen = None if mask is None else mask[:, None, None]
-    pooled, weights = attention_from_logits(scores, x[:, :, None], mask=seen)
+    scores = jnp.einsum("BSF,FN->BNS", hidden, w_2.astype(dtype))[:, :, None]  # N heads, each with one query
+    mask = None if mask is None else mask[:, None, None]
+    pooled, weights = attention_from_logits(scores, x[:, :, None], mask=mask)
     return pooled[:, 0], weights[:, :, 0]
 
 

@@ -161,14 +161,12 @@ def dense_synthesizer_attention(
         raise ValueError(f"a sequence must have at most max_length={length} tokens, the size of the logits, got {s}")
     dtype = np.promote_types(query.dtype, np.float32)
     _, key_positions = _positions(mask, segment_ids, b, t, s)
-    inner = jnp.einsum("BTNH,NHD->BNTD", query.astype(dtype), hidden.astype(dtype))
-    inner = jax.nn.relu(inner + hidden_bias.astype(dtype)[None, :, None])
-    position_logits = (
-        jnp.einsum("BNTD,NDL->BNTL", inner, logits.astype(dtype)) + logits_bias.astype(dtype)[None, :, None]
-    )
-    pair_logits = jnp.take_along_axis(position_logits, key_positions[:, None, None], axis=-1) * (
-        1.0 if scale is None else scale
-    )
+    units = jnp.einsum("BTNH,NHD->BNTD", query.astype(dtype), hidden.astype(dtype))
+    units = jax.nn.relu(units + hidden_bias.astype(dtype)[None, :, None])
+    position_logits = jnp.einsum("BNTD,NDL->BNTL", units, logits.astype(dtype))
+    position_logits = position_logits + logits_bias.astype(dtype)[None, :, None]
+    pair_logits = jnp.take_along_axis(position_logits, key_positions[:, None, None], axis=-1)  # [B, N, T, S]
+    pair_logits = pair_logits * (1.0 if scale is None else scale)
     options = {"is_causal": is_causal, "segment_ids": segment_ids}
     dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
     out, weights = attention_from_logits(pair_logits, value, bias, mask, **options, **dropping)
@@ -197,6 +195,7 @@ def _positions(
 
 
 def _init(rng: Array, *, num_heads: int, dtype: DTypeLike, max_length: int, **_: Any) -> dict[str, Array]:
+    """Samples the logits of all pairs of positions from a standard normal distribution."""
     return {"logits": jax.random.normal(rng, (num_heads, max_length, max_length), jnp.float32).astype(dtype)}
 
 

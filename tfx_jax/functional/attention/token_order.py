@@ -86,13 +86,13 @@ def order_tokens(
     exists = key_ids != 0
     if mask is not None and is_padding_mask:
         exists = exists & mask.any(axis=(1, 2))
-    if num_queries == 1:
+    if num_queries == 1:  # hide other sequences, so that the query's own is the only one
         exists = exists & (key_ids == query_ids)
     key_ids = jnp.where(exists, key_ids, 0)
     if num_queries == num_keys:
-        last = jnp.iinfo(jnp.int32).max
-        keys = queries = jnp.argsort(jnp.where(exists, key_ids, last), axis=1, stable=True)
-    else:
+        sorted_last = jnp.iinfo(jnp.int32).max
+        keys = queries = jnp.argsort(jnp.where(exists, key_ids, sorted_last), axis=1, stable=True)
+    else:  # False sorts before True: padding first
         keys = jnp.argsort(exists, axis=1, stable=True)
         queries = jnp.argsort(exists[:, num_keys - num_queries :], axis=1, stable=True)
     if num_queries == 1:
@@ -155,10 +155,10 @@ def attend_to_tokens(
     order = order_tokens(mask, segment_ids, b, t, s)
     if order is None:
         return attend(query, key, value, bias, mask, segment_ids=None, **gates)
-    in_order = {name: order.of_keys(gate) for name, gate in gates.items()}
+    ordered_gates = {name: order.of_keys(gate) for name, gate in gates.items()}
 
     def attend_with_gates(*arrays: Any, **options: Any) -> Any:
-        return attend(*arrays, **options, **in_order)
+        return attend(*arrays, **options, **ordered_gates)
 
     return attend_in_order(attend_with_gates, query, key, value, bias, mask, order)
 

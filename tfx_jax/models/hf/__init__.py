@@ -93,8 +93,9 @@ _GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config, copies=((r"lm_head\.wei
 
 
 def _t5(architecture: str) -> Family:
-    """Returns the family of an architecture of `t5`."""
+    """Returns how folders of an architecture of the module `t5`, a whole T5 or an encoder, are read and written."""
     model = t5.ARCHITECTURES[architecture][0]
+    copies = r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight"
     return Family(
         model,
         read_config=functools.partial(t5.read_config, architecture),
@@ -107,9 +108,7 @@ def _t5(architecture: str) -> Family:
             r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # in older files, unused
             *([] if model is T5 else [r"decoder\..*"]),
         ),
-        copies=((r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "shared.weight"),)
-        if model is T5
-        else ((r"encoder\.embed_tokens\.weight", "shared.weight"),),
+        copies=((copies if model is T5 else r"encoder\.embed_tokens\.weight", "shared.weight"),),
         fits=functools.partial(t5.fits, architecture),
     )
 
@@ -118,7 +117,7 @@ _COPIES_OF_EMBEDDING = (r"model\.(encoder|decoder)\.embed_(tokens|positions)\.we
 
 
 def _transformer(architecture: str) -> Family:
-    """Returns the family of an architecture of `marian`; all are one class, `Transformer`."""
+    """Returns how folders of an architecture of the module `marian` are read and written, all as a `Transformer`."""
     return Family(
         Transformer,
         read_config=functools.partial(marian.read_config, architecture),
@@ -149,9 +148,9 @@ def _transformer_classifier(architecture: str) -> Family:
 
 
 def _with_heads(module: Any, architecture: str) -> Family:
-    """Returns the family of an architecture of a module with `HEADS`, such as `bert`."""
+    """Returns how folders of an architecture of a module with `HEADS`, such as `bert`, are read and written."""
     model, head = module.HEADS[architecture]
-    is_masked_lm = any(row.ours == "masked_lm/bias" for row in head)
+    is_masked_lm = any(row.path == "masked_lm/bias" for row in head)
     return Family(
         model,
         read_config=functools.partial(module.read_config, architecture),
@@ -172,14 +171,16 @@ def _with_pooler(rows: Callable[[Any], Sequence[Row]]) -> Callable[[Any, Collect
     """Returns a `Family.completed_config` that sets `has_pooler`, which only the names of the tensors tell."""
 
     def complete(config: Any, names: Collection[str]) -> Any:
-        poolers = [row for row in rows(dataclasses.replace(config, has_pooler=True)) if row.ours.startswith("pooler/")]
-        return dataclasses.replace(config, has_pooler=any(row.theirs in names for row in poolers))
+        """Returns the configuration with `has_pooler` set if a tensor of a pooler exists."""
+        all_rows = rows(dataclasses.replace(config, has_pooler=True))
+        pooler_tensors = {row.tensor for row in all_rows if row.path.startswith("pooler/")}
+        return dataclasses.replace(config, has_pooler=any(name in names for name in pooler_tensors))
 
     return complete
 
 
 def _llama(architecture: str) -> Family:
-    """Returns the family of an architecture of `llama`; all are one class, `Llama`."""
+    """Returns how folders of an architecture of the module `llama` are read and written, all as a `Llama`."""
     return Family(
         llama.Llama,
         read_config=functools.partial(llama.read_config, architecture),
@@ -229,7 +230,7 @@ _WHISPER = Family(
 
 
 def _clip(architecture: str) -> Family:
-    """Returns the family of CLIP or SigLIP, or of one of their towers."""
+    """Returns how folders of CLIP or SigLIP, or of one of their towers, are read and written."""
     return Family(
         clip.ARCHITECTURES[architecture][0],
         read_config=functools.partial(clip.read_config, architecture),
@@ -333,15 +334,16 @@ def load(
         raise UserError(f"{folder / 'config.json'}: {error}") from None
     shapes = {"/".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
     rows = family.rows(config)
+    # A bare encoder or decoder is stored without the prefix.
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors.shapes) else ""
     params: dict[str, Any] = {}
     nonfinite_names: list[str] = []
     done = 0
     total = sum(map(math.prod, shapes.values()))
     try:
-        _take_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
+        _take_copies({row.tensor for row in rows}, tensors, prefix, family.copies)
         _refuse_unknown(rows, set(tensors.shapes), prefix, shapes, family.ignored)
-        _refuse_other_copies({row.theirs for row in rows}, tensors, prefix, family.copies)
+        _refuse_other_copies({row.tensor for row in rows}, tensors, prefix, family.copies)
         options: dict[str, Any] = {"keep_bfloat16": keep_bfloat16}
         if shardings is not None:
             options["shardings"] = leaves_by_path(shardings(nnx.to_pure_dict(state)))
@@ -364,11 +366,14 @@ def load(
     return nnx.merge(graphdef, params)
 
 
-def _of_all_processes(found: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Returns those of `names` that some process found, so that all fail if one does: each reads only its shards."""
+def _of_all_processes(local: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Returns those of `names` that are in `local` of some process.
+
+    Each process reads only its shards, but all must fail if one finds a value that is not finite.
+    """
     if jax.process_count() == 1:
-        return list(found)
-    flags = multihost_utils.process_allgather(np.array([name in found for name in names]))  # [processes, names]
+        return list(local)
+    flags = multihost_utils.process_allgather(np.array([name in local for name in names]))  # [processes, names]
     return [names[index] for index in np.flatnonzero(np.any(flags, axis=0)).tolist()]
 
 
@@ -455,7 +460,7 @@ def save(
     state = nnx.state(model, nnx.Param)
     params = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(state)}
     rows = family.rows(model.config)
-    for name in sorted(params.keys() ^ {row.ours for row in rows}):
+    for name in sorted(params.keys() ^ {row.path for row in rows}):  # in one of both, but not in the other
         raise ValueError(f"either the model or a folder with a {config['architectures'][0]} has no {name}")
     tensors = write_params(rows, params)
     nonfinite_names = [family.prefix + name for name, tensor in tensors.items() if not is_finite(tensor)]
@@ -534,7 +539,7 @@ def _family_for(model: Any, fields: Mapping[str, Any]) -> Family:
 
 
 def _described(config: Any) -> str:
-    """Describes the attention of a model for an error message."""
+    """Returns the name and the options of a model's attention for an error message."""
     options = ", ".join(f"{name}={value}" for name, value in config.attention.options.given.items())
     return f"{config.attention.name} attention{f' with {options}' if options else ''}"
 
@@ -592,43 +597,47 @@ def _refuse_unknown(
       rows: the table of names.
       names: names of all tensors of the folder.
       prefix: start of these names that the table omits.
-      shapes: shapes of our parameters, by path.
+      shapes: shapes of the model's parameters, by path.
       ignored: patterns of tensors that may be left out.
     """
-    known = {prefix + name for row in rows for name in row.tensor_names(shapes[row.ours])}
+    names_of_rows = {prefix + name for row in rows for name in row.tensor_names(shapes[row.path])}
     pattern = re.compile(f"({re.escape(prefix)})?({'|'.join(ignored)})") if ignored else None
-    for name in sorted(names - known):
+    for name in sorted(names - names_of_rows):
         if pattern is None or not pattern.fullmatch(name):
             raise UserError(f"there is a tensor {name}, for which the model has no place")
 
 
-def _take_copies(theirs: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]) -> None:
+def _take_copies(table_names: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]) -> None:
     """Adds the name of a missing original to one of its copies: some writers store only one of several equal tensors.
 
     Args:
-      theirs: names of the tensors in the table.
+      table_names: names of the tensors in the table.
       tensors: the tensors of the folder; names are added.
       prefix: start of the names in the folder that the table omits.
       copies: pairs (pattern, original) as in `Family`.
     """
     for pattern, original in copies:
-        if original in theirs and prefix + original not in tensors.shapes:
+        if original in table_names and prefix + original not in tensors.shapes:
             matching = re.compile(f"({re.escape(prefix)})?({pattern})")
-            copy = next((name for name in sorted(tensors.shapes.keys() - theirs) if matching.fullmatch(name)), None)
+            copy = next(
+                (name for name in sorted(tensors.shapes.keys() - table_names) if matching.fullmatch(name)), None
+            )
             if copy is not None:
                 tensors.add_name(prefix + original, copy)
 
 
-def _refuse_other_copies(theirs: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]) -> None:
+def _refuse_other_copies(
+    table_names: set[str], tensors: Tensors, prefix: str, copies: Sequence[tuple[str, str]]
+) -> None:
     """Raises UserError if a tensor that should be a copy has other values than its original, which would be lost.
 
     The arguments are those of `_take_copies`.
     """
     for pattern, original in copies:
         original_name = prefix + original
-        if original not in theirs or original_name not in tensors.shapes:
+        if original not in table_names or original_name not in tensors.shapes:
             continue
-        for name in sorted(tensors.shapes.keys() - theirs):
+        for name in sorted(tensors.shapes.keys() - table_names):
             if not re.fullmatch(f"({re.escape(prefix)})?({pattern})", name):
                 continue
             original_values, values = tensors.read([original_name, name])

@@ -72,7 +72,7 @@ _WITH_LABELS = ("ForSequenceClassification", "ForTokenClassification")
 IGNORED = [
     r"(bert\.)?embeddings\.position_ids",
     r"cls\.predictions\.decoder\.(weight|bias)",
-    *sorted({f"(bert\\.)?{re.escape(row.theirs)}" for _, head in HEADS.values() for row in [*POOLER, *head]}),
+    *sorted({f"(bert\\.)?{re.escape(row.tensor)}" for _, head in HEADS.values() for row in [*POOLER, *head]}),
 ]
 
 COPIES = [
@@ -164,7 +164,7 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
 
 
 def rows(architecture: str, config: BertConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     model, head = HEADS[architecture]
     return table_of(model, config, "bert", BODY, POOLER, head, "cls.predictions.decoder")
 
@@ -189,15 +189,15 @@ def table_of(
       head: rows of the head, which may include the pooler.
       output: name of the output layer, used if its matrix is not the embedding.
     """
-    absent = {"token_types/": not config.num_segments, "projection/": config.embedding_size is None}
-    body = [
-        row for row in body if not any(row.ours.startswith(name) for name, is_absent in absent.items() if is_absent)
-    ]
+    is_absent = {"token_types/": not config.num_segments, "projection/": config.embedding_size is None}
+    absent = tuple(name for name in is_absent if is_absent[name])
+    body = [row for row in body if not row.path.startswith(absent)]
     if model is Bert:
         return [*body, *(pooler if config.has_pooler else [])]
-    in_head = any(row.ours.startswith("bert/pooler/") for row in head)
-    result = [*under("bert", prefix, [*body, *(pooler if model.use_pooler and not in_head else [])]), *head]
-    bias = next((row for row in head if row.ours == "masked_lm/bias"), None)
+    is_pooler_in_head = any(row.path.startswith("bert/pooler/") for row in head)
+    encoder = [*body, *(pooler if model.use_pooler and not is_pooler_in_head else [])]
+    result = [*under("bert", prefix, encoder), *head]
+    bias = next((row for row in head if row.path == "masked_lm/bias"), None)
     if bias is not None and not config.is_tied:
         # The bias is written under two names: transformers saves both and reads that of the output layer.
         result = [row for row in result if row is not bias]
@@ -205,5 +205,5 @@ def table_of(
             vector("masked_lm/bias", f"{output}.bias"),
             table("masked_lm/output_embedding/table", f"{output}.weight"),
         ]
-        result += [] if bias.theirs == f"{output}.bias" else [bias]
+        result += [] if bias.tensor == f"{output}.bias" else [bias]
     return result

@@ -78,6 +78,6 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
 
 
 def rows(architecture: str, config: BertConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     model, head = HEADS[architecture]
     return bert.table_of(model, config, "bert", bert.BODY, _POOLER, head, "cls.predictions.decoder")

@@ -58,14 +58,14 @@ class Encoder:
     def IGNORED(self) -> list[str]:  # noqa: N802, the name that modules of other families use
         """Patterns of copies of tied parameters, a constant, and heads of other architectures in the same file."""
         heads = [row for _, head in self.HEADS.values() for row in [*self.pooler, *head]]
-        of_others = sorted({f"({self.prefix}\\.)?{re.escape(row.theirs)}" for row in heads})
+        of_others = sorted({f"({self.prefix}\\.)?{re.escape(row.tensor)}" for row in heads})
         output = re.escape(self.output)
         return [rf"({self.prefix}\.)?embeddings\.position_ids", rf"{output}\.(weight|bias)", *of_others]
 
     @property
     def COPIES(self) -> list[tuple[str, str]]:  # noqa: N802
         """Pairs (pattern, original): older folders repeat the tensor `original` under names that match the pattern."""
-        bias = next(row.theirs for _, head in self.HEADS.values() for row in head if row.ours == "masked_lm/bias")
+        bias = next(row.tensor for _, head in self.HEADS.values() for row in head if row.path == "masked_lm/bias")
         copies = [(rf"{re.escape(self.output)}\.weight", f"{self.prefix}.embeddings.word_embeddings.weight")]
         return copies if bias == f"{self.output}.bias" else [*copies, (rf"{re.escape(self.output)}\.bias", bias)]
 
@@ -74,7 +74,7 @@ class Encoder:
         return [(rf"^{self.prefix}\.", "")] if self.HEADS[architecture][0] is Bert else []
 
     def fits(self, config: BertConfig) -> bool:
-        """Returns whether a folder can express a configuration."""
+        """Returns whether a Hugging Face folder of this architecture can express a configuration."""
         required = {**bert.OPTIONS, **self.options}
         values = {name: getattr(config, name) for name in required}
         values["num_segments"] = bool(config.num_segments)
@@ -100,6 +100,7 @@ class Encoder:
         return config
 
     def _check(self, architecture: str, fields: Fields, config: BertConfig) -> None:
+        """Raises UserError for fields with values that our models do not support."""
         fields.require(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
         if config.first_position:
             fields.require(pad_token_id=1)
@@ -128,12 +129,13 @@ class Encoder:
         return {self.fields.get(name, name): value for name, value in result.items()}
 
     def rows(self, architecture: str, config: BertConfig) -> list[Row]:
-        """Returns the table of names."""
+        """Returns the table of names: which tensor of a folder holds which parameter."""
         model, head = self.HEADS[architecture]
         return bert.table_of(model, config, self.prefix, self.body, self.pooler, head, self.output)
 
 
 def _masked_lm(transform: str, layer_norm: str, bias: str) -> list[Row]:
+    """Returns the rows of the head for masked tokens, for the names of its tensors."""
     return [*dense("masked_lm/dense", transform), *norm("masked_lm/norm", layer_norm), vector("masked_lm/bias", bias)]
 
 

@@ -48,6 +48,7 @@ class Fields:
         self._values, self._path, self._names = values, path, names or {}
 
     def _name(self, name: str) -> str:
+        """Returns the name in the file of a field that callers ask for as `name`."""
         return self._names.get(name, name)
 
     def renamed(self, names: Mapping[str, str]) -> "Fields":
@@ -55,9 +56,9 @@ class Fields:
         return Fields(self._values, self._path, names)
 
     def nested(self, name: str) -> "Fields":
-        """Returns the fields of the object in the field `name`; those in `name` and "_dict", of older files, win.
+        """Returns the fields of the JSON object in the field `name`, such as "text_config"; empty without one.
 
-        Errors name the file and the field with the object.
+        Fields of "text_config_dict", which older files have, take precedence. Errors name the file and the object.
         """
         return Fields({**self.get(name, {}), **self.get(f"{name}_dict", {})}, f"{self._path}: {name}")
 
@@ -198,6 +199,7 @@ class _Map:
     """A safetensors file in memory: 8 bytes with the size of a JSON header, the header, and the tensors."""
 
     def __init__(self, path: pathlib.Path):
+        """Maps the file and parses its header."""
         with path.open("rb") as file:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._start = 8 + int.from_bytes(self._bytes[:8], "little")

@@ -38,7 +38,7 @@ def read_gpt1_config(fields: Fields) -> GPTConfig:
 
 
 def _common(fields: Fields, max_length: int) -> dict[str, Any]:
-    """Returns the options of both that are read from fields with the same names; `max_length` is the default."""
+    """Returns the options of GPT and GPT-2 that are in fields of the same names; `max_length` is the default of one."""
     dropout_rate = fields.get("resid_pdrop", 0.1)
     fields.require(embd_pdrop=dropout_rate)
     return {
@@ -67,9 +67,8 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
         d_k = config.d_model // config.num_heads
         raise ValueError(f"a Hugging Face GPT needs d_k = d_model / num_heads = {d_k}, got d_k={config.d_k}")
     names = ACTIVATIONS if config.pre_norm else _GPT1_ACTIVATIONS
-    if config.activation not in names.values() or (
-        not config.pre_norm and config.d_ff not in (None, 4 * config.d_model)
-    ):
+    has_other_d_ff = config.d_ff not in (None, 4 * config.d_model)
+    if config.activation not in names.values() or (not config.pre_norm and has_other_d_ff):
         raise ValueError("a Hugging Face GPT without pre_norm has d_ff = 4 * d_model, and not the exact gelu")
     common = {
         "vocab_size": config.vocab_size,

@@ -91,7 +91,7 @@ _ROTARY_NUMBERS = {
 
 
 def read_config(architecture: str, fields: Fields) -> LlamaConfig:
-    """Returns the configuration for the fields of a folder.
+    """Returns the configuration for the fields of a folder's config.json.
 
     Raises:
       UserError: for an option that the model does not support.
@@ -150,7 +150,7 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
 
 
 def _max_length(fields: Fields, rotary: RotaryConfig) -> int:
-    """Returns the longest text, which "dynamic" scaling extends beyond the length that config.json has."""
+    """Returns the length of the longest text, in tokens; "dynamic" scaling extends that of config.json."""
     length = fields.get("max_position_embeddings", 2048)
     return round(length * rotary.factor) if rotary.scaling == "dynamic" else length
 
@@ -164,7 +164,8 @@ def _no_rotary_every(fields: Fields, num_layers: int) -> int:
     """Returns n if every n-th layer has no rotary positions, checking that "no_rope_layers" says the same."""
     layers = fields.get("no_rope_layers", [])
     every = fields.get("no_rope_layer_interval", 4)
-    if layers and layers != [int((index + 1) % every != 0) for index in range(num_layers)]:
+    expected = [int((index + 1) % every != 0) for index in range(num_layers)]  # 1 for layers with rotary positions
+    if layers and layers != expected:
         raise UserError("no_rope_layers is not every no_rope_layer_interval-th layer")
     return every
 
@@ -276,7 +277,8 @@ def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionC
         return AttentionConfig()
     names = ["window" if kind == "sliding_attention" else "dense" for kind in types]
     # The shortest pattern whose repetition gives the attentions of all layers.
-    period = next(p for p in range(1, num_layers + 1) if num_layers % p == 0 and names == names[:p] * (num_layers // p))
+    divisors = [size for size in range(1, num_layers + 1) if num_layers % size == 0]
+    period = next(size for size in divisors if names == names[:size] * (num_layers // size))
     return AttentionConfig(",".join(names[:period]), AttentionOptions(window=window - 1))
 
 
@@ -378,7 +380,7 @@ def body_rows(architecture: str, config: LlamaConfig) -> list[Row]:
     """Returns the table of names of one of `BODIES`, whose tensors have no prefix."""
     body = rows(BODIES[architecture], dataclasses.replace(config, is_tied=True))
     return [
-        dataclasses.replace(row, ours=f"llama/{row.ours}", theirs=row.theirs.removeprefix("model.")) for row in body
+        dataclasses.replace(row, path=f"llama/{row.path}", tensor=row.tensor.removeprefix("model.")) for row in body
     ]
 
 
@@ -397,7 +399,7 @@ def write_classifier_config(architecture: str, config: LlamaConfig) -> dict[str,
 def classifier_rows(architecture: str, config: LlamaConfig) -> list[Row]:
     """Returns the table of names of one of `CLASSIFIERS`."""
     body = rows(CLASSIFIERS[architecture], dataclasses.replace(config, is_tied=True))
-    body = [dataclasses.replace(row, ours=f"llama/{row.ours}") for row in body]
+    body = [dataclasses.replace(row, path=f"llama/{row.path}") for row in body]
     return [*body, linear("classifier/kernel", "score.weight")]
 
 
@@ -411,6 +413,7 @@ def fits(architecture: str, config: LlamaConfig) -> bool:
 
 
 def _attention_scale(config: LlamaConfig) -> float:
+    """Returns the factor of the logits; 1 / sqrt(head size) by default."""
     return config.head_size**-0.5 if config.attention_scale is None else config.attention_scale
 
 
@@ -465,74 +468,74 @@ def rows(architecture: str, config: LlamaConfig) -> list[Row]:
     ]
 
 
-def _expert_rows(architecture: str, ours: str, theirs: str) -> list[Row]:
+def _expert_rows(architecture: str, path: str, tensor: str) -> list[Row]:
     """Returns the rows of the router and the experts of a layer.
 
     In gpt-oss one tensor holds all experts, in other architectures each expert has its own tensors.
     """
     if architecture == "GptOssForCausalLM":
-        theirs = f"{theirs}.mlp"
+        tensor = f"{tensor}.mlp"
         stacked: dict[str, Any] = {"num_batch_axes": 1}
         rows = [
-            linear(f"{ours}/router", f"{theirs}.router.weight"),
-            vector(f"{ours}/router_bias", f"{theirs}.router.bias"),
-            Row(f"{ours}/experts/down", f"{theirs}.experts.down_proj", 1, **stacked),
-            vector(f"{ours}/experts/down_bias", f"{theirs}.experts.down_proj_bias", **stacked),
+            linear(f"{path}/router", f"{tensor}.router.weight"),
+            vector(f"{path}/router_bias", f"{tensor}.router.bias"),
+            Row(f"{path}/experts/down", f"{tensor}.experts.down_proj", 1, **stacked),
+            vector(f"{path}/experts/down_bias", f"{tensor}.experts.down_proj_bias", **stacked),
         ]
         for index, name in enumerate(("up", "gate")):
             half = {**stacked, "part": (index, 2), "is_interleaved": True}
-            rows.append(Row(f"{ours}/experts/{name}", f"{theirs}.experts.gate_up_proj", 1, **half))
-            rows.append(vector(f"{ours}/experts/{name}_bias", f"{theirs}.experts.gate_up_proj_bias", **half))
+            rows.append(Row(f"{path}/experts/{name}", f"{tensor}.experts.gate_up_proj", 1, **half))
+            rows.append(vector(f"{path}/experts/{name}_bias", f"{tensor}.experts.gate_up_proj_bias", **half))
         return rows
     names = {"up": "gate_proj", "gate": "up_proj", "down": "down_proj"}
-    theirs = f"{theirs}.mlp"
+    tensor = f"{tensor}.mlp"
     if architecture == "MixtralForCausalLM":
         names = {"up": "w1", "gate": "w3", "down": "w2"}
-        theirs = theirs.replace(".mlp", ".block_sparse_moe")
+        tensor = tensor.replace(".mlp", ".block_sparse_moe")
     return [
-        linear(f"{ours}/router", f"{theirs}.gate.weight"),
-        *(linear(f"{ours}/experts/{our}", f"{theirs}.experts.{{}}.{name}.weight") for our, name in names.items()),
+        linear(f"{path}/router", f"{tensor}.gate.weight"),
+        *(linear(f"{path}/experts/{our}", f"{tensor}.experts.{{}}.{name}.weight") for our, name in names.items()),
     ]
 
 
-def _layer_rows(architecture: str, config: LlamaConfig, ours: str, has_experts: bool) -> list[Row]:
-    """Returns the rows of the layers below the path `ours`; `has_experts` tells whether they have experts."""
-    theirs, attention, feed_forward = "model.layers.{}", f"{ours}/self_attention", f"{ours}/feed_forward"
-    rows = [linear(f"{attention}/out/kernel", f"{theirs}.self_attn.o_proj.weight", 2)]
+def _layer_rows(architecture: str, config: LlamaConfig, path: str, has_experts: bool) -> list[Row]:
+    """Returns the rows of the layers at `path`, which all have experts or none, `has_experts`."""
+    tensor, attention, feed_forward = "model.layers.{}", f"{path}/self_attention", f"{path}/feed_forward"
+    rows = [linear(f"{attention}/out/kernel", f"{tensor}.self_attn.o_proj.weight", 2)]
     sizes = {"query": config.num_heads, "key": config.num_kv_heads or config.num_heads}
     sizes["value"] = sizes["key"]
     if architecture == "Phi3ForCausalLM":  # one matrix for query, key and value, and one for gate and up
         total, start = sum(sizes.values()) * config.head_size, 0
         for name, heads in sizes.items():
             stop = start + heads * config.head_size
-            row = linear(f"{attention}/{name}/kernel", f"{theirs}.self_attn.qkv_proj.weight")
+            row = linear(f"{attention}/{name}/kernel", f"{tensor}.self_attn.qkv_proj.weight")
             rows.append(dataclasses.replace(row, columns=(start, stop, total)))
             start = stop
         for index, name in enumerate(("up", "gate")):
-            row = linear(f"{feed_forward}/{name}", f"{theirs}.mlp.gate_up_proj.weight")
+            row = linear(f"{feed_forward}/{name}", f"{tensor}.mlp.gate_up_proj.weight")
             rows.append(
                 dataclasses.replace(row, columns=(index * config.d_ff, (index + 1) * config.d_ff, 2 * config.d_ff))
             )
     else:
-        rows += [linear(f"{attention}/{name}/kernel", f"{theirs}.self_attn.{name[0]}_proj.weight") for name in sizes]
+        rows += [linear(f"{attention}/{name}/kernel", f"{tensor}.self_attn.{name[0]}_proj.weight") for name in sizes]
         if config.use_qkv_bias:
-            rows += [vector(f"{attention}/{name}/bias", f"{theirs}.self_attn.{name[0]}_proj.bias") for name in sizes]
+            rows += [vector(f"{attention}/{name}/bias", f"{tensor}.self_attn.{name[0]}_proj.bias") for name in sizes]
     if has_experts:
-        rows += _expert_rows(architecture, feed_forward, theirs)
+        rows += _expert_rows(architecture, feed_forward, tensor)
     else:
-        rows.append(linear(f"{feed_forward}/down", f"{theirs}.mlp.down_proj.weight"))
+        rows.append(linear(f"{feed_forward}/down", f"{tensor}.mlp.down_proj.weight"))
         if architecture != "Phi3ForCausalLM":  # the activation is applied to their gate and to our up
             rows += [
-                linear(f"{feed_forward}/up", f"{theirs}.mlp.gate_proj.weight"),
-                linear(f"{feed_forward}/gate", f"{theirs}.mlp.up_proj.weight"),
+                linear(f"{feed_forward}/up", f"{tensor}.mlp.gate_proj.weight"),
+                linear(f"{feed_forward}/gate", f"{tensor}.mlp.up_proj.weight"),
             ]
     if config.use_sinks:
-        rows.append(vector(f"{attention}/sinks", f"{theirs}.self_attn.sinks"))
+        rows.append(vector(f"{attention}/sinks", f"{tensor}.self_attn.sinks"))
     if config.use_out_bias:
-        rows.append(vector(f"{attention}/out/bias", f"{theirs}.self_attn.o_proj.bias"))
+        rows.append(vector(f"{attention}/out/bias", f"{tensor}.self_attn.o_proj.bias"))
     if config.qk_norm != "none":
         rows += [
-            vector(f"{attention}/{name}_norm/scale", f"{theirs}.self_attn.{name[0]}_norm.weight")
+            vector(f"{attention}/{name}_norm/scale", f"{tensor}.self_attn.{name[0]}_norm.weight")
             for name in ("query", "key")
         ]
     output_norms = {
@@ -545,11 +548,11 @@ def _layer_rows(architecture: str, config: LlamaConfig, ours: str, has_experts: 
     )
     if config.norms != "output":
         rows += [
-            vector(f"{ours}/{branch}/norm/scale", f"{theirs}.{name}.weight") for branch, name in input_norms.items()
+            vector(f"{path}/{branch}/norm/scale", f"{tensor}.{name}.weight") for branch, name in input_norms.items()
         ]
     if config.norms != "pre":
         rows += [
-            vector(f"{ours}/{branch}/output_norm/scale", f"{theirs}.{name}.weight")
+            vector(f"{path}/{branch}/output_norm/scale", f"{tensor}.{name}.weight")
             for branch, name in output_norms.items()
         ]
     return rows

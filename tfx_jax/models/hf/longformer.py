@@ -49,7 +49,7 @@ IGNORED = [
     r"(longformer\.)?embeddings\.position_ids",
     r"lm_head\.decoder\.(weight|bias)",
     *sorted(
-        {f"(longformer\\.)?{re.escape(row.theirs)}" for _, head in HEADS.values() for row in [*bert.POOLER, *head]}
+        {f"(longformer\\.)?{re.escape(row.tensor)}" for _, head in HEADS.values() for row in [*bert.POOLER, *head]}
     ),
 ]
 
@@ -65,7 +65,7 @@ def renamed(architecture: str) -> list[tuple[str, str]]:
 
 
 def fits(config: BertConfig) -> bool:
-    """Returns whether a folder can express a configuration."""
+    """Returns whether a Hugging Face folder of this architecture can express a configuration."""
     is_window = config.attention == AttentionConfig("window", AttentionOptions(window=config.attention.options.window))
     return is_window and config.max_global_tokens > 0 and config.first_position == _FIRST_POSITION
 
@@ -96,6 +96,6 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
 
 
 def rows(architecture: str, config: BertConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     model, head = HEADS[architecture]
     return bert.table_of(model, config, "longformer", _BODY, bert.POOLER, head, "lm_head.decoder")

@@ -53,7 +53,7 @@ _TOKENS = {
 
 
 def read_config(architecture: str, fields: Fields) -> TransformerConfig:
-    """Returns the configuration for the fields of a folder."""
+    """Returns the configuration for the fields of a folder's config.json."""
     vocab_size, pad_id, start_id, eos_id = _TOKENS[architecture]
     is_marian = architecture == "MarianMTModel"
     vocab_size, d_ff = fields.get("vocab_size", vocab_size), fields.get("encoder_ffn_dim", 4096)
@@ -159,11 +159,11 @@ def as_marian(model: Transformer) -> Transformer:
         return model
     graphdef, state = nnx.split(with_zeros(model, config))
     if model.config.interleaved_sinusoids:
-        order = (
-            np.arange(config.d_model).reshape(-1, 2).T.reshape(-1)
-        )  # even features, sines, then odd features, cosines
+        # First the even features, sines, then the odd features, cosines.
+        order = np.arange(config.d_model).reshape(-1, 2).T.reshape(-1)
 
         def reorder(path: Any, leaf: jax.Array) -> jax.Array:
+            """Permutes the features of the residual in a parameter; returns one without such an axis unchanged."""
             name = path_name(path)
             axes = (axis for end, axis in _RESIDUAL_AXES.items() if re.search(f"(^|/)({end})$", name))
             axis = next(axes, None)
@@ -183,14 +183,15 @@ def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]
     required = {"pre_norm": False, "learned_positions": 0, "first_position": 0, "embedding_norm": False}
     required |= {"sinusoids_reach_base": False, "layer_norm_epsilon": 1e-5}
     differing = [f"{name}={value}" for name, value in required.items() if getattr(c, name) != value]
-    differing += [
-        f"{k}=d_model/num_heads" for k in ("d_k", "d_v") if getattr(c, k) not in (None, c.d_model / c.num_heads)
-    ]
+    for name in ("d_k", "d_v"):
+        if getattr(c, name) not in (None, c.d_model / c.num_heads):
+            differing.append(f"{name}=d_model/num_heads")
     differing += ["is_tied=True"] if not c.is_tied and c.source_vocab_size is None else []
     if differing and is_marian:
         raise ValueError(
             f"a Hugging Face MarianMTModel has {', '.join(differing)}; TransformerConfig.marian() is like this"
         )
+    # Fields of both sides, such as "encoder_layers".
     side_fields = {
         f"{side}_{name}": value
         for side, num_layers in (("encoder", c.num_layers), ("decoder", c.num_decoder_layers or c.num_layers))
@@ -235,13 +236,13 @@ def write_classifier_config(architecture: str, config: TransformerConfig) -> dic
 def classifier_rows(config: TransformerConfig) -> list[Row]:
     """Returns the table of names of a classifier."""
     body = rows(dataclasses.replace(config, logits_bias=False))
-    body = [dataclasses.replace(row, ours=f"transformer/{row.ours}") for row in body]
+    body = [dataclasses.replace(row, path=f"transformer/{row.path}") for row in body]
     head = "classification_head"
     return [*body, *dense("dense", f"{head}.dense"), *dense("classifier", f"{head}.out_proj")]
 
 
 def rows(config: TransformerConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     result = [table("embedding/table", "model.shared.weight")]
     if config.source_vocab_size is not None:
         result = [
@@ -267,10 +268,10 @@ def layer_rows() -> list[Row]:
     attentions = {"encoder": {"self": "self_attn"}, "decoder": {"self": "self_attn", "cross": "encoder_attn"}}
     result: list[Row] = []
     for side, kinds in attentions.items():
-        ours, theirs = f"{side}_layers", f"model.{side}.layers.{{}}"
+        path, tensor = f"{side}_layers", f"model.{side}.layers.{{}}"
         for kind, name in kinds.items():
-            result += projections(f"{ours}/{kind}_attention", f"{theirs}.{name}", *names)
-            result += norm(f"{ours}/{kind}_attention_residual/norm", f"{theirs}.{name}_layer_norm")
-        result += feed_forward(f"{ours}/feed_forward", f"{theirs}.fc1", f"{theirs}.fc2")
-        result += norm(f"{ours}/feed_forward_residual/norm", f"{theirs}.final_layer_norm")
+            result += projections(f"{path}/{kind}_attention", f"{tensor}.{name}", *names)
+            result += norm(f"{path}/{kind}_attention_residual/norm", f"{tensor}.{name}_layer_norm")
+        result += feed_forward(f"{path}/feed_forward", f"{tensor}.fc1", f"{tensor}.fc2")
+        result += norm(f"{path}/feed_forward_residual/norm", f"{tensor}.final_layer_norm")
     return result

@@ -43,11 +43,11 @@ def renamed(architecture: str) -> list[tuple[str, str]]:
 
 
 def fits(config: BertConfig) -> bool:
-    """Returns whether a folder can express a configuration."""
+    """Returns whether a Hugging Face folder of this architecture can express a configuration."""
     required = {name: value for name, value in _OPTIONS.items() if name != "has_pooler"}
     # Rotary positions without options other than the base; False if there are none.
-    is_plain = config.rotary == RotaryConfig(base=0.0 if config.rotary is None else config.rotary.base)
-    return is_plain and all(getattr(config, name) == value for name, value in required.items())
+    has_plain_rotary = config.rotary == RotaryConfig(base=0.0 if config.rotary is None else config.rotary.base)
+    return has_plain_rotary and all(getattr(config, name) == value for name, value in required.items())
 
 
 def read_config(architecture: str, fields: Fields) -> BertConfig:
@@ -79,8 +79,10 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
     if types[0] != "full_attention" or len(types) != num_layers:
         raise UserError(f"layer_types is {types!r}, but the first of {num_layers} layers must see all")
     names = ["window" if kind == "sliding_attention" else "dense" for kind in types[1:]]
-    count = len(names)  # without the first layer, which is separate; the rest repeats a pattern, the shortest possible
-    period = next(p for p in range(1, count + 1) if count % p == 0 and names == names[:p] * (count // p))
+    # The first layer is separate. The others repeat a pattern: the shortest that gives the attentions of all.
+    count = len(names)
+    divisors = [size for size in range(1, count + 1) if count % size == 0]
+    period = next(size for size in divisors if names == names[:size] * (count // size))
     has_windows = "window" in names
     window = AttentionOptions(window=fields.get("local_attention", 128) // 2) if has_windows else AttentionOptions()
     bases = {"full_attention": fields.get("global_rope_theta", 160_000.0)}
@@ -147,17 +149,17 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
 
 
 def rows(architecture: str, config: BertConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     model, head = HEADS[architecture]
     period = len(config.attention.names)
     body = [
         table("embedding/table", "embeddings.tok_embeddings.weight"),
         vector("norm/scale", "embeddings.norm.weight"),
     ]
-    body += [row for row in _layer_rows("first_layer", "layers.0", config) if "self_attention_residual" not in row.ours]
+    body += [row for row in _layer_rows("first_layer", "layers.0", config) if "self_attention_residual" not in row.path]
     for kind in range(period):
-        ours = "encoder_layers" if period == 1 else f"encoder_layers/layers/{kind}"
-        layer = _layer_rows(ours, "layers.{}", config)
+        path = "encoder_layers" if period == 1 else f"encoder_layers/layers/{kind}"
+        layer = _layer_rows(path, "layers.{}", config)
         body += [dataclasses.replace(row, first_layer=1 + kind, layer_step=period) for row in layer]
     body.append(vector("last_norm/scale", "final_norm.weight"))
     if model is Bert:
@@ -166,12 +168,12 @@ def rows(architecture: str, config: BertConfig) -> list[Row]:
     return [*under("bert", "model", body), *head, *output]
 
 
-def _layer_rows(ours: str, theirs: str, config: BertConfig) -> list[Row]:
-    """Returns the rows of the layers below the path `ours`; `theirs` is the start of the tensors' names."""
+def _layer_rows(path: str, tensor: str, config: BertConfig) -> list[Row]:
+    """Returns the rows of the layers at `path`; `tensor` is the start of the tensors' names."""
     d_ff = 4 * config.d_model if config.d_ff is None else config.d_ff
-    joined = [linear(f"{ours}/feed_forward/{name}", f"{theirs}.mlp.Wi.weight") for name in ("up", "gate")]
+    joined = [linear(f"{path}/feed_forward/{name}", f"{tensor}.mlp.Wi.weight") for name in ("up", "gate")]
     projections = [
-        linear(f"{ours}/self_attention/{name}/kernel", f"{theirs}.attn.Wqkv.weight")
+        linear(f"{path}/self_attention/{name}/kernel", f"{tensor}.attn.Wqkv.weight")
         for name in ("query", "key", "value")
     ]
     sizes = [(row, config.d_model, 3) for row in projections]
@@ -183,8 +185,8 @@ def _layer_rows(ours: str, theirs: str, config: BertConfig) -> list[Row]:
     ]
     return [
         *blocks,
-        linear(f"{ours}/self_attention/out/kernel", f"{theirs}.attn.Wo.weight", 2),
-        linear(f"{ours}/feed_forward/down", f"{theirs}.mlp.Wo.weight"),
-        vector(f"{ours}/self_attention_residual/norm/scale", f"{theirs}.attn_norm.weight"),
-        vector(f"{ours}/feed_forward_residual/norm/scale", f"{theirs}.mlp_norm.weight"),
+        linear(f"{path}/self_attention/out/kernel", f"{tensor}.attn.Wo.weight", 2),
+        linear(f"{path}/feed_forward/down", f"{tensor}.mlp.Wo.weight"),
+        vector(f"{path}/self_attention_residual/norm/scale", f"{tensor}.attn_norm.weight"),
+        vector(f"{path}/feed_forward_residual/norm/scale", f"{tensor}.mlp_norm.weight"),
     ]

@@ -27,11 +27,11 @@ _ALIGNMENT = 64  # bytes; JAX copies arrays to the CPU device that are aligned l
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One parameter of ours and the tensor that holds it.
+    """One parameter of a model and the tensor of a Hugging Face folder that holds it.
 
     Attributes:
-      ours: path of the parameter in the nested dictionary; for a stack, one path for all its layers.
-      theirs: name of the tensor. The first "{}" stands for the index of the layer, a second one for that of an expert.
+      path: path of the parameter in the nested dictionary; for a stack, one path for all its layers.
+      tensor: name of the tensor. The first "{}" stands for the index of the layer, a second one for that of an expert.
       num_inputs: number of leading axes of one layer's parameter that are inputs. The tensor has one axis for all
         inputs and one for all outputs; with `num_inputs=0` it is a vector.
       is_transposed: whether the tensor is [outputs, inputs], as in PyTorch's linear layers, not [inputs, outputs].
@@ -40,7 +40,7 @@ class Row:
       is_interleaved: whether the outputs of these parts alternate instead of lying side by side.
       kernel_size: of a convolution: sizes of the last axes of the tensor, [outputs, channels, *kernel_size].
       num_ones: number of axes of size 1 at the front of the tensor.
-      instead: name of the tensor that holds the parameter in a folder without `theirs`.
+      instead: name of the tensor that holds the parameter in a folder without `tensor`.
       scale: factor by which the tensor is multiplied when it is read.
       columns: (start, stop, total) if the tensor holds parameters of different sizes side by side: the range of this
         one among the `total` outputs.
@@ -49,8 +49,8 @@ class Row:
       layer_step: difference between the indices of successive layers; above 1 if stacks alternate.
     """
 
-    ours: str
-    theirs: str
+    path: str
+    tensor: str
     num_inputs: int = 0
     is_transposed: bool = False
     num_batch_axes: int = 0
@@ -67,23 +67,23 @@ class Row:
 
     def tensor_names(self, shape: Shape) -> list[str]:
         """Returns the names of the tensors of a parameter of this shape: one per layer of a stack and per expert."""
+        names: list[str] = []
         # An index is (), (layer,) or (layer, expert); only the layer is renumbered.
-        indices = np.ndindex(shape[: self.num_stack_axes])
-        return [
-            self.theirs.format(*(self.first_layer + self.layer_step * layer for layer in index[:1]), *index[1:])
-            for index in indices
-        ]
+        for index in np.ndindex(shape[: self.num_stack_axes]):
+            layer = [self.first_layer + self.layer_step * layer for layer in index[:1]]
+            names.append(self.tensor.format(*layer, *index[1:]))
+        return names
 
     @property
     def num_stack_axes(self) -> int:
         """Number of leading axes of the parameter along which each entry has its own tensor: layers, and experts."""
-        return self.theirs.count("{}")
+        return self.tensor.count("{}")
 
     def divided(self, param: np.ndarray) -> np.ndarray:
         """Returns a view of the parameter with one leading axis, along which each entry has its own tensor."""
         return param.reshape(-1, *param.shape[self.num_stack_axes :])
 
-    def their_shape(self, shape: Shape) -> Shape:
+    def tensor_shape(self, shape: Shape) -> Shape:
         """Returns the shape of the tensor for a parameter of this shape."""
         if self.is_scalar:
             return ()
@@ -101,15 +101,15 @@ class Row:
             return (outputs,)
         return (outputs, inputs) if self.is_transposed else (inputs, outputs)
 
-    def to_ours(self, tensor: np.ndarray, shape: Shape) -> np.ndarray:
+    def to_param(self, tensor: np.ndarray, shape: Shape) -> np.ndarray:
         """Returns the parameter of one layer, of this shape, from its tensor; a view if possible."""
         if self.is_scalar:
             return tensor.reshape(shape)
         if self.num_batch_axes:
             row = dataclasses.replace(self, num_batch_axes=self.num_batch_axes - 1)
-            return np.stack([row.to_ours(entry, shape[1:]) for entry in tensor])
+            return np.stack([row.to_param(entry, shape[1:]) for entry in tensor])
         flat: np.ndarray = tensor.reshape(tensor.shape[self.num_ones :])
-        flat = flat.reshape(flat.shape[0], -1).T if self.is_transposed else flat
+        flat = flat.reshape(flat.shape[0], -1).T if self.is_transposed else flat  # [inputs, outputs], or [outputs]
         index, count = self.part
         if self.is_interleaved:
             return flat[..., index::count].reshape(shape)
@@ -117,74 +117,74 @@ class Row:
         start, stop = (index * size, (index + 1) * size) if self.columns is None else self.columns[:2]
         return flat[..., start:stop].reshape(shape)
 
-    def to_theirs(self, param: np.ndarray) -> np.ndarray:
+    def to_tensor(self, param: np.ndarray) -> np.ndarray:
         """Returns the tensor for the parameter of one layer, or its part of a tensor that holds several."""
         if self.is_scalar:
             return param.reshape(())
         if self.num_batch_axes:
             row = dataclasses.replace(self, num_batch_axes=self.num_batch_axes - 1)
-            return np.stack([row.to_theirs(entry) for entry in param])
+            return np.stack([row.to_tensor(entry) for entry in param])
         flat = param.reshape(math.prod(param.shape[: self.num_inputs]), -1) if self.num_inputs else param.reshape(-1)
         if self.is_transposed:
             flat = flat.T if self.columns else flat.T.reshape(self._shape_behind_ones(param.shape))
         return flat.reshape((1,) * self.num_ones + flat.shape)
 
 
-def vector(ours: str, theirs: str, **options: Any) -> Row:
-    """Returns the row of a vector, such as a bias or a scale."""
-    return Row(ours, theirs, **options)
+def vector(path: str, tensor: str, **options: Any) -> Row:
+    """Returns the row of a vector, such as a bias or a scale; `path` is that of the parameter, `tensor` a name."""
+    return Row(path, tensor, **options)
 
 
-def table(ours: str, theirs: str) -> Row:
+def table(path: str, tensor: str) -> Row:
     """Returns the row of an embedding, which is [entries, size] in both."""
-    return Row(ours, theirs, num_inputs=1)
+    return Row(path, tensor, num_inputs=1)
 
 
-def linear(ours: str, theirs: str, num_inputs: int = 1) -> Row:
+def linear(path: str, tensor: str, num_inputs: int = 1) -> Row:
     """Returns the row of the matrix of a linear layer in PyTorch's layout, [outputs, inputs]."""
-    return Row(ours, theirs, num_inputs, is_transposed=True)
+    return Row(path, tensor, num_inputs, is_transposed=True)
 
 
-def dense(ours: str, theirs: str) -> list[Row]:
+def dense(path: str, tensor: str) -> list[Row]:
     """Returns the rows of a linear layer with a bias."""
-    return [linear(f"{ours}/kernel", f"{theirs}.weight"), vector(f"{ours}/bias", f"{theirs}.bias")]
+    return [linear(f"{path}/kernel", f"{tensor}.weight"), vector(f"{path}/bias", f"{tensor}.bias")]
 
 
-def under(ours: str, theirs: str, rows: Sequence[Row]) -> list[Row]:
-    """Returns the rows with the path `ours` and the name `theirs` in front, for a part of a larger model."""
-    return [dataclasses.replace(row, ours=f"{ours}/{row.ours}", theirs=f"{theirs}.{row.theirs}") for row in rows]
+def under(path: str, tensor: str, rows: Sequence[Row]) -> list[Row]:
+    """Returns the rows with `path` before their paths and `tensor` before their names, for a part of a larger model."""
+    return [dataclasses.replace(row, path=f"{path}/{row.path}", tensor=f"{tensor}.{row.tensor}") for row in rows]
 
 
-def projections(ours: str, theirs: str, *names: str) -> list[Row]:
+def projections(path: str, tensor: str, *names: str) -> list[Row]:
     """Returns the rows of the four linear layers of an attention, with biases.
 
     Args:
-      ours: path of the attention.
-      theirs: start of the tensors' names.
-      *names: their names of the projections of query, key, value and output, in this order.
+      path: path of the attention.
+      tensor: start of the tensors' names.
+      *names: names, in the tensors, of the projections of query, key, value and output, in this order.
     """
     return [
         row
-        for ours_name, name in zip(("query", "key", "value", "out"), names, strict=True)
+        for our_name, name in zip(("query", "key", "value", "out"), names, strict=True)
         for row in (
-            linear(f"{ours}/{ours_name}/kernel", f"{theirs}.{name}.weight", 2 if ours_name == "out" else 1),
-            vector(f"{ours}/{ours_name}/bias", f"{theirs}.{name}.bias"),
+            linear(f"{path}/{our_name}/kernel", f"{tensor}.{name}.weight", 2 if our_name == "out" else 1),
+            vector(f"{path}/{our_name}/bias", f"{tensor}.{name}.bias"),
         )
     ]
 
 
-def norm(ours: str, theirs: str) -> list[Row]:
+def norm(path: str, tensor: str) -> list[Row]:
     """Returns the rows of a layer normalization."""
-    return [vector(f"{ours}/scale", f"{theirs}.weight"), vector(f"{ours}/bias", f"{theirs}.bias")]
+    return [vector(f"{path}/scale", f"{tensor}.weight"), vector(f"{path}/bias", f"{tensor}.bias")]
 
 
-def feed_forward(ours: str, up: str, down: str) -> list[Row]:
-    """Returns the rows of a feed-forward network; `up` and `down` are their names of its linear layers."""
+def feed_forward(path: str, up: str, down: str) -> list[Row]:
+    """Returns the rows of a feed-forward network; `up` and `down` are the names of its linear layers in the tensors."""
     return [
-        linear(f"{ours}/up", f"{up}.weight"),
-        vector(f"{ours}/up_bias", f"{up}.bias"),
-        linear(f"{ours}/down", f"{down}.weight"),
-        vector(f"{ours}/down_bias", f"{down}.bias"),
+        linear(f"{path}/up", f"{up}.weight"),
+        vector(f"{path}/up_bias", f"{up}.bias"),
+        linear(f"{path}/down", f"{down}.weight"),
+        vector(f"{path}/down_bias", f"{down}.bias"),
     ]
 
 
@@ -207,7 +207,7 @@ def read_params(
         is read.
       tensors: tensors of the folder.
       prefix: start of the names in the folder that the table omits.
-      shapes: shapes of our parameters, by path.
+      shapes: shapes of the model's parameters, by path.
       keep_bfloat16: whether parameters that are stored as bfloat16 stay so; all others are float32.
       shardings: sharding of each parameter, by path.
 
@@ -216,35 +216,37 @@ def read_params(
     """
     names_by_path: dict[str, list[str]] = {}
     # The first row of each parameter, in their order: later entries of a dictionary replace earlier ones.
-    rows = list({row.ours: row for row in reversed(rows)}.values())[::-1]
+    rows = list({row.path: row for row in reversed(rows)}.values())[::-1]
     for row in rows:
-        shape = shapes[row.ours]
+        shape = shapes[row.path]
         names = [prefix + name for name in row.tensor_names(shape)]
         if row.instead and names[0] not in tensors.shapes:
             names = [prefix + row.instead]
-        needed = row.their_shape(shape)
+        needed = row.tensor_shape(shape)
         for name in names:
             if name not in tensors.shapes:
                 raise UserError(f"the tensor {name} is missing")
             if (stored := tensors.shapes[name]) != needed:
                 raise UserError(f"the tensor {name} has shape {list(stored)}, but {list(needed)} is needed")
-        names_by_path[row.ours] = names
+        names_by_path[row.path] = names
 
     def read(row: Row) -> tuple[str, Any, list[str]]:
-        shape, names = shapes[row.ours], names_by_path[row.ours]
+        """Reads the parameter of one row from its tensors."""
+        shape, names = shapes[row.path], names_by_path[row.path]
         is_bfloat16 = keep_bfloat16 and row.scale == 1.0 and all(map(tensors.is_bfloat16, names))
         dtype = np.dtype(jnp.bfloat16 if is_bfloat16 else np.float32)
         nonfinite: list[str] = []
 
         @functools.cache  # several devices may hold the same shard
         def part(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
-            """Reads the elements from a start to a stop along each axis."""
-            stack = tuple(slice(*bound) for bound in bounds[: row.num_stack_axes])
-            inner = tuple(slice(*bound) for bound in bounds[row.num_stack_axes :])
+            """Reads the elements of the parameter within `bounds`, (start, stop) along each axis."""
+            in_stack = tuple(slice(*bound) for bound in bounds[: row.num_stack_axes])
+            in_layer = tuple(slice(*bound) for bound in bounds[row.num_stack_axes :])
             param = _empty(tuple(stop - start for start, stop in bounds), dtype)
-            chosen = np.array(names).reshape(shape[: row.num_stack_axes])[stack].reshape(-1).tolist()
-            for layer, name, tensor in zip(row.divided(param), chosen, tensors.read(chosen), strict=True):
-                values = row.to_ours(tensor, shape[row.num_stack_axes :])[inner]
+            names_in_stack = np.array(names).reshape(shape[: row.num_stack_axes])[in_stack].reshape(-1).tolist()
+            layers = zip(row.divided(param), names_in_stack, tensors.read(names_in_stack), strict=True)
+            for layer, name, tensor in layers:
+                values = row.to_param(tensor, shape[row.num_stack_axes :])[in_layer]
                 for block in _blocks(values.shape, dtype.itemsize):
                     layer[block] = values[block]
                     if not row.is_transposed:  # then the next block needs none of these pages
@@ -256,14 +258,14 @@ def read_params(
             return param
 
         if shardings is None:
-            return row.ours, part(tuple((0, size) for size in shape)), nonfinite
+            return row.path, part(tuple((0, size) for size in shape)), nonfinite
 
         def shard(index: Any) -> np.ndarray:
             """Reads a shard; `index` has a slice for each axis, such as slice(0, 4, None) or slice(None)."""
             return part(tuple(axis.indices(size)[:2] for axis, size in zip(index, shape, strict=True)))
 
-        array = jax.make_array_from_callback(shape, shardings[row.ours], shard)
-        return row.ours, array, list(dict.fromkeys(nonfinite))
+        array = jax.make_array_from_callback(shape, shardings[row.path], shard)
+        return row.path, array, list(dict.fromkeys(nonfinite))
 
     # Most of the time is the first write to new memory, which two threads halve. More threads would use more memory.
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
@@ -287,21 +289,21 @@ def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
         pages.madvise(mmap.MADV_HUGEPAGE)  # the first write to each page takes much of the time: have few
         return np.frombuffer(pages, dtype).reshape(shape)
     buffer = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % _ALIGNMENT
+    start = -buffer.ctypes.data % _ALIGNMENT  # in Python, -x % size is the distance to the next multiple
     return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def write_params(rows: Sequence[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the tensors of a folder, by name, for our parameters by path."""
+    """Returns the tensors of a folder, by name, for the parameters of a model, by path."""
     # For each tensor: order among its parts, axis along which parts are joined (None: interleaved), and the part.
     parts: dict[str, list[tuple[int, int | None, np.ndarray]]] = {}
     for row in rows:
-        param = params[row.ours]
+        param = params[row.path]
         order = row.part[0] if row.columns is None else row.columns[0]
         axis = 0 if row.columns is not None and row.is_transposed else -1
         axis = None if row.is_interleaved else axis
         for name, layer in zip(row.tensor_names(param.shape), row.divided(param), strict=True):
-            parts.setdefault(name, []).append((order, axis, row.to_theirs(layer)))
+            parts.setdefault(name, []).append((order, axis, row.to_tensor(layer)))
     return {name: _join(parts_of_tensor) for name, parts_of_tensor in parts.items()}
 
 

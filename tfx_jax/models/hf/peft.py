@@ -8,12 +8,13 @@ import math
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 from etils import epath
+from jaxtyping import Float
 
 from tfx_jax.errors import UserError
 from tfx_jax.files import check_regular
@@ -97,8 +98,10 @@ class AdaptedTensors(Tensors):
         for name, pair in self._pairs.items():
             # A must be [rank, inputs] and B [outputs, rank].
             shapes: list[tuple[int, ...]] = [pair[letter].shape if letter in pair else () for letter in "AB"]
-            wanted = self.shapes[name][::-1] if self._is_transposed else self.shapes[name]
-            if [*map(len, shapes)] != [2, 2] or shapes[0][0] != shapes[1][1] or (shapes[1][0], shapes[0][1]) != wanted:
+            expected = self.shapes[name][::-1] if self._is_transposed else self.shapes[name]  # [outputs, inputs]
+            a_shape, b_shape = shapes
+            are_matrices = len(a_shape) == len(b_shape) == 2
+            if not are_matrices or shapes[0][0] != shapes[1][1] or (shapes[1][0], shapes[0][1]) != expected:
                 raise UserError(f"{adapter / WEIGHTS}: lora_A {shapes[0]} and lora_B {shapes[1]} do not fit {name}")
 
     def _resolve(self, name: str, prefix: str) -> str | None:
@@ -159,8 +162,8 @@ def adapter_files(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the content of adapter_config.json, and the tensors of adapter_model.safetensors by name.
 
-    One of their tensors may hold several of our matrices, such as query, key and value of GPT-2. Their adapters of rank
-    r are then joined to one adapter of rank r times their number: A is concatenated, B is block diagonal.
+    A tensor of the folder may hold several matrices of the model, such as query, key and value of GPT-2. Their adapters
+    of rank r are then joined to one adapter of rank r times their number: A is concatenated, B is block diagonal.
 
     Args:
       adapters: adapters, by the paths of their matrices.
@@ -173,39 +176,32 @@ def adapter_files(
     Raises:
       UserError: if PEFT cannot express an adapter (experts that share one tensor) or a head.
     """
-    row_of = {row.ours: row for row in rows}
-    # For each of their modules: (start, total, A, B) of each of our matrices, which is columns start ... of `total`.
-    blocks: dict[str, list[tuple[int, int, np.ndarray, np.ndarray]]] = {}
+    row_of = {row.path: row for row in rows}
+    blocks: dict[str, list[_Block]] = {}  # by module of PEFT: the adapters of all matrices that its tensor holds
     for path, adapter in adapters.items():
         row = row_of[path]
-        if row.num_batch_axes or not row.theirs.endswith(".weight"):
+        if row.num_batch_axes or not row.tensor.endswith(".weight"):
             raise UserError(f"PEFT cannot express an adapter of {path}: choose other config.lora.targets, or merge it")
-        num_stack, num_inputs = row.num_stack_axes, row.num_inputs
-        a, b = np.asarray(adapter.a[...]), np.asarray(adapter.b[...])
-        for name, index in zip(row.tensor_names(a.shape), np.ndindex(a.shape[:num_stack]), strict=True):
-            a_one, b_one = a[index].reshape(-1, a.shape[-1]).T, b[index].reshape(b.shape[num_stack], -1).T
-            assert a.ndim == num_stack + num_inputs + 1
-            start, total = row.part[0] * len(b_one), row.part[1] * len(b_one)
-            if row.columns is not None:
-                start, total = row.columns[0], row.columns[2]
-            blocks.setdefault(f"{prefix}{name}".removesuffix(".weight"), []).append((start, total, a_one, b_one))
+        for name, block in _blocks_of(row, adapter):
+            blocks.setdefault(f"{prefix}{name}".removesuffix(".weight"), []).append(block)
     first = next(iter(adapters.values()))  # all adapters have the same rank and alpha
     rank, alpha = first.a.shape[-1], first.scale * first.a.shape[-1]
     tensors: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
     for module, parts in blocks.items():
-        _, num_outputs, *_ = parts[0]
-        joined = np.zeros((num_outputs, rank * len(parts)), np.float32)
-        for index, (start, _, _, b_one) in enumerate(parts):
-            joined[start : start + len(b_one), index * rank : (index + 1) * rank] = b_one
-        tensors[f"{_PREFIX}{module}.lora_A.weight"] = np.ascontiguousarray(np.concatenate([a for _, _, a, _ in parts]))
-        tensors[f"{_PREFIX}{module}.lora_B.weight"] = joined
+        joined_a = np.ascontiguousarray(np.concatenate([block.a for block in parts]))
+        joined_b = np.zeros((parts[0].num_outputs, rank * len(parts)), np.float32)
+        for index, block in enumerate(parts):
+            outputs = slice(block.start, block.start + len(block.b))
+            joined_b[outputs, index * rank : (index + 1) * rank] = block.b
+        tensors[f"{_PREFIX}{module}.lora_A.weight"] = joined_a
+        tensors[f"{_PREFIX}{module}.lora_B.weight"] = joined_b
         if len(parts) > 1:
             ranks[module] = rank * len(parts)
-    head_tensors = write_params([row for row in rows if row.ours in heads], heads)
+    head_tensors = write_params([row for row in rows if row.path in heads], heads)
     head_modules = sorted({prefix + name.rpartition(".")[0] for name in head_tensors})
     for module in head_modules:  # PEFT saves a module with all its submodules, which must all be trained
-        inside = [row.theirs for row in rows if f"{prefix}{row.theirs}".startswith(f"{module}.")]
+        inside = [row.tensor for row in rows if f"{prefix}{row.tensor}".startswith(f"{module}.")]
         if any(prefix + name.rpartition(".")[0] != module for name in inside):
             raise UserError(f"PEFT cannot express a trained head inside {module}: merge the adapters instead")
     tensors |= {f"{_PREFIX}{prefix}{name}": tensor for name, tensor in head_tensors.items()}
@@ -230,6 +226,32 @@ def adapter_files(
     return config, tensors
 
 
+class _Block(NamedTuple):
+    """Adapter of one matrix in PEFT's layout, and the place of the matrix among the outputs of its tensor."""
+
+    start: int
+    """Index of the matrix's first output in the tensor."""
+    num_outputs: int
+    """Number of outputs of the tensor."""
+    a: Float[np.ndarray, "rank inputs"]
+    b: Float[np.ndarray, "outputs rank"]
+
+
+def _blocks_of(row: Row, adapter: Adapter) -> Iterator[tuple[str, _Block]]:
+    """Yields (name, block) for each tensor that holds a part of an adapted parameter: one per layer of a stack."""
+    num_stack_axes = row.num_stack_axes
+    a, b = np.asarray(adapter.a[...]), np.asarray(adapter.b[...])
+    assert a.ndim == num_stack_axes + row.num_inputs + 1
+    for name, index in zip(row.tensor_names(a.shape), np.ndindex(a.shape[:num_stack_axes]), strict=True):
+        block_a = a[index].reshape(-1, a.shape[-1]).T
+        block_b = b[index].reshape(b.shape[num_stack_axes], -1).T
+        part, num_parts = row.part
+        start, num_outputs = part * len(block_b), num_parts * len(block_b)
+        if row.columns is not None:
+            start, _, num_outputs = row.columns
+        yield name, _Block(start, num_outputs, block_a, block_b)
+
+
 def _targets(modules: list[str], rows: Sequence[Row], prefix: str) -> list[str]:
     """Returns "target_modules": the last parts of the names, or whole names if other modules share a last part.
 
@@ -239,7 +261,7 @@ def _targets(modules: list[str], rows: Sequence[Row], prefix: str) -> list[str]:
       prefix: start of the names that the table omits.
     """
     endings = {module.rpartition(".")[2] for module in modules}
-    patterns = {re.escape(prefix + row.theirs.removesuffix(".weight")).replace(r"\{\}", r"\d+") for row in rows}
+    patterns = {re.escape(prefix + row.tensor.removesuffix(".weight")).replace(r"\{\}", r"\d+") for row in rows}
     matching = {pattern for pattern in patterns if pattern.rpartition(r"\.")[2] in endings}
     covered = all(any(re.fullmatch(pattern, module) for module in modules) for pattern in matching)
     return sorted(endings) if covered else modules

@@ -39,10 +39,11 @@ _FEED_FORWARD = {
 
 
 def fits(architecture: str, config: T5Config) -> bool:
-    """Returns whether a folder can express a configuration."""
+    """Returns whether a Hugging Face folder of this architecture can express a configuration."""
     _, options, _ = ARCHITECTURES[architecture]
-    same = options.get("layers_have_biases", False) == config.layers_have_biases
-    return config.attention.name == "dense" and same and options.get("is_tied", config.is_tied) == config.is_tied
+    has_same_biases = options.get("layers_have_biases", False) == config.layers_have_biases
+    is_tied_alike = options.get("is_tied", config.is_tied) == config.is_tied
+    return config.attention.name == "dense" and has_same_biases and is_tied_alike
 
 
 def read_config(architecture: str, fields: Fields) -> T5Config:
@@ -132,9 +133,10 @@ def rows_of(architecture: str, fields: Fields) -> Callable[[T5Config], list[Row]
     head = {"instead": "shared.weight"} if is_scaled is False and fields.get("tie_word_embeddings", True) else {}
 
     def table_of(config: T5Config) -> list[Row]:
+        """Returns the rows, with the scale and the other name of the output layer's matrix."""
         scale = config.d_model**-0.5 if is_scaled else 1.0
         return [
-            dataclasses.replace(row, scale=scale, **head) if row.ours == "output_embedding/table" else row
+            dataclasses.replace(row, scale=scale, **head) if row.path == "output_embedding/table" else row
             for row in rows(architecture, config)
         ]
 
@@ -142,7 +144,7 @@ def rows_of(architecture: str, fields: Fields) -> Callable[[T5Config], list[Row]
 
 
 def rows(architecture: str, config: T5Config) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     result = [table("embedding/table", "shared.weight"), *_stack("encoder", config, ("self",))]
     if ARCHITECTURES[architecture][0] is T5Encoder:
         return result
@@ -164,28 +166,18 @@ def _stack(side: str, config: T5Config, attentions: tuple[str, ...]) -> list[Row
     layers, block = f"{side}_layers", f"{side}.block.{{}}.layer"
     last = len(attentions)  # index of the feed-forward sublayer
     matrices = {"up": "wi_0", "gate": "wi_1", "down": "wo"} if config.is_gated else {"up": "wi", "down": "wo"}
-    with_bias = "{}" if config.layers_have_biases else "0"
-    return [
-        table(f"{side}_bias/table", f"{side}.block.{with_bias}.layer.0.SelfAttention.relative_attention_bias.weight"),
-        *(
-            row
-            for index, kind in enumerate(attentions)
-            for row in (
-                vector(f"{layers}/{kind}_attention_residual/norm/scale", f"{block}.{index}.layer_norm.weight"),
-                *(
-                    linear(
-                        f"{layers}/{kind}_attention/{ours}/kernel",
-                        f"{block}.{index}.{names[kind]}.{ours[0]}.weight",
-                        2 if ours == "out" else 1,
-                    )
-                    for ours in ("query", "key", "value", "out")
-                ),
-            )
-        ),
-        vector(f"{layers}/feed_forward_residual/norm/scale", f"{block}.{last}.layer_norm.weight"),
-        *(
-            linear(f"{layers}/feed_forward/{ours}", f"{block}.{last}.DenseReluDense.{theirs}.weight")
-            for ours, theirs in matrices.items()
-        ),
-        vector(f"{side}_norm/scale", f"{side}.final_layer_norm.weight"),
-    ]
+    layer_with_bias = "{}" if config.layers_have_biases else "0"
+    bias = f"{side}.block.{layer_with_bias}.layer.0.SelfAttention.relative_attention_bias.weight"
+    result = [table(f"{side}_bias/table", bias)]
+    for index, kind in enumerate(attentions):
+        path, sublayer = f"{layers}/{kind}_attention", f"{block}.{index}"
+        result.append(vector(f"{path}_residual/norm/scale", f"{sublayer}.layer_norm.weight"))
+        for name in ("query", "key", "value", "out"):
+            tensor = f"{sublayer}.{names[kind]}.{name[0]}.weight"  # q, k, v and o
+            result.append(linear(f"{path}/{name}/kernel", tensor, num_inputs=2 if name == "out" else 1))
+    result.append(vector(f"{layers}/feed_forward_residual/norm/scale", f"{block}.{last}.layer_norm.weight"))
+    for name, their_name in matrices.items():
+        tensor = f"{block}.{last}.DenseReluDense.{their_name}.weight"
+        result.append(linear(f"{layers}/feed_forward/{name}", tensor))
+    result.append(vector(f"{side}_norm/scale", f"{side}.final_layer_norm.weight"))
+    return result

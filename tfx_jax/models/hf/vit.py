@@ -30,6 +30,7 @@ IGNORED = [
 
 
 def _prefix(architecture: str) -> str:
+    """Returns the start of the names of the encoder's tensors in a model with a head; also its "model_type"."""
     return "deit" if architecture.startswith("DeiT") else "vit"
 
 
@@ -39,7 +40,7 @@ def renamed(architecture: str) -> list[tuple[str, str]]:
 
 
 def fits(architecture: str, config: ViTConfig) -> bool:
-    """Returns whether a folder can express a configuration."""
+    """Returns whether a Hugging Face folder of this architecture can express a configuration."""
     tokens = config.distillation_token, config.distillation_head
     return config.attention.name == "dense" and tokens == _tokens(architecture)
 
@@ -102,15 +103,13 @@ def write_config(architecture: str, config: ViTConfig) -> dict[str, Any]:
 
 
 def rows(architecture: str, config: ViTConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     model, head = HEADS[architecture]
+    distillation_token = [vector("distillation_token", "embeddings.distillation_token", num_ones=2)]
+    distillation_token = distillation_token if config.distillation_token else []
     body = [
         vector("class_token", "embeddings.cls_token", num_ones=2),
-        *(
-            [vector("distillation_token", "embeddings.distillation_token", num_ones=2)]
-            if config.distillation_token
-            else []
-        ),
+        *distillation_token,
         Row("positions/table", "embeddings.position_embeddings", num_inputs=1, num_ones=1),
         Row(
             "patches/kernel",

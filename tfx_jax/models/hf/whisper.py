@@ -11,7 +11,7 @@ ARCHITECTURE = "WhisperForConditionalGeneration"
 
 
 def read_config(fields: Fields) -> WhisperConfig:
-    """Returns the configuration for the fields of a folder."""
+    """Returns the configuration for the fields of a folder's config.json."""
     num_heads, d_ff = fields.get("encoder_attention_heads", 6), fields.get("encoder_ffn_dim", 1536)
     fields.require(decoder_attention_heads=num_heads, decoder_ffn_dim=d_ff, is_encoder_decoder=True)
     fields.require(scale_embedding=False, tie_word_embeddings=True, encoder_layerdrop=0.0, decoder_layerdrop=0.0)
@@ -38,6 +38,7 @@ def read_config(fields: Fields) -> WhisperConfig:
 def write_config(config: WhisperConfig) -> dict[str, Any]:
     """Returns the fields of config.json."""
     c = config
+    # Fields of both sides, such as "encoder_layers".
     sides = {
         f"{side}_{name}": value
         for side, num_layers in (("encoder", c.num_layers), ("decoder", c.num_decoder_layers))
@@ -64,7 +65,7 @@ def write_config(config: WhisperConfig) -> dict[str, Any]:
 
 
 def rows(config: WhisperConfig) -> list[Row]:
-    """Returns the table of names."""
+    """Returns the table of names: which tensor of a folder holds which parameter."""
     del config  # all have the same
     result = [
         table("embedding/table", "model.decoder.embed_tokens.weight"),
@@ -72,9 +73,9 @@ def rows(config: WhisperConfig) -> list[Row]:
         table("target_positions/table", "model.decoder.embed_positions.weight"),
         *norm("encoder_norm", "model.encoder.layer_norm"),
         *norm("decoder_norm", "model.decoder.layer_norm"),
-        *(row for row in layer_rows() if not row.ours.endswith("/key/bias")),
+        *(row for row in layer_rows() if not row.path.endswith("/key/bias")),
     ]
-    for ours, theirs in (("convolution", "model.encoder.conv1"), ("halving", "model.encoder.conv2")):
-        kernel = Row(f"{ours}/kernel", f"{theirs}.weight", 2, is_transposed=True, kernel_size=(3,))
-        result += [kernel, vector(f"{ours}/bias", f"{theirs}.bias")]
+    for path, tensor in (("convolution", "model.encoder.conv1"), ("halving", "model.encoder.conv2")):
+        kernel = Row(f"{path}/kernel", f"{tensor}.weight", 2, is_transposed=True, kernel_size=(3,))
+        result += [kernel, vector(f"{path}/bias", f"{tensor}.bias")]
     return result

@@ -374,8 +374,11 @@ class Derivation:
 
     def time(self, tense: Tense) -> Pair:
         """Returns a random time that fits the tense: yesterday, on monday, on may 3, at seven thirty."""
-        # 0 to 2: one of `TIMES`, 3: weekday, 4: date, 5: time of day.
-        kind = self.dice.below(6) if tense in ("past", "future") else 5 if tense == "past progressive" else 0
+        kind = 0  # 0 to 2: one of `TIMES`, 3: weekday, 4: date, 5: time of day
+        if tense in ("past", "future"):
+            kind = self.dice.below(6)
+        elif tense == "past progressive":
+            kind = 5
         if kind == 3:
             english, kanji = self.dice.choose(WEEKDAYS).split()
             return Pair(f"on {english}", f"{kanji}曜日 に")

@@ -109,12 +109,12 @@ def _sentence(derivation: Derivation, topic: Noun, fact: tuple[Any, ...]) -> Pai
             extra_slots["OBJECT"] = topic_phrase.marked(fact.verb.particle)
             subject = derivation.noun_phrase(fact.subject)
         return STATEMENT(CLAUSE=derivation.clause(fact, tense, subject, extra_slots, negative=negative))
-    is_ = Pair(be("present", topic_phrase.agreement), "")
+    present_be = Pair(be("present", topic_phrase.agreement), "")
     if isinstance(fact, Comparison):
         adjective = Pair(fact.adjective.comparative, inflect(fact.adjective.japanese, "present"))
         other = derivation.noun_phrase(fact.other, is_object=True, is_plain=True)
         other_pair = Pair(other.english, other.japanese)
-        return rules.COMPARED(SUBJECT=topic_phrase.topic(), BE=is_, OTHER=other_pair, ADJECTIVE=adjective)
+        return rules.COMPARED(SUBJECT=topic_phrase.topic(), BE=present_be, OTHER=other_pair, ADJECTIVE=adjective)
     if isinstance(fact, Position):
         landmark = definite(fact.landmark)
         exists = "い-る" if topic.tags & {"people", "animal"} else "ある"
@@ -122,11 +122,11 @@ def _sentence(derivation: Derivation, topic: Noun, fact: tuple[Any, ...]) -> Pai
             f"{fact.preposition.english} {landmark.english}",
             " ".join(filter(None, (landmark.japanese, fact.preposition.japanese, "に"))),
         )
-        is_there = is_._replace(japanese=inflect(exists, "present"))
-        return rules.LOCATED(SUBJECT=topic_phrase.topic(), BE=is_there, PLACE=place)
+        existence = present_be._replace(japanese=inflect(exists, "present"))
+        return rules.LOCATED(SUBJECT=topic_phrase.topic(), BE=existence, PLACE=place)
     if isinstance(fact, Profession):
         complement = Pair(with_article(fact.job.english), inflect(f"{fact.job.japanese} な", "present"))
     else:
         _, adjective = fact  # a `Quality`
         complement = Pair(adjective.english, inflect(adjective.japanese, "present"))
-    return STATEMENT(CLAUSE=rules.BE(SUBJECT=topic_phrase.topic(), BE=is_, COMPLEMENT=complement))
+    return STATEMENT(CLAUSE=rules.BE(SUBJECT=topic_phrase.topic(), BE=present_be, COMPLEMENT=complement))

@@ -82,9 +82,10 @@ def entailment(draw: Derivation) -> LabeledPair | None:
 
 def _is_independent(deed: Action, other: Action) -> bool:
     """Returns whether neither deed implies the other: meeting the girl implies seeing her, knowing the boy does not."""
-    return (other.verb.english != deed.verb.english and other.object is not deed.object) or (
-        other.verb is deed.verb and deed.object is not None and other.object is not deed.object
-    )
+    if other.object is deed.object:
+        return False
+    # Two entries of the lexicon may share an English verb; their deeds are not used together.
+    return other.verb is deed.verb or other.verb.english != deed.verb.english
 
 
 # Deeds ---------------------------------------------------------------------------------------------------------------
@@ -130,19 +131,18 @@ def _lookalike(draw: Derivation, deed: Action) -> Pair | None:
 
     For "the girl saw the dog": the boy who met the girl saw the dog.
     """
-    rivals = (
-        [
-            rival
-            for rival in _deeds_to(draw.world).get(deed.object, ())
-            if rival.verb is deed.verb and rival.subject is not deed.subject
-        ]
-        if deed.object
-        else []
-    )
-    pairs = [
+    if deed.object is None:
+        return None
+    deeds_to = _deeds_to(draw.world)
+    rivals = [  # the same deed of another subject: the boy saw the dog
+        rival
+        for rival in deeds_to.get(deed.object, ())
+        if rival.verb is deed.verb and rival.subject is not deed.subject
+    ]
+    pairs = [  # each with another deed of its subject, done to the deed's subject: the boy met the girl
         (rival, meeting)
         for rival in rivals
-        for meeting in _deeds_to(draw.world).get(deed.subject, ())
+        for meeting in deeds_to.get(deed.subject, ())
         if meeting.subject is rival.subject and meeting != rival
     ]
     if not pairs:
@@ -169,9 +169,11 @@ def _both(draw: Derivation, one: tuple[Action, bool], other: tuple[Action, bool]
         clause = _doing(draw, *first, subject=NounPhrase("", ""))
         subject = NounPhrase(*RELATIVE(NOUN=Pair(*subject[:2]), PRONOUN=pronoun, CLAUSE=clause))
         return STATEMENT(CLAUSE=_doing(draw, *second, subject=subject, without=without))
+    _, is_first_negated = first
+    _, is_second_negated = second
     return _ALSO(
         CLAUSE=_doing(draw, *first),
-        CONJUNCTION=Pair("and" if first[1] == second[1] else ", but", ""),
+        CONJUNCTION=Pair("and" if is_first_negated == is_second_negated else ", but", ""),
         OTHER=_doing(draw, *second, subject=NounPhrase("", ""), without=without),
     )
 
@@ -205,7 +207,8 @@ def _doing(
             if name in ("TIME", "PLACE", "MEANS") and not forbidden & set(pair.english.split())
         }
     if deed.object is not None:
-        thing = thing or (kind_of if deed.verb.is_generic else definite)(deed.object)
+        if thing is None:
+            thing = kind_of(deed.object) if deed.verb.is_generic else definite(deed.object)
         slots["OBJECT"] = thing.marked(deed.verb.particle)
     return draw.clause(deed, "past", subject or definite(deed.subject), slots, negative=negative)
 
@@ -228,11 +231,13 @@ def _about_quality(draw: Derivation, quality: Quality, label: str, negative: boo
     opposites = [other for other in others if exclude_each_other(adjective, other.adjective)]
     if label == NEUTRAL:
         is_denied = draw.dice.chance(_NEGATIVE_PERCENT)
-        same = [other for other in draw.world.qualities[adjective] if other.noun not in (noun, deed.subject)]
-        rest = [other for other in [*others, *same] if other not in opposites and other.noun.form != "pronoun"]
-        if not rest or draw.dice.chance(30):
+        of_other_nouns = [other for other in draw.world.qualities[adjective] if other.noun not in (noun, deed.subject)]
+        neutral_qualities = [
+            other for other in [*others, *of_other_nouns] if other not in opposites and other.noun.form != "pronoun"
+        ]
+        if not neutral_qualities or draw.dice.chance(30):
             return STATEMENT(CLAUSE=_doing(draw, deed, is_denied, without=deed))
-        other_quality = draw.tell(draw.dice.choose(rest))
+        other_quality = draw.tell(draw.dice.choose(neutral_qualities))
         return _quality_sentence(draw, other_quality, is_denied, deed if other_quality.noun is noun else None)
     is_true = negative == (label == CONTRADICTION)  # whether the first sentence affirms the quality
     if not is_true and opposites and draw.dice.chance(50):

@@ -117,6 +117,7 @@ def _inquiries_about_object() -> Iterator[Action]:
 
 
 def _comparisons() -> Iterator[Comparison]:
+    """Yields all comparisons of two nouns of one kind that an adjective with a comparative can describe."""
     for adjective in ADJECTIVES:
         nouns = select(adjective.nouns) if adjective.comparative else ()
         for noun in nouns:
@@ -126,17 +127,20 @@ def _comparisons() -> Iterator[Comparison]:
 
 
 def _positions() -> Iterator[Position]:
+    """Yields all positions of a thing at a landmark that the lexicon allows."""
     for preposition, things, landmarks in POSITIONS:
         for landmark in select(landmarks):
             yield from (Position(thing, preposition, landmark) for thing in select(things) if thing is not landmark)
 
 
 def _qualities() -> Iterator[Quality]:
+    """Yields each adjective with each noun that it can describe."""
     for adjective in ADJECTIVES:
         yield from (Quality(noun, adjective) for noun in select(adjective.nouns))
 
 
 def _professions() -> Iterator[Profession]:
+    """Yields each job with each pronoun, name, relative, man or woman who may have it."""
     for job in select("job"):
         yield from (Profession(noun, job) for noun in select("pronoun name kin man woman"))
 
@@ -163,6 +167,7 @@ def _is_trip(action: Action) -> bool:
 
 
 def _is_requested(action: Action) -> bool:
+    """Returns whether the action can be asked of "you": please open the window."""
     return action.subject is NOUNS["you"] and action.verb.english in REQUESTED
 
 

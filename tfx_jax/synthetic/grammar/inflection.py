@@ -68,8 +68,11 @@ def _stems(verb: str) -> dict[str, str]:
     if verb.endswith("-る"):
         masu = nai = te_stem = verb.removesuffix("-る")
         te = "て"
-    elif verb.endswith(("する", "来る")):
-        masu = nai = te_stem = verb.removesuffix("する") + "し" if verb.endswith("する") else verb.removesuffix("る")
+    elif verb.endswith("する"):  # irregular
+        masu = nai = te_stem = verb.removesuffix("する") + "し"
+        te = "て"
+    elif verb.endswith("来る"):  # irregular
+        masu = nai = te_stem = verb.removesuffix("る")
         te = "て"
     else:
         masu_kana, nai_kana, te_kana, te = _KANA_ROWS[verb[-1]]
@@ -182,13 +185,18 @@ def verb_group(
         auxiliary, rest = verb_group("want", "wanted", "present", agreement, negative=negative, inverted=inverted)
         return auxiliary, f"{rest} to {verb}"
     head, *tail = verb.split()
-    singular = agreement == "singular"
+    is_singular = agreement == "singular"
     if tense in ("progressive", "past progressive"):
-        auxiliary, head = be("past" if tense.startswith("past") else "present", agreement), with_ing(head)
+        auxiliary = be("past" if tense == "past progressive" else "present", agreement)
+        head = with_ing(head)
     elif tense in ("past", "present") and not (negative or inverted):
-        auxiliary, head = "", past.split()[0] if tense == "past" else with_s(head) if singular else head
-    else:
-        auxiliary = {"past": "did", "present": "does" if singular else "do", "future": "will"}.get(tense, tense)
+        auxiliary = ""
+        if tense == "past":
+            head = past.split()[0]
+        elif is_singular:
+            head = with_s(head)
+    else:  # "can" and "must" are themselves the auxiliary
+        auxiliary = {"past": "did", "present": "does" if is_singular else "do", "future": "will"}.get(tense, tense)
     if negative:
         auxiliary = "cannot" if auxiliary == "can" else f"{auxiliary} not"
     return auxiliary, " ".join([head, *tail])
@@ -213,10 +221,16 @@ def english_number(number: int) -> str:
     """
     if number < 20:
         return _SMALL[number]
-    unit, name = next((unit, name) for unit, name in ((1000, "thousand"), (100, "hundred"), (10, "")) if number >= unit)
-    count, rest = divmod(number, unit)
-    words = [f"{_SMALL[count]} {name}" if name else _TENS[count], english_number(rest) if rest else ""]
-    return " ".join(filter(None, words))
+    if number >= 1000:
+        count, rest = divmod(number, 1000)
+        words = f"{_SMALL[count]} thousand"
+    elif number >= 100:
+        count, rest = divmod(number, 100)
+        words = f"{_SMALL[count]} hundred"
+    else:
+        count, rest = divmod(number, 10)
+        words = _TENS[count]
+    return f"{words} {english_number(rest)}" if rest else words
 
 
 @functools.cache

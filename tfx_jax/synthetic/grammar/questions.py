@@ -76,6 +76,7 @@ def reading(draw: Derivation) -> Question | None:
         if sentence is None:
             return None
         sentences.append(sentence)
+    # The marks around the answer give its position, and are removed from the context.
     before, _, rest = " ".join(sentences).partition(_OPEN)
     answer, _, after = rest.partition(_CLOSE)
     if asked in ("when", "how many") and answer in before + after:  # another sentence has the same answer
@@ -102,6 +103,7 @@ def _askable(deed: Action, rival: Action) -> Sequence[str]:
 
 
 def _is_countable(noun: Noun | None) -> bool:
+    """Returns whether "how many" can be asked about a noun."""
     return noun is not None and noun.form == "count" and bool(noun.counter)
 
 

@@ -183,7 +183,8 @@ def because(draw: Derivation) -> Pair:
     """
     action = draw.fact(draw.world.motivated)
     negative = action.verb.english in lexicon.EXCUSES
-    reason = draw.dice.choose((lexicon.EXCUSES if negative else lexicon.REASONS)[action.verb.english].split())
+    reasons = lexicon.EXCUSES if negative else lexicon.REASONS
+    reason = draw.dice.choose(reasons[action.verb.english].split())
     subject = draw.noun_phrase(action.subject)
     if reason in lexicon.WEATHER:
         cause = lexicon.WEATHER[reason]
@@ -201,7 +202,9 @@ def _pronoun(noun: Noun, phrase: NounPhrase) -> str:
         return noun.english
     if phrase.agreement == "plural":
         return "they"
-    return "he" if "male" in noun.tags else "she" if "female" in noun.tags else "it"
+    if "male" in noun.tags:
+        return "he"
+    return "she" if "female" in noun.tags else "it"
 
 
 def think(draw: Derivation) -> Pair:
@@ -272,10 +275,8 @@ def _being(draw: Derivation, subject: NounPhrase, english: str, japanese: str, *
 def comparison(draw: Derivation) -> Pair:
     """Returns a sentence such as: The dog is bigger than the cat."""
     fact = draw.fact(draw.world.comparisons)
-    subject, other = (
-        draw.noun_phrase(fact.noun, is_plain=True),
-        draw.noun_phrase(fact.other, is_object=True, is_plain=True),
-    )
+    subject = draw.noun_phrase(fact.noun, is_plain=True)
+    other = draw.noun_phrase(fact.other, is_object=True, is_plain=True)
     adjective = Pair(fact.adjective.comparative, inflect(fact.adjective.japanese, "present"))
     verb = Pair(be("present", subject.agreement), "")
     return rules.COMPARED(
@@ -302,6 +303,7 @@ def there_is(draw: Derivation) -> Pair:
     exists = "い-る" if noun.tags & {"people", "animal"} else "ある"
 
     def being(agreement: str, *, negative: bool = False) -> Pair:
+        """Returns "to be" in the sentence's tense, and in Japanese the verb for existence."""
         return Pair(be(tense, agreement), inflect(exists, tense, negative=negative))
 
     kind = draw.dice.below(10)  # 0 to 2: located, 3: "no", 4: "how many", 5: question, otherwise "there is"
@@ -317,7 +319,8 @@ def there_is(draw: Derivation) -> Pair:
         return rules.IS_THERE(ASKED=asked, BE=being("plural"), THING=thing, PLACE=place)
     news = draw.new(noun)
     thing = Pair(news.english, f"{news.japanese} が {news.count}".rstrip())
-    return (rules.IS_THERE if kind == 5 else rules.THERE_IS)(THING=thing, BE=being(news.agreement), PLACE=place)
+    rule = rules.IS_THERE if kind == 5 else rules.THERE_IS
+    return rule(THING=thing, BE=being(news.agreement), PLACE=place)
 
 
 # Numbers -------------------------------------------------------------------------------------------------------------
@@ -336,6 +339,7 @@ def age(draw: Derivation) -> Pair:
     """Returns a sentence such as: My grandfather is seventy two years old."""
 
     def propose() -> tuple[Noun, str, int]:
+        """Returns (person, "age", years)."""
         nouns, youngest, oldest = draw.dice.choose(lexicon.AGES)
         return draw.dice.choose(select(nouns)), "age", youngest + draw.dice.below(oldest - youngest + 1)
 
@@ -356,6 +360,7 @@ def schedule(draw: Derivation) -> Pair:
     """Returns a sentence such as: The meeting starts at nine thirty."""
 
     def propose() -> tuple[Noun, Verb, Pair]:
+        """Returns (subject, verb, time of day)."""
         verb = draw.dice.choose(lexicon.SCHEDULED_VERBS)
         return draw.dice.choose(select(verb.subjects)), verb, draw.clock()
 
@@ -367,13 +372,14 @@ def schedule(draw: Derivation) -> Pair:
 
 
 def _number(number: int) -> Pair:
+    """Returns a number from 1 to 9999 in the words of both languages."""
     return Pair(english_number(number), japanese_number(number))
 
 
 def _sample_owned(draw: Derivation, propose: Callable[[], Drawn]) -> Drawn:
     """Returns a fact that belongs to the split: calls `propose`, which returns random facts, until one does.
 
-    For facts with a number or time, which are too many to list.
+    For facts with a number, date or time, which are too many to list.
     """
     while not draw.world.owns(fact := propose()):
         pass

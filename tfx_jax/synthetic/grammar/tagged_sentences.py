@@ -43,6 +43,7 @@ def _kind(noun: Noun) -> str:
 
 
 def _mark(kind: str, english: str) -> str:
+    """Returns a phrase between the marks of an entity of this kind."""
     return f"{_OPEN}{kind} {english} {_CLOSE}"
 
 

@@ -92,6 +92,7 @@ class DrawnConfig(TaskConfig):
         return self.task_class(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits, NO_DATA)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         model = dataclasses.replace(cast(Any, model), vocab_size=self.data.vocab_size)
         arrays = dict.fromkeys(("inputs", "targets"), (np.int32, LENGTH)) | {"weights": (np.float32, LENGTH)}
         task = self.task_class(self, model, NO_DATA, NO_DATA)
@@ -173,7 +174,7 @@ def duplicate(word: Sequence[int] | np.ndarray) -> Example:
     >>> {name: array.tolist() for name, array in duplicate([5, 7]).items()}
     {'inputs': [0, 5, 7, 0, 5, 7], 'targets': [5, 7, 0, 5, 7, 0], 'weights': [0.0, 0.0, 0.0, 1.0, 1.0, 0.0]}
     """
-    half = np.concatenate([[0], np.asarray(word)]).astype(np.int32)
+    half = np.concatenate([[0], np.asarray(word)]).astype(np.int32)  # 0 w
     inputs = np.tile(half, 2)
     weights = np.zeros(len(inputs), np.float32)
     weights[len(half) : -1] = 1
@@ -219,6 +220,7 @@ class DuplicationConfig(DrawnConfig):
     task_class = DuplicationTask
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is a decoder with enough positions, and that the length is even."""
         require_kind(model, "decoder", "duplication")
         if self.data.max_length % 2:
             raise UserError(
@@ -249,8 +251,8 @@ def duplication_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None)
     targets, weights = batch["targets"], batch["weights"]
     logits = model(batch["inputs"], rngs=rngs)
     output = summed_cross_entropy(logits, targets, weights)
-    is_row = (weights > 0).any(axis=-1)
-    is_right = (is_first_choice(logits, targets) | (weights == 0)).all(axis=-1)
+    is_row = (weights > 0).any(axis=-1)  # [B], False for padding examples
+    is_right = (is_first_choice(logits, targets) | (weights == 0)).all(axis=-1)  # [B]
     num_rows = is_row.sum(dtype=jnp.float32)
     exact_match = Metric((is_right & is_row).sum(dtype=jnp.float32), num_rows)
     return output._replace(

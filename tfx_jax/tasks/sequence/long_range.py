@@ -126,6 +126,7 @@ class ListOpsData:
         return split in SPLITS
 
     def load(self, split: Split) -> LabeledSequences:
+        """Generates the expressions of a split, each labeled with its value."""
         names = ("max_depth", "max_args", "min_length", "max_length")
         limits: dict[str, int] = {name: getattr(self, name) for name in names}
         count = self.num_train if split == "train" else self.num_heldout
@@ -172,12 +173,14 @@ class SectionData(FileData):
         return tuple(heading.strip() for heading in self.headings.split(","))
 
     def load(self, split: Split) -> LabeledSequences:
+        """Returns the passages of a split, each labeled with the heading of its section or the kind of its sentence."""
         if self.dataset == "grammar":
-            texts = grammar_labeled(split, _GRAMMAR_SIZES[split])
-            ids = (byte_ids(text.text)[: self.max_length] for text in texts)
             question, statement = _GRAMMAR_LABELS
-            labels = (question if text.label.endswith("question") else statement for text in texts)
-            return [LabeledSequence((sequence,), label) for sequence, label in zip(ids, labels, strict=True)]
+            sequences = []
+            for text in grammar_labeled(split, _GRAMMAR_SIZES[split]):
+                label = question if text.label.endswith("question") else statement
+                sequences.append(LabeledSequence((byte_ids(text.text)[: self.max_length],), label))
+            return sequences
         paths = split_paths(self, split)
         limits = {"min_length": self.min_length, "max_length": self.max_length}
         passages = [
@@ -196,6 +199,7 @@ class SectionData(FileData):
         return passages
 
     def validate(self) -> None:
+        """Checks the lengths of passages, and that there are two or more different headings."""
         _check_lengths(self)
         if len(set(self.labels)) < max(2, len(self.labels)) or not all(self.labels):
             raise UserError(
@@ -238,6 +242,7 @@ class PassagePairData(FileData):
         return ("different", "same")
 
     def load(self, split: Split) -> LabeledSequences:
+        """Returns pairs of passages of a split, labeled with whether both are from one article."""
         if self.dataset == "grammar":
             texts = [" ".join(lines) for lines in grammar_documents(split, _GRAMMAR_SIZES[split])]
             source = f"the built-in {split} split"
@@ -246,8 +251,8 @@ class PassagePairData(FileData):
             source = str(paths[0])
             texts = [running_text("\n".join(article.lines)) for path in paths for article in read_articles(path)]
         limits = {"min_length": self.min_length, "max_length": self.max_length}
-        cut = (cut_passages(text, **limits) for text in texts)
-        articles = [passages for passages in cut if len(passages) > 1]
+        passages_by_article = (cut_passages(text, **limits) for text in texts)
+        articles = [passages for passages in passages_by_article if len(passages) > 1]
         if len(articles) < 2:
             raise UserError(
                 f"{source} has {len(articles)} articles of at least two passages, but at least two such articles are "
@@ -270,6 +275,7 @@ class PassagePairData(FileData):
 
 
 def _check_lengths(data: Any) -> None:
+    """Raises UserError unless a batch can hold a sequence, and `min_length` is at most `max_length`."""
     check_batch(data, what="sequence")
     if data.min_length > data.max_length:
         raise UserError(
@@ -346,6 +352,7 @@ class LongRangeTask(ClassificationBase[LongRangeConfig, LongEncoderConfig, Label
         return LazyExamples(rows, self._example, lengths)
 
     def _example(self, row: LabeledSequence) -> Example:
+        """Returns the arrays of a row: "tokens" and, for a pair, "other_tokens", [T] int32, and `LABEL_ARRAYS`."""
         tokens = {name: array.astype(np.int32) for name, array in zip(_ARRAYS, row.sequences, strict=False)}
         return tokens | label_arrays(self.label_ids[row.label])
 

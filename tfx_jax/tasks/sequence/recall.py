@@ -68,11 +68,13 @@ def recall_example(data: RecallData, rng: np.random.Generator) -> Example:
     >>> example["inputs"].tolist(), example["targets"].tolist()
     ([6, 11, 8, 11, 6, 0, 0, 8], [0, 0, 0, 0, 11, 0, 0, 11])
     """
+    # Token 0 fills gaps; then come the keys, and then the values.
     keys = 1 + rng.choice(data.num_keys, data.num_pairs, replace=False)
     values = 1 + data.num_keys + rng.integers(data.num_keys, size=data.num_pairs)
     pairs_length = 2 * data.num_pairs  # tokens of all pairs: key, value, key, value, ...
     inputs, targets = np.zeros((2, data.max_length), np.int32)
     inputs[0:pairs_length:2], inputs[1:pairs_length:2] = keys, values
+    # Where the keys occur again, after the pairs, and which key is at each position.
     positions = pairs_length + np.sort(rng.choice(data.max_length - pairs_length, data.num_pairs, replace=False))
     order = rng.permutation(data.num_pairs)
     inputs[positions], targets[positions] = keys[order], values[order]
@@ -101,6 +103,7 @@ class RecallConfig(DrawnConfig):
     task_class = RecallTask
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is a decoder with enough positions, and that all pairs fit into an example."""
         require_kind(model, "decoder", "recall")
         data = self.data
         if data.num_pairs > data.num_keys:
@@ -108,8 +111,7 @@ class RecallConfig(DrawnConfig):
         if data.max_length < 3 * data.num_pairs:
             raise UserError(
                 f"config.task.data.max_length={data.max_length} must be at least 3 * num_pairs={data.num_pairs}: a "
-                "pair and "
-                "its key again are three tokens"
+                "pair and its key again are three tokens"
             )
         check_max_length(model, data.max_length)
 

@@ -146,6 +146,7 @@ class Tones:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Utterance:
+        """Generates utterance `index`: frames [T, hop] int16 of samples, with its transcript."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         letters, durations, rng = self._plan(index)
@@ -170,11 +171,11 @@ class Tones:
         """
         rng = np.random.default_rng((self._data.seed, self._split, index))
         # A letter and the silence after it take at most 20 frames, and the silence before the first at most 8.
-        most = min(self._data.max_characters, max(1, (self._data.max_length - 8) // 20))
-        letters = rng.integers(len(self.characters), size=int(rng.integers(1, most + 1)))
+        max_letters = min(self._data.max_characters, max(1, (self._data.max_length - 8) // 20))
+        letters = rng.integers(len(self.characters), size=int(rng.integers(1, max_letters + 1)))
         durations = np.empty(2 * len(letters) + 1, np.int64)
-        durations[::2] = rng.integers(4, 9, size=len(letters) + 1)
-        durations[1::2] = rng.integers(8, 13, size=len(letters))
+        durations[::2] = rng.integers(4, 9, size=len(letters) + 1)  # silence: 4 to 8 frames
+        durations[1::2] = rng.integers(8, 13, size=len(letters))  # tones: 8 to 12 frames
         return letters, durations, rng
 
 
@@ -218,14 +219,15 @@ class SpokenDigits:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Utterance:
+        """Joins recordings to utterance `index`: frames [T, hop] int16 of samples, with its transcript."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         _, sounds, silences, rng = self._plan(index)
-        gaps = [
-            rng.normal(0, 3, size).astype(np.int16) for size in silences
-        ]  # noise as quiet as the silence of the recordings
-        # Silence, digit, silence, digit, ..., silence.
-        pieces = [gaps[0], *(piece for pair in zip(sounds, gaps[1:], strict=True) for piece in pair)]
+        # Noise as quiet as the silence of the recordings.
+        first_gap, *gaps = [rng.normal(0, 3, size).astype(np.int16) for size in silences]
+        pieces = [first_gap]
+        for sound, gap in zip(sounds, gaps, strict=True):
+            pieces += [sound, gap]
         return Utterance(in_frames(np.concatenate(pieces), self._data.hop), self.transcripts[index])
 
     def _plan(self, index: int) -> tuple[list[int], list[np.ndarray], list[int], np.random.Generator]:
@@ -245,6 +247,7 @@ class SpokenDigits:
         # At both ends a third of the numbers is negative, and means no silence.
         silences[0], silences[-1] = np.maximum(rng.integers(-high // 2, high + 1, size=2), 0).tolist()
         digits, sounds = [digit for digit, _ in chosen], [sound for _, sound in chosen]
+        # Drop digits at the end, and the silence after them, until the transcript is short enough.
         while len(" ".join(DIGITS[digit] for digit in digits)) > data.max_characters and len(digits) > 1:
             digits, sounds, silences = digits[:-1], sounds[:-1], silences[:-1]
         return digits, sounds, silences, rng
@@ -308,6 +311,7 @@ class AtSpeeds:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Utterance:
+        """Returns an utterance at a speed; all utterances at one speed come before those at the next."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         speed_index, index = divmod(index, len(self._utterances))
@@ -325,7 +329,7 @@ class AtSpeeds:
 
 def _lengths_at(speed: fractions.Fraction, lengths: Any) -> Any:
     """Returns lengths, an int or an array, at another speed, rounded up as in `scipy.signal.resample_poly`."""
-    return -(-lengths * speed.denominator // speed.numerator)
+    return -(-lengths * speed.denominator // speed.numerator)  # lengths / speed, rounded up
 
 
 def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:
@@ -389,7 +393,8 @@ def utterance_of(source: Any, data: RecordedSpeech) -> Utterance:
 
 def in_frames(samples: np.ndarray, hop: int) -> np.ndarray:
     """Cuts samples into frames, [T, hop]; the last frame is padded with zeros."""
-    return np.pad(samples, (0, -len(samples) % hop)).reshape(-1, hop)
+    num_padding = -len(samples) % hop  # up to a multiple of `hop`
+    return np.pad(samples, (0, num_padding)).reshape(-1, hop)
 
 
 def log_mel_features(
@@ -412,4 +417,4 @@ def log_mel_features(
     is_valid = (jnp.arange(frames.shape[1])[None] < num_frames[:, None])[..., None]  # [B, T, 1]
     largest = jnp.where(is_valid, energies, -jnp.inf).max(axis=(1, 2), keepdims=True)
     decades = (energies - largest) / math.log(10)  # powers of ten below the maximum; 8 are 80 dB
-    return jnp.where(is_valid, 1 + jnp.maximum(decades, -8) / 4, -1)
+    return jnp.where(is_valid, 1 + jnp.maximum(decades, -8) / 4, -1)  # maps -8 .. 0 to -1 .. 1

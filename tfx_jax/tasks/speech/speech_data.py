@@ -149,14 +149,17 @@ class SyntheticSpeech:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Utterance:
+        """Generates utterance `index`: frames [T, num_features] float32, with its transcript."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         characters, durations, rng = self._plan(index)
         data = self._data
         frames = np.zeros((durations.sum(), data.num_features), np.float32)
         ends = np.cumsum(durations)
+        # Durations alternate between silence and characters, so the odd ones are those of the characters.
         for character, end, count in zip(characters, ends[1::2], durations[1::2], strict=True):
-            frames[end - count : end] = self.templates[character, np.arange(count) * _TEMPLATE_FRAMES // count]
+            template_frames = np.arange(count) * _TEMPLATE_FRAMES // count  # repeats or omits frames of the template
+            frames[end - count : end] = self.templates[character, template_frames]
         frames += data.noise * rng.standard_normal(frames.shape, np.float32)
         return Utterance(frames, self.transcripts[index])
 

@@ -146,8 +146,8 @@ class SpeechRecognitionTask:
         """
         utterances, longest = self._splits["train"], self.config.data.max_length
         lengths = utterances.lengths
-        needed = np.array([*map(steps_needed, utterances.transcripts)])
-        fits = (lengths <= longest) & (needed <= self.model_config.num_steps(lengths))
+        num_needed_steps = np.array([*map(steps_needed, utterances.transcripts)])
+        fits = (lengths <= longest) & (num_needed_steps <= self.model_config.num_steps(lengths))
         if not fits.any():
             raise UserError(
                 f"no training utterance has both at most max_length={longest} frames and enough model steps for its "
@@ -168,6 +168,7 @@ class SpeechRecognitionTask:
         return [self._example(utterances[index], label_ids) for index in range(len(utterances))]
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
+        """Sums the CTC loss; computes the features of recorded sound, and masks them in training."""
         data, masks = self.config.data, self.config.masks
         if data.sound is not None:
             batch = batch | {"frames": log_mel_features(batch["frames"], batch["num_frames"], data.sound)}
@@ -235,7 +236,8 @@ class SpeechRecognitionTask:
 
 def steps_needed(transcript: str) -> int:
     """Returns the steps of the shortest alignment of a transcript, with a blank between equal characters."""
-    return len(transcript) + sum(left == right for left, right in itertools.pairwise(transcript))
+    num_blanks = sum(left == right for left, right in itertools.pairwise(transcript))
+    return len(transcript) + num_blanks
 
 
 def recognition_loss(model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -275,8 +277,8 @@ def ctc_nll(
     Returns:
       Nats, float32 [B].
     """
-    step_padding = jnp.arange(logits.shape[1])[None] >= num_steps[:, None]
-    label_padding = jnp.arange(labels.shape[1])[None] >= num_labels[:, None]
+    step_padding = jnp.arange(logits.shape[1])[None] >= num_steps[:, None]  # [B, S], True at padding
+    label_padding = jnp.arange(labels.shape[1])[None] >= num_labels[:, None]  # [B, N]
     labels = jnp.where(label_padding, BLANK, labels)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optax relies on both
         return optax.ctc_loss(

@@ -22,10 +22,11 @@ def bert_example(tokenizer: HFTokenizer, first: Sequence[int], second: Sequence[
     Returns:
       "tokens" and "token_type_ids" [T] int32, and "token_mask" [T] bool, all True.
     """
+    num_specials = 3 if len(second) else 2  # [CLS] and a [SEP] after each text
     tokens, segments = pair_inputs(
         first,
         second,
-        max_length=min(max_length, len(first) + len(second) + (3 if len(second) else 2)),  # 3 or 2 special tokens
+        max_length=min(max_length, len(first) + len(second) + num_specials),
         cls_id=cast(int, tokenizer.cls_id),
         sep_id=cast(int, tokenizer.sep_id),
         pad_id=cast(int, tokenizer.pad_id),

@@ -46,6 +46,7 @@ class BertPretrainingConfig(TaskConfig):
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of masked tokens
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is a BERT, and that a pair of segments fits into the maximum length."""
         require_kind(model, "bert", "BERT's pre-training")
         self.data.validate(model)
         if self.data.max_length < _MIN_LENGTH:
@@ -59,6 +60,7 @@ class BertPretrainingConfig(TaskConfig):
         return Splits(self.data.has_split, self._load)
 
     def setup(self, model: BertConfig, splits: Splits[Documents], artifacts: Artifacts) -> "BertPretrainingTask":
+        """Trains or loads the tokenizer, which needs [MASK]."""
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: map("\n".join, splits["train"]), kind=self.data.tokenizer, family="bert"
         )
@@ -66,6 +68,7 @@ class BertPretrainingConfig(TaskConfig):
         return BertPretrainingTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("tokens", "token_type_ids", "targets"), (np.int32, LENGTH))
         arrays |= {"token_mask": (np.bool_, LENGTH), "weights": (np.float32, LENGTH)}
         arrays |= {"next_sentence_label": (np.int32,), "row_weights": (np.float32,)}
@@ -73,6 +76,7 @@ class BertPretrainingConfig(TaskConfig):
         return PlannedTask(BertPretrainingTask(self, model, NO_DATA, NO_DATA), batch)
 
     def _load(self, split: Split) -> Documents:
+        """Reads the sentences of each document of a split; raises UserError if there are too few for pairs."""
         texts = ["".join(document) for document in self.data.load(split).by_document()]
         kind = self.data.documents
         if kind == "articles":
@@ -158,6 +162,7 @@ class BertPretrainingTask(TokenPredictionBase[BertPretrainingConfig, BertConfig,
     def _encode(self, split: Split) -> list[list[list[int]]]:
         """Returns the tokens of each sentence of each document of a split."""
         documents = self._splits[split]
+        # One call for all sentences, whose results are then grouped by document again.
         encoded = iter(self.tokenizer.encode_batch([sentence for document in documents for sentence in document]))
         return [[next(encoded) for _ in document] for document in documents]
 
@@ -202,8 +207,10 @@ def pretraining_loss(
     """
     encoded = model.bert(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs)
     positions = masked_positions(batch["weights"], max_predictions(batch["tokens"].shape[1], rate))
-    targets, weights = (jnp.take_along_axis(batch[name], positions, axis=1) for name in ("targets", "weights"))
-    sequence = jnp.take_along_axis(encoded.sequence, positions[:, :, None], axis=1)
+    # Only masked tokens get logits, of which there is one for each id of the vocabulary: [B, T] -> [B, P].
+    targets = jnp.take_along_axis(batch["targets"], positions, axis=1)
+    weights = jnp.take_along_axis(batch["weights"], positions, axis=1)
+    sequence = jnp.take_along_axis(encoded.sequence, positions[:, :, None], axis=1)  # [B, P, D]
     output = summed_cross_entropy(
         model.masked_lm(sequence, model.bert.embedding),
         targets,
@@ -243,4 +250,4 @@ def masked_positions(weights: Float[Array, "B T"], count: int) -> Int[Array, "B 
     >>> masked_positions(jnp.array([[0.0, 1.0, 0.0, 1.0]]), 3).tolist()
     [[1, 3, 0]]
     """
-    return jnp.argsort(weights == 0, axis=1, stable=True)[:, :count]
+    return jnp.argsort(weights == 0, axis=1, stable=True)[:, :count]  # False, a position with a weight, sorts first

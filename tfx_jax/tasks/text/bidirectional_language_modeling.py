@@ -38,6 +38,7 @@ class BidirectionalLanguageModelConfig(TaskConfig):
     data: TextData = dataclasses.field(default_factory=lambda: TextData(tokenizer="words"))
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is an ELMo, which reads words."""
         require_kind(model, "elmo", "bidirectional language modeling")
         if self.data.tokenizer != "words":
             raise UserError(f'config.task.data.tokenizer must be "words" for ELMo, got {self.data.tokenizer!r}')
@@ -50,6 +51,7 @@ class BidirectionalLanguageModelConfig(TaskConfig):
     def setup(
         self, model: ElmoConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "BidirectionalLanguageModelTask":
+        """Builds or loads the vocabulary of words."""
         kind = self.data.tokenizer
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
@@ -57,6 +59,7 @@ class BidirectionalLanguageModelConfig(TaskConfig):
         return BidirectionalLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: ElmoConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         arrays = {
             "characters": (np.int32, LENGTH, model.word_length),
             "targets": (np.int32, LENGTH, 2),
@@ -98,19 +101,21 @@ class BidirectionalLanguageModelTask(TokenPredictionBase[BidirectionalLanguageMo
         Raises:
           UserError: if there are none.
         """
-        types: dict[str, int] = {}  # index of each distinct word, from 1 in order of appearance; 0: sentence boundary
+        # Index of each distinct word, from 1 in order of appearance; 0 is the boundary of a sentence.
+        word_indices: dict[str, int] = {}
         stream = DiskArray(np.int32)
         for line in document_lines(self._splits[split]):
             if words := line.split():
-                stream.append([0, *(types.setdefault(word, len(types) + 1) for word in words)])
-        if not types:
+                stream.append([0, *(word_indices.setdefault(word, len(word_indices) + 1) for word in words)])
+        if not word_indices:
             raise UserError(f"the {split} split has no words: all of its lines are empty")
         stream.append([0])
-        ids = [self._id(tokens) for tokens in self.tokenizer.encode_batch([*types])]
+        distinct_words = [*word_indices]
+        ids = [self._id(tokens) for tokens in self.tokenizer.encode_batch(distinct_words)]
         width = self.model_config.word_length
         return WordBlocks(
             stream.mapped(),
-            rows=np.concatenate([boundary_row(width)[None], word_rows([*types], width)]),
+            rows=np.concatenate([boundary_row(width)[None], word_rows(distinct_words, width)]),
             ids=np.array([cast(int, self.tokenizer.eos_id), *ids], np.int32),
             length=self.config.data.max_length,
         )
@@ -160,9 +165,11 @@ class WordBlocks:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Example:
+        """Returns block `index` of T words with the next and the previous word of each."""
         start = 1 + index * self._length  # the first word of the stream is only predicted
         positions = np.arange(start, start + self.lengths[index])
-        targets = self._ids[self._stream[np.stack([positions + 1, positions - 1], axis=-1)]]
+        neighbors = np.stack([positions + 1, positions - 1], axis=-1)  # next and previous word, [T, 2]
+        targets = self._ids[self._stream[neighbors]]
         return {
             "characters": self._rows[self._stream[positions]],
             "targets": targets,

@@ -77,7 +77,7 @@ class LabeledData(FileData):
     first_column: str = ""  # files: column of the text, or of the first text of a pair
     second_column: str = ""  # files: column of the second text of a pair; empty for single texts
     label_column: str = ""
-    tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
+    tokenizer: str = "wordpiece"  # characters, words, wordpiece, bpe or unigram; ignored with init_from
     max_length: int = at_least(1, 128)  # tokens of an input, including special tokens; longer texts are cut
     tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, including padding
 
@@ -97,6 +97,7 @@ class LabeledData(FileData):
         return texts
 
     def _read_files(self, paths: Sequence[epath.Path]) -> list[LabeledText | LabeledPair]:
+        """Reads the texts or pairs of several files."""
         return [text for path in paths for text in self._read(path)]
 
     def _read(self, path: epath.Path) -> LabeledTexts:
@@ -119,8 +120,7 @@ class LabeledData(FileData):
         if bool(self.first_column) != bool(self.label_column) or (self.second_column and not self.first_column):
             raise UserError(
                 "config.task.data.first_column, second_column and label_column must be given together, or all be "
-                "empty; "
-                "only second_column stays empty for single texts"
+                "empty; only second_column stays empty for single texts"
             )
 
     def tiny(self) -> None:
@@ -142,6 +142,7 @@ class ClassificationConfig(TaskConfig):
         self.data.validate(model)
 
     def setup(self, model: BertConfig, splits: Splits[LabeledTexts], artifacts: Artifacts) -> "ClassificationTask":
+        """Trains or loads the tokenizer, and collects the labels of the training split."""
         tokenizer, model = setup_tokenizer(
             artifacts,
             model,
@@ -153,6 +154,7 @@ class ClassificationConfig(TaskConfig):
         return ClassificationTask(self, dataclasses.replace(model, labels=tuple(labels)), splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("tokens", "token_type_ids"), (np.int32, LENGTH)) | {"token_mask": (np.bool_, LENGTH)}
         batch = planned_batch(self.data, options, LABEL_ARRAYS | arrays)
         model = dataclasses.replace(model, labels=("one", "other"))
@@ -232,13 +234,11 @@ class ClassificationTask(TextLabelTask[ClassificationConfig, BertConfig]):
         token_ids = [list(itertools.chain(*texts)) for texts in zip(firsts, *seconds, strict=True)]
         warn_shortened(token_ids, limit, what="texts", effect="only their beginnings are read")
         second_texts = seconds[0] if seconds else [[]] * len(firsts)
-        return ExampleList(
-            [
-                bert_example(self.tokenizer, first, second, self.config.data.max_length)
-                | label_arrays(self.label_ids[row.label])
-                for first, second, row in zip(firsts, second_texts, rows, strict=True)
-            ]
-        )
+        examples = []
+        for first, second, row in zip(firsts, second_texts, rows, strict=True):
+            arrays = bert_example(self.tokenizer, first, second, self.config.data.max_length)
+            examples.append(arrays | label_arrays(self.label_ids[row.label]))
+        return ExampleList(examples)
 
     def loss(self, model: BertClassifier, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return classification_loss(model, batch, rngs, label_smoothing=self.config.label_smoothing)
@@ -253,7 +253,10 @@ def inputs_of(data: LabeledData) -> tuple[str, ...]:
 
 def unlabeled(rows: Sequence[Sequence[str]], label: str) -> LabeledTexts:
     """Returns texts (rows of one string) or pairs (rows of two) as examples with an arbitrary `label`."""
-    texts: list[Any] = [(LabeledText if len(row) == 1 else LabeledPair)._make((*row, label)) for row in rows]
+    texts: list[Any] = []
+    for row in rows:
+        example_type = LabeledText if len(row) == 1 else LabeledPair
+        texts.append(example_type._make((*row, label)))
     return texts
 
 

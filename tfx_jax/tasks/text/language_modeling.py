@@ -42,6 +42,7 @@ class LanguageModelConfig(TaskConfig):
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token; PaLM has 1e-4
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is a decoder, and that packing, mixture and files are consistent."""
         require_kind(model, "decoder", "language modeling")
         self.data.validate(model, may_have_messages=True)
         if self.data.documents == "messages" and not self.is_packed:
@@ -56,6 +57,7 @@ class LanguageModelConfig(TaskConfig):
             raise UserError("config.task.mixture and data.validation_share must not both be set: set validation_file")
 
     def setup(self, model: DecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts) -> "LanguageModelTask":
+        """Trains or loads the tokenizer, and loads the chat template if the documents are conversations."""
         kind = self.data.tokenizer
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
@@ -70,6 +72,7 @@ class LanguageModelConfig(TaskConfig):
         return LanguageModelTask(self, model, splits, tokenizer, template)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         names = ("inputs", "targets", "segment_ids", "positions") if self.is_packed else ("inputs", "targets")
         arrays = dict.fromkeys(names, (np.int32, LENGTH)) | {"weights": (np.float32, LENGTH)}
         batch = planned_batch(self.data, options, arrays)
@@ -121,6 +124,7 @@ class LanguageModelTask(TextAttention, TokenPredictionBase[LanguageModelConfig, 
         return cut
 
     def attention_inputs(self) -> Iterator[Sequence[str]]:
+        """Yields the beginnings of validation lines, at most 12 words each."""
         if self._template is not None:  # the lines are JSON, which the model never reads
             return iter(())
         lines = (line for text in self._splits["validation"] for line in text.splitlines())

@@ -86,6 +86,7 @@ class ParsingConfig(TaskConfig):
     )
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is an encoder-decoder with enough positions for a tree."""
         require_kind(model, "encoder_decoder", "parsing")
         check_batch(self.data, what="tree")
         check_share(self.data)
@@ -207,13 +208,16 @@ class ParsingTask:
                 raise UserError(
                     f"the symbol {symbol!r} of a tree does not occur in the training split ({len(ids)} symbols)"
                 )
-        return [
-            {
-                "source": np.array([*source, eos_id], np.int32),
-                "target": np.array([*map(ids.__getitem__, target), eos_id], np.int32),
-            }
-            for source, target in zip(sources, targets, strict=True)
-        ]
+        examples: list[Example] = []
+        for source, target in zip(sources, targets, strict=True):
+            target_ids = [ids[symbol] for symbol in target]
+            examples.append(
+                {
+                    "source": np.array([*source, eos_id], np.int32),
+                    "target": np.array([*target_ids, eos_id], np.int32),
+                }
+            )
+        return examples
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         config = self.config
@@ -289,8 +293,9 @@ class ParsingTask:
         """Compares parses with the true trees of their sentences."""
         scores = bracket_scores([parse.tree for parse in parses], trees)
         repaired = 100 * sum(parse.is_repaired for parse in parses) / len(parses)
+        values = {metric.name: getattr(scores, metric.name) for metric in self.metrics[:-1]}  # all but "repaired"
         return EvalResult(
-            {**{metric.name: getattr(scores, metric.name) for metric in self.metrics[:-1]}, "repaired": repaired},
+            {**values, "repaired": repaired},
             f"bracket F1 {scores.f1:.2f} %, precision {scores.precision:.2f} %, recall {scores.recall:.2f} %, exact "
             f"match {scores.exact_match:.1f} %, {repaired:.1f} % of {len(parses):,} trees repaired",
         )
@@ -319,15 +324,18 @@ class SentenceParser:
         texts = [" ".join(words) for words in sentences]
         encoded = self._translator.tokenizer.encode_batch(texts)
         warn_shortened(encoded, self._max_length - 1, what="sentences", effect="they are not read and get flat trees")
-        lengths = map(len, encoded)
-        # An empty text is not translated: its tree has no symbols, and is repaired to a flat one.
-        short_texts = [text if length < self._max_length else "" for text, length in zip(texts, lengths, strict=True)]
+        # A text that is too long is replaced by an empty one, which is not translated: its tree has no symbols, and is
+        # repaired to a flat one. `_max_length` includes EOS.
+        short_texts = [
+            text if len(tokens) < self._max_length else "" for text, tokens in zip(texts, encoded, strict=True)
+        ]
         outputs = self._translator.translate_ids(params, short_texts)
         eos_id = self._translator.tokenizer.eos_id
-        return [
-            delinearize([self._symbol(token) for token in ids if token != eos_id], words)
-            for words, ids in zip(sentences, outputs, strict=True)
-        ]
+        parses = []
+        for words, ids in zip(sentences, outputs, strict=True):
+            symbols = [self._symbol(token) for token in ids if token != eos_id]
+            parses.append(delinearize(symbols, words))
+        return parses
 
     def _symbol(self, token: int) -> str:
         """Returns the symbol of a token; "" if it is the token of a word."""

@@ -141,10 +141,10 @@ def answer_positions(windows: Windows, first: int, last: int) -> tuple[np.ndarra
       contain the whole answer.
     """
     num_shown = windows.context_mask.sum(axis=1)  # context tokens of each window
-    inside = (first >= windows.starts) & (last < windows.starts + num_shown)
-    first_positions, last_positions = (
-        np.where(inside, token - windows.starts + windows.offset, NO_ANSWER) for token in (first, last)
-    )
+    has_answer = (first >= windows.starts) & (last < windows.starts + num_shown)
+    shifts = windows.offset - windows.starts  # from an index in the context to a position in each window
+    first_positions = np.where(has_answer, first + shifts, NO_ANSWER)
+    last_positions = np.where(has_answer, last + shifts, NO_ANSWER)
     return first_positions.astype(np.int32), last_positions.astype(np.int32)
 
 
@@ -162,7 +162,7 @@ def best_answer(windows: Windows, spans: Spans) -> tuple[int, int] | None:
     window = int(scores.argmax())
     if scores[window] == -np.inf:
         return None
-    shift = int(windows.starts[window]) - windows.offset
+    shift = int(windows.starts[window]) - windows.offset  # from a position in the window to an index in the context
     return int(spans.first[window]) + shift, int(spans.last[window]) + shift
 
 
@@ -218,7 +218,7 @@ class QuestionData(FileData):
     scoring: str = one_of(
         ("words", "characters"), "words"
     )  # comparison of answers: words as in SQuAD, characters as in JaQuAD
-    tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
+    tokenizer: str = "wordpiece"  # characters, words, wordpiece, bpe or unigram; ignored with init_from
     max_length: int = at_least(1, 384)  # tokens of a window: question, part of the context and special tokens
     max_answer_length: int = at_least(1, 30)  # maximum tokens of an answer
     tokens_per_batch: int = at_least(1, 12_288)  # positions of a global batch, including padding
@@ -266,6 +266,7 @@ class QuestionAnsweringConfig(TaskConfig):
     max_question_length: int = at_least(1, 64)  # maximum tokens of a question; the rest is cut
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is a BERT, and that the longest question leaves room for the context."""
         require_kind(model, "bert", "question answering")
         self.data.validate(model)
         if self.data.max_length < self.max_question_length + NUM_PAIR_SPECIALS + 1:
@@ -279,12 +280,14 @@ class QuestionAnsweringConfig(TaskConfig):
         self.stride = self.max_question_length = 16
 
     def setup(self, model: BertConfig, splits: Splits[Questions], artifacts: Artifacts) -> "QuestionAnsweringTask":
+        """Trains or loads the tokenizer, on questions and contexts."""
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: _texts(splits["train"]), kind=self.data.tokenizer, family="bert"
         )
         return QuestionAnsweringTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("tokens", "token_type_ids"), (np.int32, LENGTH))
         arrays |= dict.fromkeys(("token_mask", "context_mask"), (np.bool_, LENGTH))
         arrays |= {"first": (np.int32,), "last": (np.int32,), "row_weights": (np.float32,)}
@@ -339,6 +342,7 @@ class QuestionAnsweringTask(TextAttention):
         return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, pad_values=pad_values)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """Returns endless batches of all windows of all training questions."""
         questions = self._splits["train"]
         pairs = zip(questions, self.encode(questions), strict=True)
         examples = ExampleList([example for pair in pairs for example in _window_examples(*pair)])
@@ -347,7 +351,8 @@ class QuestionAnsweringTask(TextAttention):
     def encode(self, questions: Questions) -> Iterator[EncodedQuestion]:
         """Tokenizes questions and contexts, each context once, and builds their windows."""
         config, tokenizer = self.config, self.tokenizer
-        contexts = {context: tokenizer.encode_with_offsets(context) for context in {item.context for item in questions}}
+        distinct_contexts = {item.context for item in questions}
+        contexts = {context: tokenizer.encode_with_offsets(context) for context in distinct_contexts}
         encoded = tokenizer.encode_batch([item.question for item in questions])
         warn_shortened(encoded, config.max_question_length, what="questions", effect="only their beginnings are read")
         for item, question in zip(questions, encoded, strict=True):
@@ -375,6 +380,7 @@ class QuestionAnsweringTask(TextAttention):
         spans = iter(model.predict(best, ExampleList(examples), self.batch_spec))  # [first, last, score] per window
         answers = {}
         for question, (windows, offsets) in zip(questions, encoded, strict=True):
+            # The next len(windows.ids) results are those of this question.
             spans_of_question = itertools.islice(spans, len(windows.ids))
             firsts, lasts, scores = (cast(Any, np.array(values)) for values in zip(*spans_of_question, strict=True))
             span = best_answer(windows, Spans(firsts, lasts, scores))
@@ -419,8 +425,8 @@ def _window_examples(question: Question, encoded: EncodedQuestion) -> list[Examp
         firsts, lasts = answer_positions(windows, *token_span(offsets, begin, begin + len(text)))
     except ValueError:  # no token covers the answer: the tokenizer drops characters such as control characters
         firsts = lasts = np.full(len(windows.ids), NO_ANSWER, np.int32)
-    shown = windows.context_mask.sum(axis=1)
-    lengths = windows.offset + shown + (shown > 0)  # a [SEP] follows the context, if there is any
+    num_shown = windows.context_mask.sum(axis=1)  # context tokens of each window
+    lengths = windows.offset + num_shown + (num_shown > 0)  # a [SEP] follows the context, if there is any
     return [
         {
             "tokens": ids[:length],
@@ -453,15 +459,16 @@ def span_loss(model: BertQuestionAnswering, batch: dict[str, Array], rngs: nnx.R
       The output of `summed_cross_entropy` over windows; "accuracy" is the share with both ends right, and `num_tokens`
       counts the tokens read.
     """
+    # Arrays with an axis 2 are for the first and for the last token of the answer.
     logits = jnp.stack(model(batch["tokens"], batch["token_type_ids"], token_mask=batch["token_mask"], rngs=rngs))
     can_be_answer = batch["context_mask"] | (jnp.arange(logits.shape[-1]) == NO_ANSWER)[None]
     logits = jnp.where(can_be_answer[None], logits, -jnp.inf)
-    targets = jnp.stack([batch["first"], batch["last"]])
+    targets = jnp.stack([batch["first"], batch["last"]])  # [2, B]
     # Each of both predictions of a window has half the weight of the window.
     weights = jnp.stack([batch["row_weights"] / 2] * 2)
     output = summed_cross_entropy(logits, targets, weights)
-    are_right = is_first_choice(logits, targets).all(axis=0)
-    output.metrics["accuracy"] = Metric((are_right * batch["row_weights"]).sum(), output.weight)
+    both_right = is_first_choice(logits, targets).all(axis=0)  # [B]
+    output.metrics["accuracy"] = Metric((both_right * batch["row_weights"]).sum(), output.weight)
     return output._replace(num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
 
 
@@ -496,11 +503,12 @@ def best_spans(
     width = min(max_answer_length, length)
     starts = jnp.where(context_mask, start_logits.astype(jnp.float32), -jnp.inf)
     ends = jnp.where(context_mask, end_logits.astype(jnp.float32), -jnp.inf)
+    # Padding lets spans that begin near the end reach beyond it; their score is -inf.
     ends = jnp.pad(ends, ((0, 0), (0, width - 1)), constant_values=-jnp.inf)
-    reach = (
-        np.arange(length)[:, np.newaxis] + np.arange(width)[np.newaxis]
-    )  # [T, width]: ends of the spans that begin at t
-    scores = (starts[:, :, np.newaxis] + ends[:, reach]).reshape(num_rows, -1)
-    best = scores.argmax(axis=1).astype(jnp.int32)
+    # [T, width]: the positions at which spans that begin at t may end.
+    span_ends = np.arange(length)[:, np.newaxis] + np.arange(width)[np.newaxis]
+    scores = starts[:, :, np.newaxis] + ends[:, span_ends]  # [B, T, width]
+    scores = scores.reshape(num_rows, -1)
+    best = scores.argmax(axis=1).astype(jnp.int32)  # t * width + (end - t)
     first = best // width
     return Spans(first, first + best % width, scores.max(axis=1))

@@ -70,6 +70,7 @@ class RecurrentLanguageModelConfig(TaskConfig):
     def setup(
         self, model: RecurrentDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "RecurrentLanguageModelTask":
+        """Trains or loads the tokenizer."""
         kind = self.data.tokenizer
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="gpt"
@@ -77,6 +78,7 @@ class RecurrentLanguageModelConfig(TaskConfig):
         return RecurrentLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: RecurrentDecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("inputs", "targets"), (np.int32, LENGTH))
         arrays |= {"weights": (np.float32, LENGTH), "begins": (np.bool_,)}
         batch = planned_batch(self.data, options, arrays)
@@ -146,11 +148,12 @@ class RecurrentLanguageModelTask(
         }
 
         def read_segment(memories: Memory, segment: dict[str, Array]) -> tuple[Memory, Any]:
+            """Body of a scan whose carry is the memory of each row."""
             output = recurrent_language_model_loss(model, segment, rngs=None, carry=memories)
             return output.carry, output.metrics
 
         _, metrics = jax.lax.scan(read_segment, self.model_config.init_memories(rows, memory_length), segments)
-        return jax.tree.map(lambda parts: parts.sum(axis=0), metrics)
+        return jax.tree.map(lambda parts: parts.sum(axis=0), metrics)  # the scan stacks those of all segments
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Computes the metrics of all tokens of a split but the first, with all long rows in one batch."""

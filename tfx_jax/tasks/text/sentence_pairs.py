@@ -59,6 +59,7 @@ class SentencePairConfig(TaskConfig):
     label_smoothing: float = fraction(0.0)
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model compares two sentences, and that the data have two."""
         require_kind(model, "sentence_pair", "classification of sentence pairs")
         self.data.validate(model)
         if self.data.dataset == "grammar" or (self.data.dataset == "files" and not self.data.second_column):
@@ -72,6 +73,7 @@ class SentencePairConfig(TaskConfig):
         self.data.dataset, self.swapped_labels = "grammar_pairs", ""
 
     def setup(self, model: SentencePairModelConfig, splits: Splits[Pairs], artifacts: Artifacts) -> "SentencePairTask":
+        """Trains or loads the tokenizer, and collects the labels of the training split."""
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: self.texts(splits["train"]), kind=self.data.tokenizer, family="bert"
         )
@@ -80,6 +82,7 @@ class SentencePairConfig(TaskConfig):
         return SentencePairTask(self, model, splits, tokenizer)
 
     def planned(self, model: SentencePairModelConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("premise", "hypothesis"), (np.int32, LENGTH))
         batch = planned_batch(self.data, options, LABEL_ARRAYS | arrays)
         model = dataclasses.replace(cast(Any, model), labels=("one", "other"))
@@ -124,7 +127,8 @@ class SentencePairTask(TextLabelTask[SentencePairConfig, SentencePairModelConfig
             raise UserError(
                 f"config.task.swapped_labels: {min(unknown)!r} must be one of the labels {', '.join(self.labels)}"
             )
-        return [*pairs, *(LabeledPair(pair.second, pair.first, pair.label) for pair in pairs if pair.label in swapped)]
+        swapped_pairs = [LabeledPair(pair.second, pair.first, pair.label) for pair in pairs if pair.label in swapped]
+        return [*pairs, *swapped_pairs]
 
     def encode(self, rows: Pairs) -> ExampleList:
         """Returns one example per pair; its sentences are cut, then padded to the longer one.

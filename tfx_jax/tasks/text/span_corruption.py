@@ -48,6 +48,7 @@ class SpanCorruptionConfig(TaskConfig):
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is an encoder-decoder, and that the length needs no more sentinels than T5 has."""
         require_kind(model, "encoder_decoder", "span corruption")
         self.data.validate(model)
         length = self.data.max_length
@@ -65,6 +66,7 @@ class SpanCorruptionConfig(TaskConfig):
     def setup(
         self, model: EncoderDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
     ) -> "SpanCorruptionTask":
+        """Trains or loads the tokenizer, which has T5's sentinels."""
         kind = self.data.tokenizer
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: splits["train"].to_train(kind), kind=kind, family="t5"
@@ -72,6 +74,7 @@ class SpanCorruptionConfig(TaskConfig):
         return SpanCorruptionTask(self, model, splits, tokenizer)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         source_length, target_length = span_corruption_lengths(longest_text(self.data.max_length))
         arrays = {"source": (np.int32, LENGTH), "target": (np.int32, target_length)}
         batch = planned_batch(self.data, options, arrays, length=source_length)

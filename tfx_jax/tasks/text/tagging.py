@@ -53,7 +53,7 @@ class TaggedData(FileData):
         0.0
     )  # without validation_file: fraction of the training sentences held out for it
     test_file: str = ""
-    # One of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from, and for a model that reads characters.
+    # characters, words, wordpiece, bpe or unigram; ignored with init_from, and for a model that reads characters.
     tokenizer: str = "wordpiece"
     max_length: int = at_least(1, 128)  # tokens of a sentence, including special tokens; words beyond get the tag O
     tokens_per_batch: int = at_least(1, 2_048)  # positions of a global batch, including padding
@@ -91,6 +91,7 @@ class TaggingConfig(TaskConfig):
         self.data.validate(model)
 
     def setup(self, model: Any, splits: Splits[TaggedSentences], artifacts: Artifacts) -> "TaggingTask":
+        """Chooses how words are read (subwords or characters), and collects the labels of the training split."""
         if model.kind == "elmo":
             encoding = Characters(model.word_length)
         else:
@@ -106,6 +107,7 @@ class TaggingConfig(TaskConfig):
         return TaggingTask(self, dataclasses.replace(model, labels=labels), splits, encoding)
 
     def planned(self, model: Any, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         encoding = Characters(model.word_length) if model.kind == "elmo" else Subwords(NO_DATA)
         arrays = {**encoding.arrays, "token_mask": (np.bool_, LENGTH), "targets": (np.int32, LENGTH)}
         batch = planned_batch(self.data, options, arrays)
@@ -294,7 +296,9 @@ class TaggingTask(TextAttention):
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns tags and words of each sentence of space-separated words."""
-        sentences = [TaggedSentence(words := split_words(row[0]), [self.labels[0]] * len(words)) for row in rows]
+        word_lists = [split_words(row[0]) for row in rows]
+        placeholder = self.labels[0]  # a tag for each word, which the prediction ignores
+        sentences = [TaggedSentence(words, [placeholder] * len(words)) for words in word_lists]
         tags = self.predict(model, sentences)
         pairs = zip(tags, sentences, strict=True)
         return [{"tags": predicted, "words": sentence.words} for predicted, sentence in pairs]
@@ -350,7 +354,9 @@ def align_tags(
         raise ValueError(f"{len(pieces)} words but {len(tags)} tags: each word needs exactly one")
     words = [word if len(word) else [unk_id] for word in pieces]
     ids = [piece for word in words for piece in word]
-    targets = [target for word, tag in zip(words, tags, strict=True) for target in (tag, *[IGNORED] * (len(word) - 1))]
+    targets: list[int] = []
+    for word, tag in zip(words, tags, strict=True):
+        targets += [tag, *[IGNORED] * (len(word) - 1)]
     return np.array(ids[:max_length], np.int32), np.array(targets[:max_length], np.int32)
 
 
@@ -375,9 +381,8 @@ def tagging_loss(
     """
     logits = _logits(model, batch, rngs)
     is_word = batch["targets"] != IGNORED
-    output = summed_cross_entropy(
-        logits, jnp.where(is_word, batch["targets"], 0), is_word.astype(jnp.float32), label_smoothing=label_smoothing
-    )
+    targets = jnp.where(is_word, batch["targets"], 0)  # a valid tag, because weight 0 does not hide an invalid one
+    output = summed_cross_entropy(logits, targets, is_word.astype(jnp.float32), label_smoothing=label_smoothing)
     return output._replace(num_tokens=batch["token_mask"].sum(dtype=jnp.float32))
 
 

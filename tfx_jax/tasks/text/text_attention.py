@@ -83,7 +83,11 @@ def _max_length(model: Any) -> int | None:
 
 
 def _maps(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """Returns the attention maps of a batch by name, for `TrainedModel.map_batches`."""
+    """Returns the attention maps of a batch by name, for `TrainedModel.map_batches`.
+
+    Raises:
+      UserError: if the model cannot return its maps, or reads fewer tokens than the batch has.
+    """
     check_returns_attention(model)
     arguments = dict(batch)
     num_tokens, limit = arguments["tokens"].shape[1], _max_length(model)

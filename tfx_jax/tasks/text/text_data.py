@@ -41,7 +41,7 @@ class TextData(FileData):
     # only.
     documents: str = one_of(("file", "lines", "articles", "messages"), "file")
     text_column: str = "text"  # of a Parquet or Arrow file: the column of the documents
-    tokenizer: str = "wordpiece"  # one of `tfx_jax.data.tokenizers.train.KINDS`; ignored with init_from
+    tokenizer: str = "wordpiece"  # characters, words, wordpiece, bpe or unigram; ignored with init_from
     max_length: int = at_least(1, 256)  # tokens of an example
     tokens_per_batch: int = at_least(1, 16_384)  # positions of a global batch
 
@@ -113,16 +113,20 @@ class TextData(FileData):
 
     def _bounds(self, size: int, is_held_out: bool | None) -> tuple[int, int]:
         """Returns the (begin, end) of the selected units, documents or characters, of `size`; see `_open`."""
-        boundary = size if is_held_out is None else int(size * (1 - self.validation_share))
+        if is_held_out is None:
+            return 0, size
+        boundary = int(size * (1 - self.validation_share))
         return (boundary, size) if is_held_out else (0, boundary)
 
 
 def _grammar_documents(split: Split, kind: str) -> TextDocuments:
     """Returns the built-in documents of a split; `kind` is the field `documents`."""
     texts = ["\n".join(sentences) for sentences in grammar_documents(split, _GRAMMAR_DOCUMENTS[split])]
-    if kind != "articles":
-        texts = "\n".join(texts).split("\n") if kind == "lines" else ["\n\n".join(texts)]
-    return TextDocuments(lambda: ([text] for text in texts))
+    if kind == "lines":  # each sentence is a document
+        texts = "\n".join(texts).split("\n")
+    elif kind != "articles":  # all texts are one document, with blank lines between them
+        texts = ["\n\n".join(texts)]
+    return TextDocuments(lambda: ([text] for text in texts))  # each document has one piece
 
 
 def _files(paths: Sequence[epath.Path], sizes: Sequence[int], begin: int, end: int) -> Iterator[Iterable[str]]:

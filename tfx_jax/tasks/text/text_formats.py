@@ -136,7 +136,8 @@ def read_tags(text: str, num_words: int, labels: Mapping[str, str]) -> list[str]
         if words.strip() and marks:
             span = range(marks[0], marks[0] + len(marks))
             label = read_label(words, labels)
-            if marks == list(span) and span.stop <= num_words and not tagged_words & set(span) and label != NO_LABEL:
+            is_inside = marks == list(span) and span.stop <= num_words  # consecutive words of the sentence
+            if is_inside and not tagged_words & set(span) and label != NO_LABEL:
                 entities.append(Entity(label, span.start, span.stop))
                 tagged_words |= set(span)
         if words.strip():

@@ -73,6 +73,7 @@ class TextToTextConfig(TaskConfig):
         self.decoding.tiny()
 
     def setup(self, model: EncoderDecoderConfig, splits: Splits[Any], artifacts: Artifacts) -> "TextToTextTask":
+        """Trains or loads the tokenizer, and collects labels and the maximum target length of the training split."""
         text_format = _FORMATS[type(self.data)]
         tokenizer, model = setup_tokenizer(
             artifacts,
@@ -189,23 +190,18 @@ class TextToTextTask:
     def encode(self, examples: Sequence[Any]) -> list[Example]:
         """Returns examples as {"source" [S], "target" [T]}, int32, each including EOS."""
         rendered = [self._format.render(example) for example in examples]
-        max_lengths = {"source": self.config.data.max_length, "target": self.target_length}
-        encoded = {
-            name: self.tokenizer.encode_batch([getattr(example, name) for example in rendered]) for name in max_lengths
-        }
-        # One token of each is EOS.
-        warn_shortened(
-            encoded["source"], max_lengths["source"] - 1, what="inputs", effect="only their beginnings are read"
-        )
-        warn_shortened(
-            encoded["target"], max_lengths["target"] - 1, what="answers", effect="only their beginnings are learned"
-        )
+        sources = self.tokenizer.encode_batch([example.source for example in rendered])
+        targets = self.tokenizer.encode_batch([example.target for example in rendered])
+        source_limit, target_limit = self.config.data.max_length - 1, self.target_length - 1  # without EOS
+        warn_shortened(sources, source_limit, what="inputs", effect="only their beginnings are read")
+        warn_shortened(targets, target_limit, what="answers", effect="only their beginnings are learned")
+        eos_id = self.model_config.eos_id
         return [
             {
-                name: np.array([*ids[: max_lengths[name] - 1], self.model_config.eos_id], np.int32)
-                for name, ids in zip(max_lengths, source_and_target, strict=True)
+                "source": np.array([*source[:source_limit], eos_id], np.int32),
+                "target": np.array([*target[:target_limit], eos_id], np.int32),
             }
-            for source_and_target in zip(*encoded.values(), strict=True)
+            for source, target in zip(sources, targets, strict=True)
         ]
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -231,6 +227,7 @@ class TextToTextTask:
         return [{"answer": text} for text in self.predict(model, self._format.unanswered(rows))]
 
     def attention_example(self, model: TrainedModel) -> PairAttention | None:
+        """Returns the attention for the first short example among 100 of validation; None if all are longer."""
         for example in itertools.islice(self._splits["validation"], 100):
             (encoded,) = self.encode([example])
             if all(len(encoded[name]) <= 24 for name in ("source", "target")):
@@ -257,6 +254,7 @@ class TextToTextTask:
         return self._attention(model, encoded["source"].tolist(), self.tokenizer.encode_with_specials(answer).ids)
 
     def _attention(self, model: TrainedModel, source: list[int], target: list[int]) -> PairAttention:
+        """Computes every attention map of two sequences of token ids, each including EOS."""
         pieces = self.tokenizer.pieces
         return PairAttention(pair_attention(model, source, target), pieces(source), pieces(target))
 
@@ -293,12 +291,13 @@ class TextToTextTask:
     def _check_labels(self) -> None:
         """Raises UserError if two labels have the same text, or the tokenizer cannot write one so that it differs."""
         try:
-            # Labels whose text is written like that of another label, or is empty.
-            lost = set(self.labels) - set(self.labels_as_written.values()) | {self.labels_as_written.get(NO_LABEL)}
+            by_text = self.labels_as_written
         except ValueError as error:
             raise UserError(f"{error}: rename one") from None
+        # Labels whose text is written like that of another label, which has replaced it there, or is empty.
+        ambiguous = set(self.labels) - set(by_text.values()) | {by_text.get(NO_LABEL)}
         for label in self.labels:
-            if label in lost:
+            if label in ambiguous:
                 raise UserError(f"the tokenizer writes the label {label!r} like another one: rename it")
 
 
@@ -344,6 +343,7 @@ def _score_answers(
     labels: Sequence[str],
     data: QuestionData,
 ) -> EvalResult:
+    """Scores answers to questions by exact match and F1."""
     del by_text, labels
     return data.score({example.name: answer for example, answer in zip(examples, answers, strict=True)}, examples)
 

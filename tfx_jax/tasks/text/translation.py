@@ -190,6 +190,7 @@ class TranslationConfig(TaskConfig):
     decoding: DecodingConfig = dataclasses.field(default_factory=DecodingConfig)
 
     def validate(self, model: ModelConfig) -> None:
+        """Checks that the model is an encoder-decoder with enough positions for a translation."""
         require_kind(model, "encoder_decoder", "translation")
         self.data.validate()
         check_batch(self.data, what="sentence")
@@ -204,6 +205,7 @@ class TranslationConfig(TaskConfig):
         return Splits(self.data.has_split, self.data.load, field="source")
 
     def setup(self, model: EncoderDecoderConfig, splits: Splits[PairSource], artifacts: Artifacts) -> "TranslationTask":
+        """Trains or loads the tokenizer, on a limited number of training pairs."""
         limit = _GRAMMAR_TOKENIZER_PAIRS if self.data.dataset == "grammar" else _TOKENIZER_PAIRS
         tokenizer, model = setup_tokenizer(
             artifacts, model, lambda: lines_of(splits["train"], limit), kind=self.data.tokenizer, family="marian"
@@ -325,10 +327,10 @@ class TranslationTask:
             few_boundaries(longest), max(2_048, longest), pad_values=dict.fromkeys(("source", "target"), pad_id)
         )
         results = model.predict(_score_and_attend, ExampleList(examples, by="target"), spec) if examples else []
-        described: list[dict[str, Any]] = []
+        descriptions: list[dict[str, Any]] = []
         for line, example, (score, attention) in zip(lines, examples, results, strict=True):
             source, target = example["source"].tolist(), example["target"].tolist()
-            one = {
+            description = {
                 "translation": self.tokenizer.decode(target),
                 "score": score,
                 "unknown": unknown_parts(self.tokenizer, line),
@@ -336,10 +338,10 @@ class TranslationTask:
                 "target": self.tokenizer.pieces(target),
             }
             if attention:
-                weights = [row[: len(source)] for row in attention[: len(target)]]
-                one["attention"] = [[round(weight, 4) for weight in row] for row in weights]
-            described.append(one)
-        return described
+                weights = [row[: len(source)] for row in attention[: len(target)]]  # [T, S], without padding
+                description["attention"] = [[round(weight, 4) for weight in row] for row in weights]
+            descriptions.append(description)
+        return descriptions
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Translates the source sides of a split and scores them."""
@@ -429,12 +431,14 @@ def _score_and_attend(model: Any, batch: dict[str, Array]) -> tuple[Array, Array
         logits, maps = model(source, target, return_attention=True)
     else:
         logits = model(source, target)
-    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits.astype(jnp.float32)), target[..., None], axis=-1)[..., 0]
+    all_log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))  # [B, T, V]
+    log_probs = jnp.take_along_axis(all_log_probs, target[..., None], axis=-1)[..., 0]  # of the targets, [B, T]
     score = jnp.where(target != model.config.pad_id, log_probs, 0).sum(axis=-1)
-    cross = [weights.mean(axis=1) for name, weights in maps.items() if re.fullmatch("decoder/.*/cross", name)]
-    if not cross:
+    # The mean over heads of each layer, and then over layers.
+    layer_means = [weights.mean(axis=1) for name, weights in maps.items() if re.fullmatch("decoder/.*/cross", name)]
+    if not layer_means:
         return score, jnp.zeros((len(score), 0, 0), jnp.float32)
-    return score, jnp.stack(cross).astype(jnp.float32).mean(axis=0)
+    return score, jnp.stack(layer_means).astype(jnp.float32).mean(axis=0)
 
 
 def check_output_length(model: ModelConfig, max_length: int, decoding: DecodingConfig, *, what: str) -> None:

@@ -154,6 +154,7 @@ class ShapeImages:
         return self._count
 
     def __getitem__(self, index: int) -> Captioned:
+        """Generates image `index` with its caption and, for each word, the box of the shape that it names."""
         if not 0 <= index < self._count:
             raise IndexError(index)
         scene = draw_scene((*self._key, index), held_out=self._held_out)
@@ -222,11 +223,14 @@ class CaptioningConfig(TaskConfig):
         self.decoding.beam_size = 1
 
     def setup(self, model: CaptionerConfig, splits: Splits[CaptionedImages], artifacts: Artifacts) -> "CaptioningTask":
-        texts = lambda: splits["train"].captions()  # noqa: E731
-        tokenizer, model = setup_tokenizer(artifacts, model, texts, kind=self.data.tokenizer, family="marian")
+        """Trains or loads the tokenizer, on the captions."""
+        tokenizer, model = setup_tokenizer(
+            artifacts, model, lambda: splits["train"].captions(), kind=self.data.tokenizer, family="marian"
+        )
         return CaptioningTask(self, model, splits, tokenizer)
 
     def planned(self, model: CaptionerConfig, options: LoaderOptions) -> PlannedTask:
+        """Returns the task without data, and the shapes of its largest batch."""
         image = (np.uint8, model.image_size, model.image_size, 3)
         arrays = {"caption": (np.int32, LENGTH), "boxes": (np.int32, LENGTH, 4), "image": image}
         batch = planned_batch(self.data, options, arrays)
@@ -301,14 +305,14 @@ class CaptioningTask:
         return LazyExamples(images, lambda image: self.encode([image])[0], lengths)
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        c = self.config
+        config = self.config
         return captioning_loss(
             model,
             batch,
             rngs,
-            attention_penalty=c.attention_penalty,
-            score_weight=c.score_weight,
-            entropy_weight=c.entropy_weight,
+            attention_penalty=config.attention_penalty,
+            score_weight=config.score_weight,
+            entropy_weight=config.entropy_weight,
         )
 
     def predict(self, model: TrainedModel, images: Sequence[np.ndarray]) -> list[str]:
@@ -331,9 +335,9 @@ class CaptioningTask:
         images = self._splits[split]
         references = [images[index].caption for index in range(len(images))]
         examples = self._lazy(images)
-        written = [self.tokenizer.decode(ids) for ids in self._write(model, examples)]
+        captions = [self.tokenizer.decode(ids) for ids in self._write(model, examples)]
         sums = model.sum_metrics(_metrics, examples, self.batch_spec)
-        scores = bleu_scores(written, references)
+        scores = bleu_scores(captions, references)
         values = {"bleu": scores.sacrebleu, "exact_match": scores.exact_match}
         values |= {name: 100 * float(sums[name].mean) for name in ("accuracy", "on_object")}
         return eval_result(self.metrics, values, f"{len(references):,} images")
@@ -409,10 +413,11 @@ def captioning_loss(
     if rngs is None:
         return output._replace(metrics=metrics)
     nll = label_smoothed_cross_entropy(captions.logits, caption)
-    reward = -jax.lax.stop_gradient((nll * weights).sum(axis=1))
+    reward = -jax.lax.stop_gradient((nll * weights).sum(axis=1))  # log-likelihood of each caption, [B]
     is_sampled = captions.is_drawn & is_row  # captions whose locations were sampled
-    score = score_function_loss((captions.log_prob * weights).sum(axis=1), reward, model.baseline[...])
-    added = score_weight * jnp.where(is_sampled, score, 0.0).sum() - entropy_weight * (captions.entropy * weights).sum()
+    score = score_function_loss((captions.log_prob * weights).sum(axis=1), reward, model.baseline[...])  # [B]
+    entropy = (captions.entropy * weights).sum()
+    added = score_weight * jnp.where(is_sampled, score, 0.0).sum() - entropy_weight * entropy
     model.baseline[...] = moving_average(model.baseline[...], reward, is_sampled)
     # Adds the gradient of `added`, and 0 to the value.
     return output._replace(loss=output.loss + added - jax.lax.stop_gradient(added), metrics=metrics)
@@ -449,10 +454,10 @@ def object_weights(weights: Float[Array, "B T L"], boxes: Int[Array, "B T 4"], i
     cell_size = image_size // grid_size  # pixels
     start = jnp.arange(grid_size)[None, None] * cell_size  # first pixel of each row or column of cells
     top, left, bottom, right = (boxes[..., side, None] for side in range(4))
-    rows = (start < bottom) & (start + cell_size > top)
+    rows = (start < bottom) & (start + cell_size > top)  # [B, T, grid_size]: rows of cells that overlap the box
     columns = (start < right) & (start + cell_size > left)
-    is_on_object = (rows[..., :, None] & columns[..., None, :]).reshape(weights.shape)
-    names_object = boxes[..., 2] > 0
+    is_on_object = (rows[..., :, None] & columns[..., None, :]).reshape(weights.shape)  # [B, T, L]
+    names_object = boxes[..., 2] > 0  # [B, T]: zeros mean no object
     share_sum = jnp.where(is_on_object & names_object[..., None], weights, 0.0).sum()
     return Metric(share_sum, names_object.sum(dtype=jnp.float32))
 

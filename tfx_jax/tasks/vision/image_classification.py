@@ -173,6 +173,7 @@ class CountedShapes:
         return self._count
 
     def __getitem__(self, index: int) -> LabeledImage:
+        """Generates image `index`, labeled with the number of its shapes."""
         if not 0 <= index < self._count:
             raise IndexError(index)
         scene = draw_scene((*self._key, index), held_out=self._held_out)
@@ -203,10 +204,11 @@ class Digits:
         images, labels = datasets.load_digits(return_X_y=True)
         order = np.random.default_rng(seed).permutation(len(labels))
         count = len(labels) // 10 + 1
-        indices = {"train": order[2 * count :], "validation": order[:count], "test": order[count : 2 * count]}
-        chosen = indices[split]
-        self._images = np.rint(images[chosen] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-        self._label_ids = labels[chosen]
+        split_indices = {"train": order[2 * count :], "validation": order[:count], "test": order[count : 2 * count]}
+        indices = split_indices[split]
+        # The data has gray values from 0 to 16.
+        self._images = np.rint(images[indices] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+        self._label_ids = labels[indices]
 
     def __len__(self) -> int:
         return len(self._label_ids)
@@ -340,14 +342,14 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, Imag
         return {"image": row.image} | label_arrays(self.label_ids[row.label])
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
-        c = self.config
+        config = self.config
         return image_classification_loss(
             model,
             batch,
             rngs,
-            label_smoothing=c.label_smoothing,
-            max_shift=c.data.max_shift,
-            is_mirrored=c.data.is_mirrored,
+            label_smoothing=config.label_smoothing,
+            max_shift=config.data.max_shift,
+            is_mirrored=config.data.is_mirrored,
         )
 
     def predict(self, model: TrainedModel, rows: Sequence[np.ndarray]) -> list[str]:
@@ -428,22 +430,21 @@ def augment(
       max_shift: each axis is shifted by -max_shift to max_shift pixels, all equally likely.
       is_mirrored: whether to mirror images.
     """
-    b, *sides, _ = image.shape
+    num_images, *sides, _ = image.shape
     shift_rng, mirror_rng = jax.random.split(rng)
     if is_mirrored:
-        mirror = jax.random.bernoulli(mirror_rng, 0.5, (b,))[:, None, None, None]
+        mirror = jax.random.bernoulli(mirror_rng, 0.5, (num_images,))[:, None, None, None]
         image = jnp.where(mirror, image[:, :, ::-1], image)
     if max_shift:
         pad = (max_shift, max_shift)
-        starts = jax.random.randint(shift_rng, (2, b), 0, 2 * max_shift + 1)  # rows and columns
-        padded = jnp.pad(image, ((0, 0), pad, pad, (0, 0)))
-        # Rows, then columns: a gather along one axis keeps images on their devices if these share the batch.
-        for axis, (side, start) in enumerate(zip(sides, starts, strict=True), start=1):
-            indices = jnp.expand_dims(
-                start[:, None] + jnp.arange(side)[None], (3 - axis, 3)
-            )  # [B, Y, 1, 1], [B, 1, X, 1]
-            padded = jnp.take_along_axis(padded, indices, axis=axis)
-        image = padded
+        # First row and column of each image that is kept of the padded one, [B] each.
+        first_rows, first_columns = jax.random.randint(shift_rng, (2, num_images), 0, 2 * max_shift + 1)
+        rows = first_rows[:, None] + jnp.arange(sides[0])[None]  # [B, Y]
+        columns = first_columns[:, None] + jnp.arange(sides[1])[None]  # [B, X]
+        image = jnp.pad(image, ((0, 0), pad, pad, (0, 0)))
+        # A gather along one axis at a time keeps images on their devices if these share the batch.
+        image = jnp.take_along_axis(image, rows[:, :, None, None], axis=1)
+        image = jnp.take_along_axis(image, columns[:, None, :, None], axis=2)
     return image
 
 
@@ -451,5 +452,6 @@ def _class_attention(model: Any, batch: dict[str, Array]) -> tuple[Array, Array,
     """Returns logits [B, V], and the class token's attention to patches: rollout [B, P], and of layers [L, B, P]."""
     logits, maps = model(normalized(batch["image"]), return_attention=True)
     layers = [maps[f"encoder/{index}/self"] for index in range(len(maps))]
+    # Of the queries only the class token, number 0; of the keys only the patches after it.
     layer_means = jnp.stack([weights.mean(axis=1)[:, 0, 1:] for weights in layers]).astype(jnp.float32)
     return logits, attention_rollout(layers)[:, 0, 1:], layer_means

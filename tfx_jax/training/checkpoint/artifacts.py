@@ -165,11 +165,14 @@ def _add(folder: epath.Path, name: str) -> None:
     """Adds the checksums of the file `name`, or of the files in the folder `name`, to `artifacts.json`."""
     path = folder / name
     names = [f"{name}/{file.name}" for file in path.iterdir() if file.is_file()] if path.is_dir() else [name]
-    files = _read_manifest(folder) | {file: _checksum(folder / file) for file in names if not file.endswith(".partial")}
+    # A file that ends with ".partial" is the remains of an interrupted write.
+    new_checksums = {file: _checksum(folder / file) for file in names if not file.endswith(".partial")}
+    files = _read_manifest(folder) | new_checksums
     write_sealed(folder / _MANIFEST, {"files": dict(sorted(files.items()))})
 
 
 def _checksum(path: epath.Path) -> str:
+    """Returns the SHA-256 of a file, hexadecimal; raises UserError if it cannot be read."""
     try:
         return hashlib.sha256(read_small_file(path)).hexdigest()
     except OSError as error:

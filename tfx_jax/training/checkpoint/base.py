@@ -69,9 +69,10 @@ def base_record(source: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 def read_base(
     record: dict[str, Any], workdir: epath.Path, load_workdir: Callable[[epath.Path], Tree]
 ) -> tuple[dict[str, np.ndarray], Tree]:
-    """Reads the arrays of a record from the model that `init_from` in `config.json` names, or from the recorded source.
+    """Reads the frozen arrays that the checkpoints of a run leave out from the model that the run started from.
 
-    The first of these whose arrays are those of the record is used; a folder that exists is tried first.
+    The model may be where `init_from` in `config.json` says, or at the recorded source. The first of these whose arrays
+    are those of the record is used; a folder that exists is tried first.
 
     Args:
       record: value of `base_record`.
@@ -89,7 +90,7 @@ def read_base(
     except (OSError, ValueError, KeyError):  # config.json has its own checks
         configured = ""
     sources = dict.fromkeys(source for source in (configured, record["source"]) if source and isinstance(source, str))
-    # Last what does not exist here, because a name may be looked up on the hub.
+    # Names that are no folder here come last, because they may be looked up on the hub.
     ordered = sorted(sources, key=lambda source: is_local(source) and not os.path.exists(source))
     problems = []
     for source in ordered:
@@ -114,15 +115,15 @@ def read_base(
 
 def without(tree: Tree, paths: Any, prefix: str = "") -> Tree:
     """Returns nested dictionaries without the leaves at these paths, such as "decoder_layers/out/kernel"."""
-    kept = {}
+    remaining = {}
     for name, value in tree.items():
         path = f"{prefix}{name}"
         if isinstance(value, dict):
             if inner := without(value, paths, f"{path}/"):
-                kept[name] = inner
+                remaining[name] = inner
         elif path not in paths:
-            kept[name] = value
-    return kept
+            remaining[name] = value
+    return remaining
 
 
 def _select(tree: Tree, dtypes: dict[str, str], prefix: str = "") -> tuple[Tree, dict[str, np.ndarray]]:
@@ -148,5 +149,5 @@ def _checksum(arrays: dict[str, np.ndarray]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for path, array in sorted(arrays.items()):
         digest.update(f"{path} {array.shape} {array.dtype.name};".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)  # the array's bytes
     return digest.hexdigest()

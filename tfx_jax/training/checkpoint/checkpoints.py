@@ -45,8 +45,9 @@ def checksums(parts: dict[str, Any]) -> dict[str, str]:
     >>> checksums({"params": {"a": np.arange(3.0)}, "rest": np.int32(7)})
     {'params': 'b27b9e32861ba857', 'rest': 'a3349cb258289b04'}
     """
-    local = np.array([_sum_of_local_hashes(part) for part in parts.values()], np.uint64)
-    total = gather_arrays(local.view(np.uint32)).view(np.uint64).sum(axis=0)
+    local = np.array([_sum_of_local_hashes(part) for part in parts.values()], np.uint64)  # [parts]
+    # Gathered as pairs of uint32, because JAX has no 64-bit integers by default.
+    total = gather_arrays(local.view(np.uint32)).view(np.uint64).sum(axis=0)  # [processes, parts] -> [parts]
     return {name: f"{checksum:016x}" for name, checksum in zip(parts, total, strict=True)}
 
 
@@ -58,11 +59,11 @@ def all_checksums(parts: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any
 
 def _sum_of_local_hashes(tree: Any) -> np.uint64:
     """Returns the sum, modulo 2^64, of the hashes of the elements in this process's shards."""
-    total, offset = np.uint64(0), 0
+    total, offset = np.uint64(0), 0  # offset: number of elements in the leaves before
     for leaf in jax.tree.leaves(tree):
         for starts, values in _own_shards(leaf):
             for block, positions in _blocks(values, starts, np.shape(leaf), offset):
-                bits = block.view(f"u{block.itemsize}").astype(np.uint64)
+                bits = block.view(f"u{block.itemsize}").astype(np.uint64)  # the elements' bytes as integers
                 hashes = (bits ^ (positions * _GOLDEN)) * _MIX
                 hashes = (hashes ^ (hashes >> np.uint64(32))) * _GOLDEN
                 total = np.add(total, hashes.sum(), dtype=np.uint64)
@@ -94,8 +95,9 @@ def _blocks(
     Yields:
       Pairs (values [n], positions [n] uint64): the values of a block and their positions in that sequence.
     """
+    # Distance of neighbors along each axis in the flattened array.
     strides = [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
-    if not shape:
+    if not shape:  # a scalar counts as an array of one element
         values, starts, strides = values[None], [0], [1]
     rows_per_block = max(1, _BLOCK // max(1, int(np.prod(values.shape[1:], dtype=np.int64))))
     for first_row in range(0, values.shape[0], rows_per_block):
@@ -137,10 +139,9 @@ def complete_steps(checkpointer: Any) -> list[int]:
 
 def clear_empty(directory: epath.Path) -> None:
     """Deletes empty folders named like checkpoints: Orbax would count them among the checkpoints to keep."""
-    folders = [path for path in directory.iterdir() if path.name.isdigit()] if directory.is_dir() else []
-    for folder in folders:
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+    for path in list(directory.iterdir()) if directory.is_dir() else ():
+        if path.name.isdigit() and path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
 
 
 class ReadableSteps:
@@ -204,13 +205,15 @@ class Checkpoints:
         best = _policies.BestN(
             get_metric_fn=lambda metrics: metrics["score"], n=keep_best, keep_checkpoints_without_metrics=False
         )
-        kept = [_policies.LatestN(keep_last), best, *([_policies.EveryNSteps(keep_every)] if keep_every else [])]
+        policies = [_policies.LatestN(keep_last), best]
+        if keep_every:
+            policies.append(_policies.EveryNSteps(keep_every))
         self._checkpointer = _checkpointer(
             self.directory,
-            preservation_policy=_policies.AnyPreservationPolicy(kept),
+            preservation_policy=_policies.AnyPreservationPolicy(policies),
             cleanup_tmp_directories=True,
         )
-        self._saving: int | None = None
+        self._saving: int | None = None  # step that is being written in the background
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -306,21 +309,25 @@ class Checkpoints:
         if steps:
             raise UserError(
                 f"no checkpoint in {self.directory} can be read (newest: {problem}): restore a copy of one, or use "
-                "another "
-                "--workdir to start again"
+                "another --workdir to start again"
             )
         return None
 
     def _completed(self, model_state: Params, abstract: Params, record: dict[str, Any]) -> Params:
-        """Returns the model state with the arrays of a record, sharded as in the `abstract` model state."""
+        """Returns the restored model state together with the frozen arrays of a record, read from their own model.
+
+        The arrays get the shardings of the `abstract` model state.
+        """
         arrays, _ = read_base(record, self.directory.parent, load_best_params)
         saved = leaves_by_path(model_state)
 
         def complete(path: Any, leaf: Any) -> jax.Array:
+            """Returns the array of the record, sharded like `leaf`, or the restored one if the record has none."""
             name = path_name(path)
             value = arrays.get(name)
             if value is None:
                 return saved[name]
+            # Each process copies only the slices of its own shards to its devices.
             return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
 
         return jax.tree_util.tree_map_with_path(complete, abstract)
@@ -412,13 +419,13 @@ def average_checkpoints(
         if not 1 <= last <= len(steps):
             raise UserError(
                 f"cannot average the last {last} checkpoints: {workdir} has {len(steps)}; --last must be 1 to "
-                f"{len(steps)} "
-                "(config.keep_last limits how many are kept)"
+                f"{len(steps)} (config.keep_last limits how many are kept)"
             )
         steps = steps[-last:]
         bases: list[tuple[dict[str, Any], Params]] = []  # record and arrays that the checkpoints leave out, if any
 
         def load(step: int) -> Params:
+            """Loads and checks the parameters of a checkpoint; keeps the record of frozen ones of the first."""
             params, record = _load_step(checkpointer, step, allow_nonfinite)
             if record is not None and not bases:
                 bases.append((record, _with_base({}, record, reach(workdir))))
@@ -579,10 +586,10 @@ def _load_step(
         described = checkpointer.checkpointables_metadata(step).metadata
         if described.get("params") is None:
             raise ValueError("its description of its arrays is missing")
-        learned = "ema" if "ema" in described else "params"
-        targets = {part: _as_numpy(described[part]) for part in (learned, "model_state") if part in described}
+        params_name = "ema" if "ema" in described else "params"  # the moving average, if the run keeps one
+        targets = {part: _as_numpy(described[part]) for part in (params_name, "model_state") if part in described}
         parts, extra = _load(checkpointer, step, lambda _: targets)
-        params = merge_trees(parts[learned], parts.get("model_state", {}))
+        params = merge_trees(parts[params_name], parts.get("model_state", {}))
     except _STORAGE_ERRORS as error:
         raise UserError(f"{name} cannot be read ({_line(error)}); choose another with --step") from None
     return params if allow_nonfinite else _check_finite(params, name), extra.get("base")
@@ -636,6 +643,9 @@ def _cause(error: BaseException) -> str:
 
 def _remedy(error: BaseException) -> str:
     """Returns what the user can do about a write error; tensorstore's errors are texts without an error number."""
-    line, remedies = _cause(error), {"make the folder writable": _FORBIDDEN, "free disk space": _DISK_FULL}
-    matching = (remedy for remedy, reasons in remedies.items() if any(reason in line for reason in reasons))
-    return next(matching, "fix this")
+    line = _cause(error)
+    if any(reason in line for reason in _FORBIDDEN):
+        return "make the folder writable"
+    if any(reason in line for reason in _DISK_FULL):
+        return "free disk space"
+    return "fix this"

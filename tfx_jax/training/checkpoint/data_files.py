@@ -61,7 +61,8 @@ def _check(data: Any, workdir: epath.Path) -> None:
         for name in sorted(known.keys() | current.keys()):
             old, new = known.get(name), current.get(name)
             # A field without any recorded file is accepted: a validation split may be added to a run.
-            if old is None and name.partition(":")[0] in {other.partition(":")[0] for other in known}:
+            known_fields = {known_name.partition(":")[0] for known_name in known}  # names are "FIELD: PATH"
+            if old is None and name.partition(":")[0] in known_fields:
                 raise UserError(f"config.task.data.{name} is new: {remedy}")
             if new is None:
                 raise UserError(f"config.task.data.{name} is missing: {remedy}")

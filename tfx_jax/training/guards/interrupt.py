@@ -44,11 +44,12 @@ def stop_on_signals() -> Iterator[StopRequest]:
         return
 
     def request_stop(signum: int, _: object) -> None:
+        """Handles a signal: records it; a second Ctrl-C interrupts at once."""
         if request.signum is not None and signum == signal.SIGINT:
             raise KeyboardInterrupt
         request.signum = signum
         if jax.process_count() > 1:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)  # for JAX's handler, which notifies the other processes
 
     handled = [signal.SIGINT] if jax.process_count() > 1 else [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:

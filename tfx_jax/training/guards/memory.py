@@ -42,8 +42,12 @@ def state_memory(state: TrainState) -> StateMemory:
     """Computes the bytes of a training state per device; shapes, dtypes and shardings suffice."""
 
     def bytes_per_device(tree: Any) -> int:
-        shards = ((leaf, leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(tree))
-        return int(sum(leaf.dtype.itemsize * np.prod(shape, dtype=np.int64) for leaf, shape in shards))
+        """Returns the bytes that the shards of a tree take on one device."""
+        total = 0
+        for leaf in jax.tree.leaves(tree):
+            shard_shape = leaf.sharding.shard_shape(leaf.shape)  # shape of the part on one device
+            total += leaf.dtype.itemsize * int(np.prod(shard_shape, dtype=np.int64))
+        return total
 
     params = bytes_per_device(state.params)
     return StateMemory(

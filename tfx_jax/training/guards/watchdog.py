@@ -43,7 +43,7 @@ class Watchdog:
     def _watch(self) -> None:
         """Runs in the thread: ends the process if an activity exceeds the limit.
 
-        One of several processes also logs that an activity takes long.
+        If the run has several processes, it also logs that an activity takes long.
         """
         interval = min(1.0, self._limit / 10)
         while not self._closed.wait(interval):
@@ -51,7 +51,7 @@ class Watchdog:
             # count.
             before = self._quiet
             self._quiet += interval
-            is_long = before < _QUIET <= self._quiet and self._beats > _FIRST_STEP
+            is_long = before < _QUIET <= self._quiet and self._beats > _FIRST_STEP  # True once for each activity
             if is_long and self._doing is not None and jax.process_count() > 1:
                 say(f"{self._doing} for {_QUIET:g} s: either it compiles, or another process has stopped or died")
             if self._quiet >= self._limit and self._doing is not None:

@@ -47,6 +47,7 @@ def _draw(example: PairAttention | ImageAttention) -> "Figure":
     if isinstance(example, ImageAttention):
         return plot_maps(example.image, example.titles, example.maps)
     kind = "cross" if any(name.endswith("/cross") for name in example.maps) else "self"
+    # Names are "STACK/LAYER/KIND", such as "decoder/5/cross".
     layers = {name: int(name.split("/")[1]) for name in example.maps if name.endswith(f"/{kind}")}
     last_layer = max(layers.values())
     maps = {name: example.maps[name] for name, layer in layers.items() if layer == last_layer}

@@ -213,7 +213,8 @@ def group_maps(
         match name.split("/"):
             case [stack, layer, kind] if (stack, kind) in groups and layer.isdecimal():
                 weights = np.asarray(weights, np.float32)
-                _check_shape(name, weights, *((side, len(tokens[side])) for side in AXES[stack, kind]))
+                rows, columns = AXES[stack, kind]  # names of token sequences
+                _check_shape(name, weights, (rows, len(tokens[rows])), (columns, len(tokens[columns])))
                 groups[stack, kind][int(layer)] = weights
             case _:
                 raise ValueError(f"unknown attention map {name!r}: expected a name such as 'decoder/0/cross'")
@@ -233,35 +234,43 @@ def _check_shape(name: str, weights: np.ndarray, rows: tuple[str, int], columns:
 def _head_panels(
     stack: str, layer: int, kind: str, weights: np.ndarray, tokens: Mapping[str, list[str]]
 ) -> list[_Panel]:
-    """Returns one row of small panels; only the first head has query labels."""
-    rows, columns = (tokens[side] for side in AXES[stack, kind])
-    return [
-        _Panel(f"{stack} {layer} · {kind} · head {head}", weights[head], [] if head else rows, columns)
-        for head in range(len(weights))
-    ]
+    """Returns a small panel for each head of a layer, of `weights` [N, T, S]; only the first has query labels."""
+    row_labels, column_labels = (tokens[sequence] for sequence in AXES[stack, kind])
+    panels = []
+    for head, head_weights in enumerate(weights):
+        title = f"{stack} {layer} · {kind} · head {head}"
+        panels.append(_Panel(title, head_weights, row_labels if head == 0 else [], column_labels))
+    return panels
 
 
 def _large_panel(
     crosses: Mapping[int, np.ndarray], tokens: Mapping[str, list[str]], layer: int | None
 ) -> _Panel | None:
-    """Returns a panel of the mean cross-attention of one layer or all layers; None without cross-attention."""
+    """Returns a panel of the mean cross-attention over the heads of one layer, or of all layers if `layer` is None.
+
+    `crosses` has the weights [N, T, S] of each layer. Without any, the result is None.
+    """
     if layer is not None and layer not in crosses:
         raise UserError(f"layer {layer} has no cross-attention: choose one of {sorted(crosses)}")
     if not crosses:
         return None
-    chosen, where = (list(crosses.values()), "all layers") if layer is None else ([crosses[layer]], f"layer {layer}")
-    mean = np.mean([weights.mean(axis=0) for weights in chosen], axis=0)
+    if layer is None:
+        chosen, where = list(crosses.values()), "all layers"
+    else:
+        chosen, where = [crosses[layer]], f"layer {layer}"
+    mean = np.mean([weights.mean(axis=0) for weights in chosen], axis=0)  # [T, S]
     return _Panel(f"cross-attention · mean over the heads of {where}", mean, tokens["target"], tokens["source"])
 
 
 def _frame(panel: _Panel, style: _Style) -> _Frame:
-    """Computes the space that a panel needs."""
+    """Computes the size of a panel's map in inches, and the space, type size and tilt of its labels."""
     num_rows, num_columns = panel.weights.shape
     cell = min(style.cell, style.side / max(num_rows, num_columns))
     # Largest type size in which the labels of neighboring tokens do not touch: tilted labels are cell * sin(tilt)
     # apart, and a line of text is 1 / 0.8 = 1.25 times as high as its type.
     fitting_size = min(style.label_size, 0.8 * _POINTS * cell * math.sin(math.radians(style.tilt)))
-    label_size, every = max(fitting_size, _SMALLEST_TYPE), math.ceil(_SMALLEST_TYPE / fitting_size)
+    label_size = max(fitting_size, _SMALLEST_TYPE)
+    every = math.ceil(_SMALLEST_TYPE / fitting_size)  # every n-th token has a label: 1 unless neighbors would touch
     longest_row = max((_text_width(label, label_size) for label in panel.rows), default=0.0)
     longest_column = max(_text_width(label, label_size) for label in panel.columns)
     # Column labels are horizontal if the longest one fits, with some space around it, above the cells of its token.
@@ -322,7 +331,7 @@ def _draw_panel(figure: Figure, item: _Placed) -> None:
     axes = _add_axes(figure, left, top, frame.width, frame.height)
     axes.imshow(panel.weights, cmap=_COLORS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     num_rows, num_columns = panel.weights.shape
-    ruling = {"color": "0.88", "linewidth": 1.4 * frame.width / num_columns}
+    ruling = {"color": "0.88", "linewidth": 1.4 * frame.width / num_columns}  # thin lines between the cells
     axes.hlines(np.arange(0.5, num_rows - 1), -0.5, num_columns - 0.5, **ruling)
     axes.vlines(np.arange(0.5, num_columns - 1), -0.5, num_rows - 0.5, **ruling)
     axes.tick_params(length=0, pad=_PAD * _POINTS / 2, labeltop=True, labelbottom=False)
@@ -339,6 +348,7 @@ def _draw_panel(figure: Figure, item: _Placed) -> None:
     rows = range(0, len(panel.rows), frame.every)
     axes.set_yticks(rows, [panel.rows[row] for row in rows], **text)
     font = FontProperties(family=_FONTS, size=frame.title_size)
+    # In the axes' coordinates, the map is from 0 to 1; the title is above the column labels.
     above = 1 + (frame.above + 0.3 * frame.title_size / _POINTS) / frame.height
     axes.text(0, above, panel.title, transform=axes.transAxes, fontproperties=font, va="bottom")
 

@@ -48,7 +48,9 @@ def plot_maps(image: UInt8[np.ndarray, "Y X C"], titles: Sequence[str], weights:
 
 def _illuminated(image: UInt8[np.ndarray, "Y X 3"], weights: Float[np.ndarray, "G G"]) -> UInt8[np.ndarray, "Y X 3"]:
     """Scales the brightness of an image by the weights; each weight applies to a rectangle of pixels."""
+    (height, width), (grid_rows, grid_columns) = image.shape[:2], weights.shape
     # For each row and column of pixels, the row or column of the grid that it belongs to.
-    rows, columns = (np.arange(side) * size // side for side, size in zip(image.shape[:2], weights.shape, strict=True))
-    light = weights[np.ix_(rows, columns)] / max(float(weights.max()), 1e-9)
+    rows = np.arange(height) * grid_rows // height
+    columns = np.arange(width) * grid_columns // width
+    light = weights[np.ix_(rows, columns)] / max(float(weights.max()), 1e-9)  # [Y, X] in [0, 1]
     return (image * (_DARKEST + (1 - _DARKEST) * light[..., None])).astype(np.uint8)

@@ -72,20 +72,25 @@ def _draw_loss(
             panel.plot(curve_steps, values, color=color, alpha=0.25, linewidth=0.8)
         marker = "o" if len(curve_steps) == 1 else None  # a line of one point is invisible
         panel.plot(curve_steps, smooth, color=color, linewidth=1.8, label=label, marker=marker)
-    validation = [(one["step"], one["loss"]) for one in evaluations if math.isfinite(one.get("loss", math.nan))]
+    # Not all tasks report a loss.
+    validation = [
+        (evaluation["step"], evaluation["loss"])
+        for evaluation in evaluations
+        if math.isfinite(evaluation.get("loss", math.nan))
+    ]
     if validation:
         validation_steps, validation_losses = np.array(validation, float).T
         style: dict[str, Any] = {"color": "black", "marker": "o", "markersize": 4, "linewidth": 1}
         panel.plot(validation_steps, validation_losses, label="validation", **style)
         curves.append((validation_steps, validation_losses, "black", "validation"))
-    what = "loss" if validation else "training loss"
-    panel.set_title(f"{what}, nats for each {unit}", loc="left", fontsize=11)
+    title = "loss" if validation else "training loss"
+    panel.set_title(f"{title}, nats for each {unit}", loc="left", fontsize=11)
     if len(curves) > 1:
         panel.legend(
             frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0
         )  # above the curves
-    everything = np.concatenate([values for _, values, _, _ in curves])
-    if 0 < everything.min() * _LOG_FROM < everything.max():
+    all_losses = np.concatenate([values for _, values, _, _ in curves])
+    if 0 < all_losses.min() * _LOG_FROM < all_losses.max():
         panel.set_yscale("log")
         panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -107,6 +112,7 @@ def _draw_metric(panel: Axes, evaluations: Sequence[Evaluation], metric: MetricI
     panel.axhline(values[best], color=_GRAY, linewidth=0.8, linestyle="--")
     summary = f"best {metric.format(values[best])} at step {steps[best]:,}"
     panel.set_title(summary, loc="right", color="#606060", fontsize=9)  # outside the axes, where no curve crosses it
+    # Equal values span no range, so the margin depends on their size instead.
     margin = 0.1 * (np.nanmax(values) - np.nanmin(values)) or max(0.1 * abs(values[best]), 0.1)
     panel.set_ylim(np.nanmin(values) - margin, np.nanmax(values) + margin)
 
@@ -119,8 +125,9 @@ def _running_mean(values: np.ndarray, width: int) -> np.ndarray:
     """
     if width < 2:
         return values
-    weights = np.ones(width)
-    return np.convolve(values, weights, "same") / np.convolve(np.ones_like(values), weights, "same")
+    window = np.ones(width)
+    num_values = np.convolve(np.ones_like(values), window, "same")  # in the window around each value
+    return np.convolve(values, window, "same") / num_values
 
 
 def compared_tags(histories: Mapping[str, History]) -> list[str]:

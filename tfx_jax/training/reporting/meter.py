@@ -101,14 +101,14 @@ class MetricAccumulator:
         """Waits for all steps; returns (step, metrics) of those that have finished since the last call."""
         finished = []
         for step, metrics in self._waiting:
-            # `fetched` is returned, `counted` is added to the sums.
-            fetched = counted = jax.tree.map(lambda value: float(np.asarray(value)), metrics)
+            fetched = jax.tree.map(lambda value: float(np.asarray(value)), metrics)  # waits for the device
+            summands = fetched
             if fetched.numbers.get("bad"):  # metrics of skipped steps are not part of the curves
-                counted = jax.tree.map(lambda _: 0.0, fetched)
-                counted.numbers["bad"] = 1.0
+                summands = jax.tree.map(lambda _: 0.0, fetched)
+                summands.numbers["bad"] = 1.0
             else:
                 self._steps += 1
-            self._sums = jax.tree.map(operator.add, self._sums, counted) if self._sums else counted
+            self._sums = jax.tree.map(operator.add, self._sums, summands) if self._sums else summands
             finished.append((step, fetched))
         self._waiting.clear()
         return finished
@@ -124,7 +124,7 @@ class MetricAccumulator:
 
     @contextlib.contextmanager
     def starting(self, batch: Batch) -> Iterator[None]:
-        """Times the start of a step, which compiles if its batch has a new shape."""
+        """Times the block, which starts a step on `batch`; it compiles if the batch has a new shape."""
         shapes = tuple(array.shape for array in jax.tree.leaves(batch))
         is_new = shapes not in self._flops_by_shapes
         if is_new:  # waits first; otherwise the device's work would count as compilation
@@ -167,8 +167,8 @@ class MetricAccumulator:
         return means | bad
 
     def _switch(self, part: str) -> str:
-        """Ends the current part and begins another; returns the ended one."""
-        now, before = time.monotonic(), self._part
-        self._seconds[before] += now - self._part_began_at
+        """Books the time of the current part and begins another; returns the ended one."""
+        now, ended = time.monotonic(), self._part
+        self._seconds[ended] += now - self._part_began_at
         self._part_began_at, self._part = now, part
-        return before
+        return ended

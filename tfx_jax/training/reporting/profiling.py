@@ -94,6 +94,7 @@ class Profile:
             self._message(f"profile: no trace: {error}")
 
     def _start(self) -> None:
+        """Starts the trace; an error is reported in one line."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             with self._meter.timed("save"):

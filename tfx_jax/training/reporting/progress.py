@@ -113,7 +113,7 @@ class Progress:
         self._rates = line.partition("  ")[2]
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=line)
-        num_kept = step * _KEPT_LINES // self._num_steps
+        num_kept = step * _KEPT_LINES // self._num_steps  # lines that are to stay up to this step
         if self._bar is None or num_kept > self._num_kept:
             self._num_kept = num_kept
             self.message(line)
@@ -160,6 +160,7 @@ class Progress:
     # forever.
 
     def _open_records(self, directory: epath.Path) -> RecordWriter | None:
+        """Opens a new TensorBoard file; if that fails, reports it and returns None."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             return RecordWriter(str(directory / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"))
@@ -204,6 +205,7 @@ class History(NamedTuple):
 
     def curve(self, tag: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the steps, increasing, and finite values of a scalar; of two values at one step the later."""
+        # A later point replaces an earlier one of the same step.
         values = {point.step: point.scalars[tag] for point in self.points if tag in point.scalars}
         steps = np.array([step for step in sorted(values) if np.isfinite(values[step])], np.int64)
         return steps, np.array([values[step] for step in steps], np.float64)
@@ -217,6 +219,7 @@ def read_history(workdir: epath.PathLike) -> History:
     files = sorted((epath.Path(workdir) / "tensorboard").glob("events.out.tfevents.*"), key=lambda path: path.name)
     for event in itertools.chain.from_iterable(_read_events(path) for path in files):
         if event.session_log.status == SessionLog.START:
+            # A run began at this step: the points from it on are those of an earlier run that was killed.
             starts.append(event.step - 1)
             superseded += [point for point in points if point.step >= event.step]
             points = [point for point in points if point.step < event.step]

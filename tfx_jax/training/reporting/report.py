@@ -101,7 +101,7 @@ def _ending(run: Run[Any], step: int, signum: int | None) -> str:
 def _facts(
     history: History, run: Run[Any], step: int, num_params: int, device_kinds: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Returns the rows of the first table: name and value."""
+    """Returns the rows (name, value) of the first table: size, devices, tokens, speed and skipped steps."""
     config = run.config
     units = f"{run.task.unit}s".capitalize()  # such as "Target tokens"
     facts = [
@@ -115,8 +115,8 @@ def _facts(
     steps, tokens = history.curve("train/tokens_per_step")
     if steps.size:
         # Steps that a killed run did not log are assumed to be like the steps logged after it.
-        seen = float((tokens * np.diff(steps, prepend=0)).sum())
-        facts.append((f"{units} seen", f"{seen:,.0f}, {seen / steps[-1]:,.0f} a step"))
+        num_tokens = float((tokens * np.diff(steps, prepend=0)).sum())
+        facts.append((f"{units} seen", f"{num_tokens:,.0f}, {num_tokens / steps[-1]:,.0f} a step"))
     rate = _mean_rate(history, "train/tokens_per_second")
     if rate is not None:
         facts.append((f"{units} a second", f"{rate:,.0f} while training"))
@@ -209,8 +209,9 @@ def _evaluation_table(evaluations: Sequence[Evaluation], metrics: Sequence[Metri
     """Returns the table of all evaluations, with the best value of the first metric in bold; "" if there are none."""
     if not evaluations:
         return ""
-    values = [value for evaluation in evaluations if math.isfinite(value := evaluation[metrics[0].name])]
-    best = (min if metrics[0].is_loss else max)(values, default=None)
+    values = [evaluation[metrics[0].name] for evaluation in evaluations]
+    finite_values = [value for value in values if math.isfinite(value)]
+    best = (min if metrics[0].is_loss else max)(finite_values, default=None)
     rows = []
     for evaluation in evaluations:
         # Evaluations from before a metric was added lack it.
@@ -224,6 +225,7 @@ def _evaluation_table(evaluations: Sequence[Evaluation], metrics: Sequence[Metri
 
 def config_table(config: ExperimentConfig) -> str:
     """Returns the fields that differ from their defaults, as a Markdown table."""
+    # The defaults of the same classes of model, task and data.
     task = type(config.task)()
     task.data = type(config.task.data)()
     default = flat(ExperimentConfig(model=type(config.model)(), task=task))
@@ -240,10 +242,10 @@ def config_table(config: ExperimentConfig) -> str:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a Markdown table."""
-    lines = ([" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in [header, *rows])
-    first, *others = lines
-    cells = [first, ["---"] * len(header), *others]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    # A cell must be one line, and its "|" must not end it.
+    header_cells, *row_cells = ([" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in [header, *rows])
+    lines = [header_cells, ["---"] * len(header), *row_cells]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _mean_rate(history: History, tag: str) -> float | None:
@@ -253,5 +255,5 @@ def _mean_rate(history: History, tag: str) -> float | None:
         for point in history.points
         if tag in point.scalars and "time/step" in point.scalars
     ]
-    seconds = sum(weight for _, weight in rates)
-    return sum(rate * weight for rate, weight in rates) / seconds if seconds else None
+    total_seconds = sum(seconds for _, seconds in rates)
+    return sum(rate * seconds for rate, seconds in rates) / total_seconds if total_seconds else None

@@ -294,8 +294,8 @@ def check_agreement(describe: Callable[[], Mapping[str, str]]) -> None:
     if jax.process_count() == 1:
         return
     parts = describe()
-    local = np.array([zlib.crc32(part.encode()) for part in parts.values()], np.uint32)
-    checksums = gather_arrays(local)  # [processes, parts]
+    own_checksums = np.array([zlib.crc32(part.encode()) for part in parts.values()], np.uint32)
+    checksums = gather_arrays(own_checksums)  # [processes, parts]
     for name, values in zip(parts, checksums.T, strict=True):
         different = np.flatnonzero(values != values[0])
         if different.size:

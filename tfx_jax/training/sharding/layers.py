@@ -101,6 +101,7 @@ def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Arra
             return _attend_on_each_device(mesh, fastest, query, key, value, *args, **options)
     if mesh.size == 1:
         return core(query, key, value, *args, **options)
+    # Otherwise the compiler shards the computation; only the sharding of inputs and outputs is fixed.
     place = functools.partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, _HEADS))
     result = core(place(query), place(key), place(value), *args, **options)
     return (place(result[0]), result[1]) if options.get("return_weights") else place(result)
@@ -132,13 +133,15 @@ def _attend_on_each_device(
     arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
     arrays |= {"segment_ids": segment_ids, "dropout_rng": dropout_rng}
     arrays |= {name: options.pop(name) for name in ("sinks", "query_lengths", "key_lengths") if name in options}
-    arrays = {name: x for name, x in arrays.items() if x is not None}
+    arrays = {name: array for name, array in arrays.items() if array is not None}
 
-    def sharding_spec(name: str, x: Any) -> Any:
-        if name in ("bias", "mask"):
-            return P(BATCH_AXES if x.shape[0] > 1 else None, "tensor" if x.shape[1] > 1 else None)
-        batch_specs = dict.fromkeys(("segment_ids", "query_lengths", "key_lengths"), P(BATCH_AXES))
-        return (batch_specs | {"sinks": P("tensor"), "dropout_rng": P()}).get(name, _HEADS)
+    def sharding_spec(name: str, array: Any) -> Any:
+        """Returns how an argument of the attention is sharded: by examples, and where it has heads by heads."""
+        if name in ("bias", "mask"):  # [B or 1, N or 1, T, S]: an axis of size 1 is broadcast, and cannot be sharded
+            return P(BATCH_AXES if array.shape[0] > 1 else None, "tensor" if array.shape[1] > 1 else None)
+        if name in ("segment_ids", "query_lengths", "key_lengths"):  # [B, ...]
+            return P(BATCH_AXES)
+        return {"sinks": P("tensor"), "dropout_rng": P()}.get(name, _HEADS)
 
     def on_a_device(arrays: dict[str, Any]) -> Any:
         if dropout_rng is not None:  # dropout positions are counted per device
@@ -148,7 +151,7 @@ def _attend_on_each_device(
     return jax.shard_map(
         on_a_device,
         mesh=mesh,
-        in_specs=({name: sharding_spec(name, x) for name, x in arrays.items()},),
+        in_specs=({name: sharding_spec(name, array) for name, array in arrays.items()},),
         out_specs=(_HEADS, _WEIGHTS) if return_weights else _HEADS,
         check_vma=False,  # kernels do not declare over which axes their results vary
     )(arrays)
@@ -175,15 +178,13 @@ def _attend_in_a_ring(
     if core is not dot_product_attention:
         raise UserError("config.mesh.sequence shards positions, which only dense attention supports: leave it at 1")
     arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask, "dropout_rng": dropout_rng}
-    arrays = {name: x for name, x in arrays.items() if x is not None}
-    key_specs = {
-        name: P(BATCH_AXES if x.shape[0] > 1 else None, None, None, "sequence")
-        for name, x in arrays.items()
-        if name in ("bias", "mask")
-    }
+    arrays = {name: array for name, array in arrays.items() if array is not None}
     if options.get("sinks") is not None:
         arrays["sinks"] = options.pop("sinks")
-    specs = dict.fromkeys(arrays, _HEADS) | key_specs | {"dropout_rng": P(), "sinks": P("tensor")}
+    specs = dict.fromkeys(arrays, _HEADS) | {"dropout_rng": P(), "sinks": P("tensor")}
+    for name in arrays.keys() & {"bias", "mask"}:  # [B or 1, 1, 1, S]
+        batch_axes = BATCH_AXES if arrays[name].shape[0] > 1 else None
+        specs[name] = P(batch_axes, None, None, "sequence")
 
     def on_a_device(arrays: dict[str, Array]) -> Any:
         if dropout_rng is not None:  # the same key for the devices of one ring; others have other examples and heads
@@ -228,6 +229,7 @@ def expert_exchange(mesh: Mesh, num_groups: int, num_experts: int) -> Exchange |
         return None
 
     def make_all_to_all(*, split_axis: int, concat_axis: int, in_spec: P, out_spec: P) -> Callable[[Array], Array]:
+        """Returns an all-to-all over the mesh axis "expert" that splits one axis and concatenates another."""
         return jax.shard_map(
             lambda buffers: jax.lax.all_to_all(
                 buffers, "expert", split_axis=split_axis, concat_axis=concat_axis, tiled=True

@@ -94,19 +94,17 @@ def make_mesh(
     """
     devices = jax.devices() if devices is None else devices
     sizes = {"data": data, "fsdp": fsdp, "expert": expert, "sequence": sequence, "tensor": tensor}
-    given = " * ".join(f"{axis}={size}" for axis, size in sizes.items() if size != 1) or "data=1"
+    described = " * ".join(f"{axis}={size}" for axis, size in sizes.items() if size != 1) or "data=1"
     if data == -1:
         sizes["data"] = len(devices) // max(fsdp * expert * sequence * tensor, 1)
     needed = math.prod(sizes.values())
     has_many_processes = len({device.process_index for device in devices}) > 1
-    if (
-        min(sizes.values()) < 1
-        or needed > len(devices)
-        or (needed < len(devices) and (data == -1 or has_many_processes))
-    ):
+    # With data=-1 or several processes, all devices must be used.
+    leaves_devices = needed < len(devices) and (data == -1 or has_many_processes)
+    if min(sizes.values()) < 1 or needed > len(devices) or leaves_devices:
         owners = " of several processes, which must all be used" if has_many_processes else ""
         raise UserError(
-            f"config.mesh: {given} does not fit {len(devices)} devices{owners}; data=-1 takes all devices that the "
+            f"config.mesh: {described} does not fit {len(devices)} devices{owners}; data=-1 takes all devices that the "
             "other axes leave"
         )
     arranged = _arrange(tuple(sizes.values()), devices[:needed])
@@ -152,13 +150,15 @@ def state_shardings(tree: Any, mesh: Mesh, strategies: Sequence[Rules] = STRATEG
     """
 
     def sharding_of(path: Any, leaf: Any) -> NamedSharding:
+        """Returns the sharding of one array by the strategies' rules, as far as they divide its shape evenly."""
         name = path_name(path)
         shape = np.shape(leaf)
         if name.startswith("carry/"):
             return NamedSharding(mesh, P(_dividing_axes(mesh, shape[0], BATCH_AXES)))
-        axes: list[tuple[str, ...]] = [()] * len(shape)
+        axes: list[tuple[str, ...]] = [()] * len(shape)  # mesh axes for each dimension
         for rules in strategies:
             spec = next((spec for pattern, spec in rules if re.fullmatch(pattern, name)), P())
+            # A rule describes the last dimensions: the first ones may be those of a stack of layers.
             for dimension, axis in zip(range(-len(spec), 0), spec, strict=True):
                 if axis is not None and len(spec) <= len(shape):
                     axes[dimension] += (axis,)
@@ -180,7 +180,7 @@ def _shard_largest_dimension(mesh: Mesh, shape: tuple[int, ...], sharded_by: lis
     """
     if mesh.shape["fsdp"] == 1 or any(axes and "fsdp" in axes for axes in sharded_by):
         return
-    for dimension in sorted(range(len(shape)), key=lambda dimension: -shape[dimension]):
+    for dimension in sorted(range(len(shape)), key=lambda dimension: -shape[dimension]):  # largest first
         if sharded_by[dimension] is None and shape[dimension] % mesh.shape["fsdp"] == 0:
             sharded_by[dimension] = ("fsdp",)
             return
@@ -202,6 +202,7 @@ def gather_embeddings(mesh: Mesh, loss_fn: LossFn) -> LossFn:
     other_strategies = [rules for rules in STRATEGIES if rules is not FSDP]
 
     def loss(model: nnx.Module, *arguments: Any) -> LossOutput:
+        """Computes the loss with parameters outside of stacks gathered over "fsdp"."""
         if mesh.shape["fsdp"] == 1:
             return loss_fn(model, *arguments)
         params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
@@ -313,13 +314,14 @@ def _shards_of(mesh: Mesh, process_index: int | None) -> tuple[ProcessShard, tup
 def _shards_by_process(mesh: Mesh) -> dict[int, tuple[ProcessShard, tuple[int, ...]]]:
     """Returns by process index the pair of `process_shard` and `held_batch_shards`, for every process in the mesh."""
     num_shards = num_batch_shards(mesh)
-    held: dict[int, set[int]] = {}
+    held_sets: dict[int, set[int]] = {}  # batch shards by process
     # Where JAX would put an array with one element per batch shard shows which device holds which batch shard.
     for device, (index,) in NamedSharding(mesh, P(BATCH_AXES)).devices_indices_map((num_shards,)).items():
-        held.setdefault(device.process_index, set()).update(range(num_shards)[index])
-    held_in_order = {process: tuple(sorted(shards)) for process, shards in held.items()}
-    distinct = sorted(set(held_in_order.values()))
-    if sum(map(len, distinct)) > num_shards or len(set(map(len, distinct))) > 1:
+        held_sets.setdefault(device.process_index, set()).update(range(num_shards)[index])
+    held = {process: tuple(sorted(shards)) for process, shards in held_sets.items()}
+    distinct = sorted(set(held.values()))
+    has_overlap = sum(map(len, distinct)) > num_shards
+    if has_overlap or len(set(map(len, distinct))) > 1:
         one, other = next(
             pair
             for pair in itertools.combinations(distinct, 2)
@@ -331,8 +333,7 @@ def _shards_by_process(mesh: Mesh) -> dict[int, tuple[ProcessShard, tuple[int, .
         )
     index_of = {shards: index for index, shards in enumerate(distinct)}
     return {
-        process: (ProcessShard(index=index_of[shards], count=len(distinct)), shards)
-        for process, shards in held_in_order.items()
+        process: (ProcessShard(index=index_of[shards], count=len(distinct)), shards) for process, shards in held.items()
     }
 
 
@@ -369,9 +370,9 @@ def take_batch_shard(examples: np.ndarray, index: Any, mesh: Mesh, process_index
       process_index: the process; None means this one.
     """
     shard, held = _shards_of(mesh, process_index)
-    shard_size = len(examples) // len(held)
-    start, _, _ = index[0].indices(shard.count * len(examples))
-    first = held.index(start // shard_size) * shard_size
+    shard_size = len(examples) // len(held)  # examples of a batch shard
+    start, _, _ = index[0].indices(shard.count * len(examples))  # first example of the slice in the whole batch
+    first = held.index(start // shard_size) * shard_size  # the same example in `examples`
     return examples[first : first + shard_size, *index[1:]]
 
 
@@ -382,6 +383,7 @@ def shard_whole_batch(batch: Batch, mesh: Mesh) -> Batch:
     """
 
     def spread(examples: np.ndarray) -> jax.Array | np.ndarray:
+        """Shards an array over its examples, or returns it unchanged if they do not divide evenly."""
         if len(examples) % num_batch_shards(mesh):
             return examples
         by_example = batch_sharding(mesh, num_axes=1)  # positions are not sharded
