@@ -13,6 +13,7 @@ The columns of the table:
 A dash means that the model does not do this: images and speech have no padding, encoders do not generate.
 """
 
+# pyright: reportMissingImports=false
 import contextlib
 import inspect
 import io

@@ -598,10 +598,10 @@ class BertMultipleChoice(BertWithHead):
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "B C"]:
         """Returns the logits; arguments are those of `Bert`, with an axis for the texts."""
-        tokens_of_texts, types, mask = (
-            None if x is None else x.reshape(-1, x.shape[-1]) for x in (tokens, token_type_ids, token_mask)
-        )
-        return super().__call__(tokens_of_texts, types, token_mask=mask, rngs=rngs).reshape(tokens.shape[:2])
+        length = tokens.shape[-1]
+        types, mask = (None if x is None else x.reshape(-1, length) for x in (token_type_ids, token_mask))
+        logits = super().__call__(tokens.reshape(-1, length), types, token_mask=mask, rngs=rngs)
+        return logits.reshape(tokens.shape[:2])
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.classifier = make_dense(config, 1, rngs=rngs)

@@ -160,7 +160,8 @@ class TextTower(nnx.Module):
         else:
             # The first CLIPs name a wrong id, 2. Their EOS is the highest id of a text, which `argmax` finds too.
             is_end = tokens if c.eos_id == 2 else tokens == c.eos_id
-            pooled = jnp.take_along_axis(x, jnp.argmax(is_end, axis=1)[:, None, None], axis=1)[:, 0]
+            first_end = jnp.argmax(is_end, axis=1)[:, None, None]
+            pooled = jnp.take_along_axis(x, first_end, axis=1)[:, 0]
         return TowerOutput(x, pooled if self.projection is None else self.projection(pooled))
 
 
@@ -273,10 +274,8 @@ class Clip(nnx.Module):
           ValueError: if the images do not have the size and channels of the model, or a text is longer than
             `config.max_length`.
         """
-        outputs = (
-            self.image(images, rngs).pooled.astype(jnp.float32),
-            self.text(tokens, token_mask, rngs).pooled.astype(jnp.float32),
-        )
+        outputs = self.image(images, rngs).pooled, self.text(tokens, token_mask, rngs).pooled
+        outputs = [x.astype(jnp.float32) for x in outputs]
         image, text = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in outputs)  # unit vectors
         logits = jnp.einsum("BE,NE->BN", image, text) * jnp.exp(self.log_scale[...])[None]
         return ClipOutput(logits if self.bias is None else logits + self.bias[...][None], image, text)

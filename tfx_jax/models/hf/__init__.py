@@ -230,7 +230,7 @@ _WHISPER = Family(
 
 
 def _clip(architecture: str) -> Family:
-    """Returns how folders of CLIP or SigLIP, or of one of their towers, are read and written."""
+    """Returns the family of CLIP or SigLIP, or of one of their towers."""
     return Family(
         clip.ARCHITECTURES[architecture][0],
         read_config=functools.partial(clip.read_config, architecture),

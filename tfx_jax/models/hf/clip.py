@@ -66,7 +66,7 @@ def renamed(architecture: str) -> list[tuple[str, str]]:
 
 
 def fits(architecture: str, config: ClipConfig) -> bool:
-    """Returns whether a Hugging Face folder of this architecture can express a configuration."""
+    """Returns whether a folder can express a configuration."""
     model, is_siglip, has_projection = ARCHITECTURES[architecture]
     # The output of SigLIP's image tower is its pooling.
     is_pooled = model is ImageTower and is_siglip
@@ -87,7 +87,7 @@ def _read_tower(fields: Fields, is_siglip: bool, **defaults: int) -> TowerConfig
 
 
 def read_config(architecture: str, fields: Fields) -> ClipConfig:
-    """Returns the configuration for the fields of config.json; of a tower alone, the other has its default values."""
+    """Returns the configuration for the fields of a folder; of a tower alone, the other has its default values."""
     model, is_siglip, has_projection = ARCHITECTURES[architecture]
     is_whole = bool(fields.get("text_config", {}) or fields.get("text_config_dict", {}) or model is Clip)
     text, vision = (fields.nested(f"{side}_config") if is_whole else fields for side in ("text", "vision"))
@@ -126,7 +126,7 @@ def write_config(architecture: str, config: ClipConfig) -> dict[str, Any]:
     c, (model, _, _) = config, ARCHITECTURES[architecture]
     kind = "siglip" if c.is_siglip else "clip"
     size = {} if c.d_output is None else {"projection_size" if c.is_siglip else "projection_dim": c.d_output}
-    size_of_both = {} if c.is_siglip else size  # of a SigLIP, only the text model has it
+    own_size = {} if c.is_siglip else size  # of a SigLIP, only the text model has it
     text = {
         "model_type": f"{kind}_text_model",
         **{"vocab_size": c.vocab_size, "max_position_embeddings": c.max_length, "eos_token_id": c.eos_id},
@@ -136,18 +136,18 @@ def write_config(architecture: str, config: ClipConfig) -> dict[str, Any]:
     vision = {
         "model_type": f"{kind}_vision_model",
         **{"image_size": c.image_size, "patch_size": c.patch_size, "num_channels": c.num_channels},
-        **size_of_both,
+        **own_size,
         **_write_tower(c.image),
     }
     named = {"architectures": [architecture]}
     if model is not Clip:
         return {**(text if model is TextTower else vision), **named}
-    return {"model_type": kind, **named, **size_of_both, "text_config": text, "vision_config": vision}
+    return {"model_type": kind, **named, **own_size, "text_config": text, "vision_config": vision}
 
 
-def _layer_rows(path: str, tensor: str) -> list[Row]:
-    """Returns the rows of the layers of a tower whose paths start with `path`, and whose names start with `tensor`."""
-    path, tensor = f"{path}encoder_layers", f"{tensor}.encoder.layers.{{}}"
+def _layer_rows(prefix: str, tensor: str) -> list[Row]:
+    """Returns the rows of a tower's layers; paths start with `prefix`, names of tensors with `tensor`."""
+    path, tensor = f"{prefix}encoder_layers", f"{tensor}.encoder.layers.{{}}"
     return [
         *projections(f"{path}/self_attention", f"{tensor}.self_attn", *_NAMES),
         *norm(f"{path}/self_attention_residual/norm", f"{tensor}.layer_norm1"),
@@ -169,51 +169,51 @@ def rows(architecture: str, config: ClipConfig) -> list[Row]:
     return [*result, Row("log_scale", "logit_scale", is_scalar=True)]
 
 
-def _text_rows(path: str, config: ClipConfig) -> list[Row]:
-    """Returns the rows of the text tower, whose parameters' paths start with `path`."""
+def _text_rows(prefix: str, config: ClipConfig) -> list[Row]:
+    """Returns the rows of the text tower, whose parameters' paths start with `prefix`."""
     result = [
-        table(f"{path}embedding/table", "text_model.embeddings.token_embedding.weight"),
-        table(f"{path}positions/table", "text_model.embeddings.position_embedding.weight"),
-        *_layer_rows(path, "text_model"),
-        *norm(f"{path}norm", "text_model.final_layer_norm"),
+        table(f"{prefix}embedding/table", "text_model.embeddings.token_embedding.weight"),
+        table(f"{prefix}positions/table", "text_model.embeddings.position_embedding.weight"),
+        *_layer_rows(prefix, "text_model"),
+        *norm(f"{prefix}norm", "text_model.final_layer_norm"),
     ]
     if config.is_siglip:
-        return [*result, *dense(f"{path}projection", "text_model.head")]
-    projection = [linear(f"{path}projection/kernel", "text_projection.weight")]
+        return [*result, *dense(f"{prefix}projection", "text_model.head")]
+    projection = [linear(f"{prefix}projection/kernel", "text_projection.weight")]
     return result if config.d_output is None else [*result, *projection]
 
 
-def _image_rows(path: str, config: ClipConfig) -> list[Row]:
-    """Returns the rows of the image tower, whose parameters' paths start with `path`."""
+def _image_rows(prefix: str, config: ClipConfig) -> list[Row]:
+    """Returns the rows of the image tower, whose parameters' paths start with `prefix`."""
     patch = (config.patch_size, config.patch_size)
     patches = "vision_model.embeddings.patch_embedding"
     result = [
-        Row(f"{path}patches/kernel", f"{patches}.weight", 3, is_transposed=True, kernel_size=patch),
-        table(f"{path}positions/table", "vision_model.embeddings.position_embedding.weight"),
-        *_layer_rows(path, "vision_model"),
-        *norm(f"{path}norm", "vision_model.post_layernorm"),
+        Row(f"{prefix}patches/kernel", f"{patches}.weight", 3, is_transposed=True, kernel_size=patch),
+        table(f"{prefix}positions/table", "vision_model.embeddings.position_embedding.weight"),
+        *_layer_rows(prefix, "vision_model"),
+        *norm(f"{prefix}norm", "vision_model.post_layernorm"),
     ]
     if not config.is_siglip:
         return [
             *result,
-            vector(f"{path}class_token", "vision_model.embeddings.class_embedding"),
-            *norm(f"{path}embedding_norm", "vision_model.pre_layrnorm"),
-            *([] if config.d_output is None else [linear(f"{path}projection/kernel", "visual_projection.weight")]),
+            vector(f"{prefix}class_token", "vision_model.embeddings.class_embedding"),
+            *norm(f"{prefix}embedding_norm", "vision_model.pre_layrnorm"),
+            *([] if config.d_output is None else [linear(f"{prefix}projection/kernel", "visual_projection.weight")]),
         ]
     head, size = "vision_model.head", config.image.d_model
     pooling: list[Row] = []
     for index, name in enumerate(("query", "key", "value")):
         columns = (index * size, (index + 1) * size, 3 * size)
-        inner, tensor = f"{path}pooling/attention/{name}", f"{head}.attention.in_proj"
-        pooling.append(dataclasses.replace(linear(f"{inner}/kernel", f"{tensor}_weight"), columns=columns))
-        pooling.append(vector(f"{inner}/bias", f"{tensor}_bias", columns=columns))
+        path, tensor = f"{prefix}pooling/attention/{name}", f"{head}.attention.in_proj"
+        pooling.append(dataclasses.replace(linear(f"{path}/kernel", f"{tensor}_weight"), columns=columns))
+        pooling.append(vector(f"{path}/bias", f"{tensor}_bias", columns=columns))
     return [
         *result,
-        vector(f"{path}patches/bias", f"{patches}.bias"),
-        vector(f"{path}pooling/probe", f"{head}.probe", num_ones=2),
+        vector(f"{prefix}patches/bias", f"{patches}.bias"),
+        vector(f"{prefix}pooling/probe", f"{head}.probe", num_ones=2),
         *pooling,
-        linear(f"{path}pooling/attention/out/kernel", f"{head}.attention.out_proj.weight", 2),
-        vector(f"{path}pooling/attention/out/bias", f"{head}.attention.out_proj.bias"),
-        *norm(f"{path}pooling/feed_forward_residual/norm", f"{head}.layernorm"),
-        *feed_forward(f"{path}pooling/feed_forward", f"{head}.mlp.fc1", f"{head}.mlp.fc2"),
+        linear(f"{prefix}pooling/attention/out/kernel", f"{head}.attention.out_proj.weight", 2),
+        vector(f"{prefix}pooling/attention/out/bias", f"{head}.attention.out_proj.bias"),
+        *norm(f"{prefix}pooling/feed_forward_residual/norm", f"{head}.layernorm"),
+        *feed_forward(f"{prefix}pooling/feed_forward", f"{head}.mlp.fc1", f"{head}.mlp.fc2"),
     ]
