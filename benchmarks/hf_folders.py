@@ -31,17 +31,17 @@ import numpy as np
 
 from tfx_jax.errors import UserError
 from tfx_jax.functional import beam_search, greedy_search
-from tfx_jax.models import hf
+from tfx_jax.models import BertMultipleChoice, hf
 
 TOLERANCE = 1e-4
 # Architectures that are used much and have no family.
 OTHERS = """
-BartForQuestionAnswering BartModel BertForMultipleChoice BertLMHeadModel BlenderbotForConditionalGeneration
+BartForQuestionAnswering BartModel BertLMHeadModel BlenderbotForConditionalGeneration
 BloomForCausalLM CohereForCausalLM ConvNextForImageClassification DebertaV2ForMaskedLM
 DebertaV2ForSequenceClassification Dinov2Model FNetForMaskedLM FalconForCausalLM GPT2Model GPTJForCausalLM
 GPTNeoForCausalLM GPTNeoXForCausalLM LEDForConditionalGeneration Mamba2ForCausalLM
 MBartForSequenceClassification MambaForCausalLM OPTForCausalLM PhiForCausalLM Qwen2MoeForCausalLM
-RobertaForMultipleChoice StableLmForCausalLM Starcoder2ForCausalLM SwinForImageClassification T5Model
+StableLmForCausalLM Starcoder2ForCausalLM SwinForImageClassification T5Model
 Wav2Vec2ForCTC WhisperForAudioClassification XLNetLMHeadModel
 """
 _B, _T, _NEW, _BEAMS = 3, 16, 8, 3
@@ -143,6 +143,8 @@ def run_theirs(net: Any, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     """Returns the outputs of transformers."""
     import torch
 
+    if "MultipleChoice" in type(net).__name__:  # of one text
+        inputs = {name: x[:, None] for name, x in inputs.items()}
     with torch.no_grad():
         outputs = net(**{name: torch.tensor(array) for name, array in inputs.items()}, return_dict=True)
     return [value.numpy() for value in outputs.values() if isinstance(value, torch.Tensor)]
@@ -241,6 +243,8 @@ def compare(architecture: str) -> Comparison:
 
     @jax.jit
     def run(model: Any, inputs: tuple[Any, ...], mask: Any) -> Any:
+        if isinstance(model, BertMultipleChoice):
+            inputs, mask = (inputs[0][:, None],), mask[:, None]
         outputs = jax.tree.leaves(model(*inputs, **({"token_mask": mask} if takes_mask else {})))
         return next((x for x in outputs if x.shape == want.shape), outputs[0])
 

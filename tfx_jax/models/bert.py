@@ -584,6 +584,32 @@ class BertClassifier(BertWithHead):
         return self.classifier(_drop(x, self.config, rngs))
 
 
+class BertMultipleChoice(BertWithHead):
+    """Scores each of several texts, such as a question with each of its answers: logits [B, C], C = number of texts."""
+
+    use_pooler = True
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B C T"],
+        token_type_ids: Int[Array, "B C T"] | None = None,
+        *,
+        token_mask: Bool[Array, "B C T"] | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B C"]:
+        """Returns the logits; arguments are those of `Bert`, with an axis for the texts."""
+        length = tokens.shape[-1]
+        types, mask = (None if x is None else x.reshape(-1, length) for x in (token_type_ids, token_mask))
+        logits = super().__call__(tokens.reshape(-1, length), types, token_mask=mask, rngs=rngs)
+        return logits.reshape(tokens.shape[:2])
+
+    def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
+        self.classifier = make_dense(config, 1, rngs=rngs)
+
+    def _score(self, output: BertOutput, rngs: nnx.Rngs | None) -> Float[Array, "R 1"]:
+        return self.classifier(_drop(output.pooled, self.config, rngs))
+
+
 class BertTagger(BertWithHead):
     """Classifies every token into `config.labels`: logits [B, T, C], C = number of labels."""
 

@@ -9,6 +9,7 @@ from tfx_jax.models.bert import (
     BertClassifier,
     BertConfig,
     BertMaskedLM,
+    BertMultipleChoice,
     BertNextSentence,
     BertPretraining,
     BertQuestionAnswering,
@@ -59,6 +60,7 @@ HEADS: dict[str, tuple[Any, list[Row]]] = {
     "BertForPreTraining": (BertPretraining, [*MASKED_LM, *NEXT_SENTENCE]),
     "BertForNextSentencePrediction": (BertNextSentence, NEXT_SENTENCE),
     "BertForSequenceClassification": (BertClassifier, CLASSIFIER),
+    "BertForMultipleChoice": (BertMultipleChoice, CLASSIFIER),
     "BertForTokenClassification": (BertTagger, CLASSIFIER),
     "BertForQuestionAnswering": (BertQuestionAnswering, dense("span", "qa_outputs")),
 }

@@ -13,6 +13,7 @@ from tfx_jax.models.bert import (
     BertClassifier,
     BertConfig,
     BertMaskedLM,
+    BertMultipleChoice,
     BertPretraining,
     BertQuestionAnswering,
     BertReplacedTokens,
@@ -157,12 +158,18 @@ def _heads(name: str, masked_lm: list[Row], classifier: list[Row], **more: tuple
     }
 
 
+_CHOICE = (BertMultipleChoice, bert.CLASSIFIER)
 # Here the pooler is part of the classifier's head.
 _CLASSIFIER = [*dense("bert/pooler", "classifier.dense"), *dense("classifier", "classifier.out_proj")]
 
 _ROBERTA = Encoder(
     MODEL_TYPE="roberta",
-    HEADS=_heads("Roberta", _masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"), _CLASSIFIER),
+    HEADS=_heads(
+        "Roberta",
+        _masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
+        _CLASSIFIER,
+        ForMultipleChoice=_CHOICE,
+    ),
     prefix="roberta",
     body=bert.BODY,
     pooler=bert.POOLER,
@@ -231,6 +238,7 @@ _ALBERT = Encoder(
         "Albert",
         _ALBERT_LM,
         bert.CLASSIFIER,
+        ForMultipleChoice=_CHOICE,
         ForPreTraining=(BertPretraining, [*_ALBERT_LM, *dense("next_sentence", "sop_classifier.classifier")]),
     ),
     prefix="albert",
@@ -258,6 +266,7 @@ _DISTILBERT = Encoder(
         "DistilBert",
         _masked_lm("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
         [*dense("bert/pooler", "pre_classifier"), *bert.CLASSIFIER],
+        ForMultipleChoice=(BertMultipleChoice, [*dense("bert/pooler", "pre_classifier"), *bert.CLASSIFIER]),
     ),
     prefix="distilbert",
     body=[

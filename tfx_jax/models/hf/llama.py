@@ -380,7 +380,7 @@ def body_rows(architecture: str, config: LlamaConfig) -> list[Row]:
     """Returns the table of names of one of `BODIES`, whose tensors have no prefix."""
     body = rows(BODIES[architecture], dataclasses.replace(config, is_tied=True))
     return [
-        dataclasses.replace(row, ours=f"llama/{row.path}", theirs=row.tensor.removeprefix("model.")) for row in body
+        dataclasses.replace(row, path=f"llama/{row.path}", tensor=row.tensor.removeprefix("model.")) for row in body
     ]
 
 
