@@ -36,13 +36,15 @@ from tfx_jax.models import BertMultipleChoice, hf
 TOLERANCE = 1e-4
 # Architectures that are used much and have no family.
 OTHERS = """
-BartForQuestionAnswering BartModel BertLMHeadModel BlenderbotForConditionalGeneration
-BloomForCausalLM CohereForCausalLM ConvNextForImageClassification DebertaV2ForMaskedLM
-DebertaV2ForSequenceClassification Dinov2Model FNetForMaskedLM FalconForCausalLM GPT2Model GPTJForCausalLM
-GPTNeoForCausalLM GPTNeoXForCausalLM LEDForConditionalGeneration Mamba2ForCausalLM
-MBartForSequenceClassification MambaForCausalLM OPTForCausalLM PhiForCausalLM Qwen2MoeForCausalLM
-StableLmForCausalLM Starcoder2ForCausalLM SwinForImageClassification T5Model
-Wav2Vec2ForCTC WhisperForAudioClassification XLNetLMHeadModel
+BartForQuestionAnswering BartModel BertLMHeadModel BlenderbotForConditionalGeneration BloomForCausalLM
+CohereForCausalLM ConvNextForImageClassification DebertaV2ForMaskedLM DebertaV2ForSequenceClassification
+DeepseekV3ForCausalLM Dinov2Model ElectraForMultipleChoice FalconForCausalLM FNetForMaskedLM FunnelForMaskedLM
+GPT2ForSequenceClassification GPT2Model GPTJForCausalLM GPTNeoForCausalLM GPTNeoXForCausalLM
+LEDForConditionalGeneration LongT5ForConditionalGeneration Mamba2ForCausalLM MambaForCausalLM
+MBartForSequenceClassification MobileBertForMaskedLM Olmo3ForCausalLM OPTForCausalLM PhiForCausalLM
+ProphetNetForConditionalGeneration Qwen2MoeForCausalLM Qwen3NextForCausalLM StableLmForCausalLM Starcoder2ForCausalLM
+SwinForImageClassification T5ForSequenceClassification T5ForTokenClassification T5Model Wav2Vec2ForCTC
+WhisperForAudioClassification XLNetLMHeadModel
 """
 _B, _T, _NEW, _BEAMS = 3, 16, 8, 3
 _LENGTHS = np.array([_T, 12, 7])  # tokens of each row where there is padding
