@@ -723,7 +723,7 @@ class AttentionConfig:
             if drops is not None and not spec.dropout:
                 raise ValueError(f"{drops} must be 0 with {name} attention, which has no dropout of weights")
             if is_float32 and spec.bfloat16_only:
-                raise ValueError(f'dtype must be "bfloat16" with {name} attention')
+                raise ValueError(f'dtype must be "bfloat16" with {name} attention; it is "float32"')
         for attention in self.pattern():
             _check_options(attention, num_heads, num_kv_heads or num_heads, d_k)
 

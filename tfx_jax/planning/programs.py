@@ -104,7 +104,11 @@ class Program(NamedTuple):
 
 
 def read_program(hlo: str) -> Program:
-    """Reads the text of a compiled program; collectives with a single participating device are left out."""
+    """Reads collectives, kernels of libtpu and estimated cycles from the text of a compiled program.
+
+    Each is counted as often as its line runs, in loops too. Collectives with a single participating device are left
+    out.
+    """
     bodies = dict(_computations(hlo))  # lines of each function by its name
     sources = _Sources(hlo)
     program_collectives: list[Collective] = []
@@ -121,8 +125,9 @@ def read_program(hlo: str) -> Program:
             operation = _OPERATION.match(line)
             if operation is None:
                 continue
+            kind = operation[3]  # such as "fusion" or "while"
             chain = " ".join(re.findall(r'\bchannel_id=\d+|\bchain_id="\d+"', line)) if is_fused else ""
-            if chain in fused:
+            if chain in fused:  # a copy; one in such a fusion shows that computation goes on meanwhile
                 if name.startswith("async_collective_fusion"):
                     copied = fused[chain]
                     program_collectives[copied] = program_collectives[copied]._replace(is_async=True)
@@ -137,8 +142,8 @@ def read_program(hlo: str) -> Program:
             estimate = None if is_fused else re.search(r'"estimated_cycles":"(\d+)"', line)
             if estimate and int(estimate[1]) < _NO_ESTIMATE:
                 cycles[sources.line(line)] += int(estimate[1]) * times
-            for called, num_calls in _called(line, operation[3], bodies):
-                walk(called, times * num_calls, is_fused=is_fused or operation[3] == "fusion")
+            for called, num_calls in _called(line, kind, bodies):
+                walk(called, times * num_calls, is_fused=is_fused or kind == "fusion")
 
     walk(next(name for name in bodies if name.startswith("ENTRY ")), 1)
     operations = [Operation(source, estimate) for source, estimate in cycles.most_common()]

@@ -90,9 +90,12 @@ def _attend(
     value: Float[Array, "B S D"],
     visible: Int[Array, "B 1 S"] | None,
 ) -> Float[Array, "B T D"]:
-    """Runs the forward kernel on flattened heads, D = N * H; its gradient is the backward kernel."""
+    """Runs the forward kernel on flattened heads, D = N * H; its gradient is the backward kernel.
+
+    `words` are the two hash words of the dropout; `visible` is 1 for tokens and 0 for padding.
+    """
     arrays = (query, key, value)
-    return _call(_mix, options, words, visible, arrays, results=[query], num_products=2)[0]
+    return _call(_mix, options, words, visible, arrays, results=[query], num_products=2)[0]  # Q K^T, weights V
 
 
 def _forward(options: _Options, *arrays: Any) -> tuple[Float[Array, "B T D"], Any]:

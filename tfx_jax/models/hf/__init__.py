@@ -642,7 +642,9 @@ def _refuse_other_copies(
                 continue
             original_values, values = tensors.read([original_name, name])
             if not np.array_equal(original_values, values, equal_nan=True):
-                raise UserError(f"the tensor {name} is not {original_name}, with which the model shares it")
+                raise UserError(
+                    f"the tensor {name} has other values than {original_name}, but here they are one shared parameter"
+                )
 
 
 def _set(nested: dict[str, Any], path: str, value: Any) -> None:

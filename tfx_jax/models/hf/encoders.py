@@ -81,7 +81,11 @@ class Encoder:
         return config.attention.name == "dense" and values == required
 
     def read_config(self, architecture: str, fields: Fields) -> BertConfig:
-        """Returns the configuration for the fields of a folder; an unsupported value is a UserError."""
+        """Returns the configuration for the fields of a folder; an unsupported value is a UserError.
+
+        Sizes are those of the folder or, where it leaves them out, `self.defaults`. What all folders of the family have
+        in common, such as shared layers, is in `self.options`.
+        """
         fields = fields.renamed(self.fields)
         config = bert.read_sizes(architecture, fields, **self.defaults)
         options = dict(self.options)
@@ -89,9 +93,11 @@ class Encoder:
         if options.pop("num_segments", True) is False:
             options["num_segments"] = 0
         if config.first_position != options.get("first_position", 0):
+            # RoBERTa and its relatives count positions from 2: the first rows of their table are never used.
             config.max_length -= options["first_position"]
         if options.get("share_layers") or "embedding_size" in self.defaults:
             size = fields.get("embedding_size", self.defaults["embedding_size"])
+            # ALBERT always projects from the size of the embeddings, ELECTRA only where the sizes differ.
             options["embedding_size"] = size if options.get("share_layers") or size != config.d_model else None
         if self.HEADS[architecture][0] is Bert and not self.pooler:
             options["has_pooler"] = False

@@ -100,7 +100,7 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
     if architecture == "GptOssForCausalLM":
         fields.require(swiglu_alpha=1.702)
     if fields.get("use_bidirectional_attention", False):
-        raise UserError("use_bidirectional_attention is true, but the model is causal")
+        raise UserError("use_bidirectional_attention is true, but this library has only the causal form of this model")
     is_gemma = architecture in _GEMMAS
     num_heads, d_model = fields.get("num_attention_heads", 32), fields.get("hidden_size", 4096)
     d_k = fields.optional("head_dim", int)

@@ -181,7 +181,10 @@ def adapter_files(
     for path, adapter in adapters.items():
         row = row_of[path]
         if row.num_batch_axes or not row.tensor.endswith(".weight"):
-            raise UserError(f"PEFT cannot express an adapter of {path}: choose other config.lora.targets, or merge it")
+            raise UserError(
+                f"PEFT cannot express an adapter of {path}, whose experts share one tensor: leave it out of "
+                "config.lora.targets, or write the merged model, without --adapter"
+            )
         for name, block in _blocks_of(row, adapter):
             blocks.setdefault(f"{prefix}{name}".removesuffix(".weight"), []).append(block)
     first = next(iter(adapters.values()))  # all adapters have the same rank and alpha

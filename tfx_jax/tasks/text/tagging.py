@@ -107,10 +107,11 @@ class TaggingConfig(TaskConfig):
         return TaggingTask(self, dataclasses.replace(model, labels=labels), splits, encoding)
 
     def planned(self, model: Any, options: LoaderOptions) -> PlannedTask:
-        """Returns the task without data, and the shapes of its largest batch."""
+        """Returns the task without data, and the shapes of its largest batch: what `tfx-jax plan` compiles."""
         encoding = Characters(model.word_length) if model.kind == "elmo" else Subwords(NO_DATA)
         arrays = {**encoding.arrays, "token_mask": (np.bool_, LENGTH), "targets": (np.int32, LENGTH)}
         batch = planned_batch(self.data, options, arrays)
+        # Some tags, because without data there are none; their number hardly changes memory and time.
         model = dataclasses.replace(model, labels=("O", "B-X", "I-X"))
         return PlannedTask(TaggingTask(self, model, NO_DATA, encoding), batch)
 

@@ -76,7 +76,8 @@ class TextData(FileData):
         check_share(self)
         if self.documents == "messages" and not (may_have_messages and self.dataset == "files"):
             raise UserError(
-                'config.task.data.documents="messages" is for language modeling with dataset="files": choose another'
+                'config.task.data.documents="messages" is for language modeling with config.task.data.dataset="files" '
+                f"only (here {self.dataset!r}): choose other documents or another task"
             )
 
     def tiny(self) -> None:
