@@ -107,7 +107,7 @@ class SharedAttention(nnx.Module):
         options |= {"mask": mask, "segment_ids": segment_ids}
         options |= {"dropout_rate": c.attention_dropout_rate, "dropout_rng": weights_rng}
         x = self.norm(x)
-        query = self.query_key(x)
+        query = self.query_key(x)  # queries are keys too, as the paper has it
         result: Any = current_distribution().attend(attend, query, query, self.value(x), **options)
         context, weights = result if return_weights else (result, None)
         output = _drop(self.out(context), c.dropout_rate, output_rng)

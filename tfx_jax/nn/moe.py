@@ -230,9 +230,12 @@ class MixtureOfExperts(nnx.Module):
     def _answer_few(
         self, x: Float[Array, "*batch D"], logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] | None
     ) -> Float[Array, "*batch D"]:
-        """Evaluates a few tokens, such as those of a decoding step: gathers the parameters of their experts only."""
+        """Evaluates a few tokens, such as those of a decoding step: gathers the parameters of their experts only.
+
+        Each of the T tokens goes to its A experts, whose outputs are summed with the weights of the routing.
+        """
         tokens, mask = x.reshape(-1, x.shape[-1]), None if mask is None else mask.reshape(-1)
-        routing = self.routing_fn(logits.reshape(-1, self.num_experts), capacity=len(tokens), mask=mask)
+        routing = self.routing_fn(logits.reshape(-1, self.num_experts), capacity=len(tokens), mask=mask)  # room for all
         chosen = jax.tree.map(lambda leaf: leaf[routing.expert], self.experts)  # leaves [T, A, ...]
         answer_all = jax.vmap(lambda expert, token: expert(token), in_axes=(0, None))
         answers = jax.vmap(answer_all)(chosen, tokens)

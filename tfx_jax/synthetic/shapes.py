@@ -167,12 +167,15 @@ def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
 
 
 def _caption(shapes: list[Drawn]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Returns (words of the caption, index of the shape that each word names or -1); see `Scene`."""
+    """Returns (words of the caption, index of the shape that each word names or -1); see `Scene`.
+
+    "a red circle left of a blue square" is tagged 0 at "red" and "circle", 1 at "blue" and "square", and -1 elsewhere.
+    """
     tagged_words: list[tuple[str, int]] = []
     relation = shapes[0].role[0] if isinstance(shapes[0].role, tuple) else ""
+    words_before = ([], relation.split(), ["and"])  # before the first, the second and the third shape
     for index, drawn in enumerate(shapes):
-        # Before the second shape comes the relation, before the third "and".
-        tagged_words += [(word, -1) for word in ("", relation, "and")[index].split()]
+        tagged_words += [(word, -1) for word in words_before[index]]
         tagged_words += [("a", -1), *([("small", -1)] if drawn.is_small else [])]
         tagged_words += [(drawn.color, index), (drawn.shape, index)]
     if not relation:

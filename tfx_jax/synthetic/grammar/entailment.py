@@ -275,7 +275,10 @@ def _quality_sentence(draw: Derivation, quality: Quality, negative: bool, deed: 
 
 
 def _being(quality: Quality, negative: bool, *, degree: str = "", subject: NounPhrase | None = None) -> Pair:
-    """Returns a clause such as "the dog is very big"; `degree` is an adverb such as "very"."""
+    """Returns a clause and its Japanese, such as "the dog is very big" and 犬 は 大きい.
+
+    `degree` is an adverb such as "very", of which only the English side has a word.
+    """
     subject = subject or definite(quality.noun)
     verb = be("present", subject.agreement)
     return rules.BE(

@@ -108,7 +108,10 @@ class LanguageModelTask(TextAttention, TokenPredictionBase[LanguageModelConfig, 
         return mixed_epochs(sources, self.config.mixture, seed=seed)
 
     def _epochs(self, texts: TextDocuments, seed: int) -> Callable[[int], ExampleSource]:
-        """Returns `epoch_examples(epoch)` of one source."""
+        """Returns the function from an epoch to the examples of one source in it.
+
+        The text is cut into blocks of `max_length` tokens, in each epoch from another offset; packed texts are not cut.
+        """
         length = self.config.data.max_length
         if self.config.is_packed:
             packed = self._packed(texts)
