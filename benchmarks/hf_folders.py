@@ -273,10 +273,6 @@ def compare(architecture: str) -> Comparison:
 
 def main(names: list[str]) -> None:
     """Prints the table and the counts."""
-    import torch
-
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
     former = "T5WithLMHeadModel"  # another name of T5ForConditionalGeneration, which transformers no longer has
     names = names or [*(name for name in hf.FAMILIES if name != former), *OTHERS.split()]
     print("| architecture | verdict | logits | left | right | greedy | beam | round trip | reason |")
@@ -292,4 +288,5 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # of both libraries, about settings that random weights do not need
     main(sys.argv[1:])

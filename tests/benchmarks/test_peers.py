@@ -113,6 +113,7 @@ def test_phases_do_not_count_what_lies_in_another_twice():
 
 
 @pytest.mark.parity
+@pytest.mark.compiles(40, "makes a model and decodes once")
 def test_ctranslate2_finds_our_best_hypotheses():
     pytest.importorskip("ctranslate2")
     from benchmarks.peers import ours, translators
