@@ -1,5 +1,6 @@
 """Notebooks: each is what its py:percent source makes, names the experiment it copies, and runs from top to bottom."""
 
+import ast
 import importlib.metadata
 import importlib.util
 import os
@@ -12,6 +13,7 @@ import jupytext
 import nbformat
 import pytest
 from ipykernel.kernelspec import write_kernel_spec
+from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -119,5 +121,33 @@ def test_runs_from_top_to_bottom(source, tmp_path, monkeypatch):
         notebook, kernel_name="python3", timeout=600, resources={"metadata": {"path": str(folder)}}
     ).execute()
 
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    promised = _promised_pictures([cell.source for cell in cells])
+    assert any(promised)
+    for cell, count in zip(cells, promised, strict=True):
+        data = [output.data for output in cell.outputs if "data" in output]
+        assert sum("image/png" in kinds for kinds in data) >= count, cell.source
+        assert not [kinds for kinds in data if "<Figure" in kinds.get("text/plain", "") and "image/png" not in kinds]
+
+
+def _promised_pictures(sources):
+    """Returns how many statements of each cell draw a picture, themselves or by a function of the notebook."""
+    drawing = {"show", "plot_attention"}
+    counts = []
+    for source in sources:
+        statements = ast.parse(TransformerManager().transform_cell(source)).body
+        drawn = [statement for statement in statements if _names_called(statement) & drawing]
+        functions = {statement.name for statement in drawn if isinstance(statement, ast.FunctionDef)}
+        drawing |= functions
+        counts.append(len(drawn) - len(functions))
+    return counts
+
+
+def _names_called(statement):
+    functions = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    return {getattr(function, "attr", getattr(function, "id", None)) for function in functions}
+
+
+def test_pictures_are_counted_in_functions_too():
+    sources = ["def draw():\n    plt.show()", "draw()\nx = 1", "%matplotlib inline\ndisplay(plot_attention(maps))", "x"]
+    assert _promised_pictures(sources) == [0, 1, 1, 0]

@@ -9,6 +9,7 @@ grows with the sentence instead of the labels overlapping.
 
 import functools
 import importlib.metadata
+import io
 import math
 import os
 import pathlib
@@ -144,7 +145,7 @@ def plot_attention(
     ]
     large = _large_panel(groups["decoder", "cross"], tokens, lead_layer)
     placed, (width, height) = _arrange(large, rows)
-    figure = Figure(figsize=(width, height))
+    figure = NotebookFigure(figsize=(width, height))
     FigureCanvasAgg(figure)
     for item in placed:
         _draw_panel(figure, item)
@@ -170,6 +171,16 @@ def save_attention(
     """
     options: dict[str, Any] = {"target_inputs": target_inputs, "lead_layer": lead_layer}
     save_figure(path, lambda: plot_attention(maps, source_tokens, target_tokens, **options))
+
+
+class NotebookFigure(Figure):
+    """A figure that a notebook shows as a picture, also before `pyplot` is imported; of others it prints the name."""
+
+    def _repr_png_(self) -> bytes:
+        """Returns the picture; IPython calls this where no backend of matplotlib has taken over."""
+        picture = io.BytesIO()
+        self.savefig(picture, format="png")
+        return picture.getvalue()
 
 
 def save_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> None:

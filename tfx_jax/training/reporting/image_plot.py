@@ -8,6 +8,8 @@ from jaxtyping import Float, UInt8
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from tfx_jax.training.reporting.attention_plot import NotebookFigure
+
 _COLUMNS = 6
 _SIDE, _TITLE = 1.6, 0.35  # inches: side of an image, and height of the title above it
 _DARKEST = 0.25  # brightness of the image where the weight is 0
@@ -35,7 +37,7 @@ def plot_maps(image: UInt8[np.ndarray, "Y X C"], titles: Sequence[str], weights:
     pictures += [(title, _illuminated(image, map_weights)) for title, map_weights in zip(titles, weights, strict=True)]
     columns = min(_COLUMNS, len(pictures))
     rows = math.ceil(len(pictures) / columns)
-    figure = Figure(figsize=(columns * _SIDE, rows * (_SIDE + _TITLE)), layout="constrained")
+    figure = NotebookFigure(figsize=(columns * _SIDE, rows * (_SIDE + _TITLE)), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for panel in panels:
