@@ -33,6 +33,7 @@ WRITTEN = (
     "hugging_face",
     "notebooks",
     "formats",
+    "sweeps",
     "results",
     "from_laptop_to_pod",
     "speed",
@@ -305,3 +306,19 @@ def test_python_of_the_page_on_own_models_runs_as_printed():
     namespace = {}
     for _, text in blocks("docs/in_your_model.md", "python"):
         exec(text, namespace)
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(200, "two trainings")
+def test_a_sweep_runs_as_printed(tmp_path, monkeypatch):
+    pytest.importorskip("optuna", reason="optuna is no dependency")
+    monkeypatch.chdir(tmp_path)
+    ((_, text),) = blocks("docs/sweeps.md", "python")
+    assert "vit_digits" in text
+    assert "n_trials=20" in text
+    namespace = {}
+    exec(text.replace("vit_digits", "vit_digits:test").replace("n_trials=20", "n_trials=2"), namespace)
+    study = namespace["study"]
+    assert len(study.trials) == 2
+    assert 0 <= study.best_value == max(trial.value for trial in study.trials) <= 100  # percent
+    assert sorted(path.name for path in (tmp_path / "runs" / "sweep").iterdir()) == ["0", "1"]

@@ -17,6 +17,7 @@ FILES = {
     "docs/hugging_face.md": "hugging_face",
     "docs/formats.md": "formats",
     "docs/conformance.md": "conformance",
+    "docs/sweeps.md": "sweeps",
     "docs/results.md": "results",
     "docs/speed.md": "speed",
     "docs/from_laptop_to_pod.md": "from_laptop_to_pod",
