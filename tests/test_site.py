@@ -68,6 +68,13 @@ def test_decoding_is_told_from_the_spec():
     assert "Without a cache" in catalogue.decoding(SPECS["lsh"])
 
 
+def test_what_each_attention_supports_and_learns_is_told_from_the_spec():
+    tables = {name: catalogue.supported(spec) for name, spec in SPECS.items()}
+    learning = {name for name, table in tables.items() if table["Learned parameters"] != "none"}
+    assert learning == {name for name, spec in SPECS.items() if spec.parameters or spec.state}
+    assert "`dt_bias`" in tables["state_space_duality"]["Learned parameters"]
+
+
 def test_papers_lead_to_functions_and_equations(pages):
     (row,) = [line for line in pages["papers"].splitlines() if "1706.03762" in line]
     assert row.startswith("| Vaswani et al. (2017) | [Attention Is All You Need]")

@@ -147,9 +147,8 @@ def _learned(spec: AttentionSpec) -> list[str]:
 
 def _arrays(init: Callable[..., dict[str, jax.Array]], spec: AttentionSpec) -> list[str]:
     """Returns the names of the arrays that an `init` function of a spec makes, without computing them."""
-    key, options = jax.random.key(0), spec.example(LENGTH)
-    # 2 heads of size 8.
-    return list(jax.eval_shape(lambda key: init(key, 2, 8, "float32", **options), key))
+    arguments = {"num_heads": 2, "num_kv_heads": 2, "d_k": 8, "dtype": "float32", **spec.example(LENGTH)}
+    return list(jax.eval_shape(lambda key: init(key, **arguments), jax.random.key(0)))
 
 
 def example(spec: AttentionSpec) -> str:
