@@ -6,11 +6,12 @@ tokenizer. Without names, all architectures of `hf.FAMILIES` are compared, and `
 The columns of the table:
 
 - logits: largest difference of the first output, as a share of its largest value.
-- left, right: the same with padding on this side. Each row is compared with theirs for the text alone.
+- left, right: the same with padding on this side. Each row is compared with the output for its text alone.
 - greedy, beam: whether eight generated tokens are equal, with prompts or sources of different lengths.
 - round trip: whether transformers finds all tensors in the folder that we write back, with the same bits.
 
-A dash means that the model does not do this: images and speech have no padding, encoders do not generate.
+A dash means that this is not compared: images and speech have no padding, CLIP and SigLIP are trained with that of
+their texts, encoders do not generate.
 """
 
 # pyright: reportMissingImports=false
@@ -177,8 +178,9 @@ def alone(inputs: dict[str, np.ndarray], row: int, length: int) -> dict[str, np.
 
 
 def largest_error(got: np.ndarray, want: np.ndarray) -> float:
-    """Returns the largest difference as a share of the largest value; infinite if the shapes differ."""
-    return float(np.abs(got - want).max() / np.abs(want).max()) if got.shape == want.shape else np.inf
+    """Returns the largest difference as a share of the largest value; infinite for other shapes and for NaN."""
+    error = float(np.abs(got - want).max() / np.abs(want).max()) if got.shape == want.shape else np.inf
+    return error if np.isfinite(error) else np.inf  # `max` would skip a NaN
 
 
 def generate_theirs(net: Any, inputs: dict[str, np.ndarray], num_beams: int) -> np.ndarray:
@@ -275,8 +277,8 @@ def main(names: list[str]) -> None:
     """Prints the table and the counts."""
     former = "T5WithLMHeadModel"  # another name of T5ForConditionalGeneration, which transformers no longer has
     names = names or [*(name for name in hf.FAMILIES if name != former), *OTHERS.split()]
-    print("| architecture | verdict | logits | left | right | greedy | beam | round trip | reason |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(Comparison._fields).replace('_', ' ')} |")
+    print("|" + "---|" * len(Comparison._fields))
     verdicts = []
     for name in names:
         with contextlib.redirect_stderr(io.StringIO()):

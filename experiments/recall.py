@@ -47,8 +47,9 @@ Values right after so many steps, seed 0, 42 to 56 seconds each on two AMD cores
 | state_space_duality | 23.9 % | 26.5 % | 27.4 % | 27.3 % |
 | gated_delta_rule | 17.1 % | 25.9 % | 25.2 % | 25.6 % |
 
-So a state of constant size recalls what the delta rule writes into it, because the rule replaces the value of a key
-that came before; without it, linear attention adds all values up. FAVOR+ has a state of more rows, one for each random
+So a state of constant size can recall most of what was written into it. The delta rule writes only the difference
+between a value and what the state already returns for its key, which lessens the interference of keys that are not
+orthogonal; linear attention adds all values up. FAVOR+ has a state of more rows, one for each random
 feature. The gated delta rule depends on the decay that its only head starts with: 25.6 % with seed 0, 85.9 % with seed
 1, 21.6 % with seed 2.
 """

@@ -1,5 +1,6 @@
 """The comparison of folders of transformers: one of each kind of input, one that is refused, and a wrong model."""
 
+import numpy as np
 import pytest
 
 from benchmarks import hf_folders
@@ -30,6 +31,10 @@ def test_what_is_compared(architecture):
     cells = {"logits", "left", "right", "greedy", "beam", "round_trip"}
     assert {name for name in cells if getattr(row, name) != "-"} == COMPARED[architecture]
     assert all(float(getattr(row, name)) <= 1e-4 for name in COMPARED[architecture] & {"logits", "left", "right"})
+
+
+def test_not_a_number_is_no_small_error():
+    assert max(hf_folders.largest_error(np.array([got]), np.ones(1)) for got in (1.0, np.nan)) == np.inf
 
 
 def test_what_is_refused(capfd):

@@ -135,11 +135,15 @@ def _promised_pictures(sources):
     drawing = {"show", "plot_attention"}
     counts = []
     for source in sources:
-        statements = ast.parse(TransformerManager().transform_cell(source)).body
-        drawn = [statement for statement in statements if _names_called(statement) & drawing]
-        functions = {statement.name for statement in drawn if isinstance(statement, ast.FunctionDef)}
-        drawing |= functions
-        counts.append(len(drawn) - len(functions))
+        count = 0
+        for statement in ast.parse(TransformerManager().transform_cell(source)).body:
+            if not _names_called(statement) & drawing:
+                continue
+            if isinstance(statement, ast.FunctionDef):
+                drawing.add(statement.name)
+            else:
+                count += 1
+        counts.append(count)
     return counts
 
 
@@ -149,5 +153,10 @@ def _names_called(statement):
 
 
 def test_pictures_are_counted_in_functions_too():
-    sources = ["def draw():\n    plt.show()", "draw()\nx = 1", "%matplotlib inline\ndisplay(plot_attention(maps))", "x"]
-    assert _promised_pictures(sources) == [0, 1, 1, 0]
+    sources = [
+        "def draw():\n    plt.show()\n\n\ndraw()",
+        "draw()\nx = 1",
+        "%matplotlib inline\ndisplay(plot_attention(maps))",
+        "x",
+    ]
+    assert _promised_pictures(sources) == [1, 1, 1, 0]

@@ -19,7 +19,7 @@ def short_convolution(
     r"""Computes y_t = sum_j kernel[W - 1 - j] * x_{t - j}: a separate causal filter for each feature.
 
     The convolution of queries, keys and values in Mamba-2 (Dao and Gu, 2024, https://arxiv.org/abs/2405.21060) and
-    Gated DeltaNet (Yang et al., 2024, https://arxiv.org/abs/2412.06464), without its activation. t counts tokens:
+    Gated DeltaNet (Yang et al., 2024, https://arxiv.org/abs/2412.06464), without its activation. t is_inside tokens:
     padding is skipped, wherever it is. Tokens before the first one are zeros.
 
     Args:
@@ -51,17 +51,17 @@ def short_convolution(
         return functools.reduce(jnp.add, map(jnp.multiply, taps, kernel)).astype(dtype)
     previous = _previous(exists)
     ids = None if segment_ids is None else jnp.pad(segment_ids, ((0, 0), (width - 1, 0)))
-    # With padding, follow each token back to the token before it, once for each row of the kernel. `index` is where
-    # each position has arrived, and `counts` is whether there is a token of the same sequence.
+    # With padding, follow each token back to the token before it, once for each row of the kernel. `index` is the token
+    # that each position has reached, and `is_inside` whether it exists and is of the same sequence.
     index = jnp.broadcast_to(jnp.arange(width - 1, width - 1 + length), (x.shape[0], length))
-    out, counts = 0, exists[:, width - 1 :]
+    out, is_inside = 0, exists[:, width - 1 :]
     for row in kernel[::-1]:
-        out = out + jnp.where(_expanded(counts, x), _at(x, index), 0) * row
+        out = out + jnp.where(_expanded(is_inside, x), _at(x, index), 0) * row
         index = jnp.take_along_axis(previous, index, axis=1)
-        counts &= index >= 0
+        is_inside &= index >= 0
         index = jnp.maximum(index, 0)
         if ids is not None:
-            counts &= jnp.take_along_axis(ids, index, axis=1) == ids[:, width - 1 :]
+            is_inside &= jnp.take_along_axis(ids, index, axis=1) == ids[:, width - 1 :]
     return jnp.asarray(out).astype(dtype)
 
 

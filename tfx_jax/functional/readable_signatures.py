@@ -8,13 +8,13 @@ _QUALIFIERS = ("jaxtyping.", "jax.jaxlib._jax.", "jaxlib._jax.", "collections.ab
 
 
 class ReadableSignature(inspect.Signature):
-    """A signature printed with the annotations of the source, one parameter a line if it is long.
+    """A signature printed with the annotations of the source, one parameter per line if it is long.
 
     Python prints `jaxtyping.Float[jaxlib._jax.Array, 'B T N H']` for `Float[Array, "B T N H"]`.
     """
 
     def __str__(self) -> str:
-        """Returns the signature in one line, or with one parameter a line if it is longer than 80 characters."""
+        """Returns the signature in one line, or with one parameter per line if it is longer than 80 characters."""
         parts: list[str] = []
         has_star = is_positional_only = False
         for parameter in self.parameters.values():

@@ -326,9 +326,9 @@ class Bert(nnx.Module):
         x = x if self.projection is None else self.projection(x)
         mask = None if token_mask is None else token_mask[:, None, None, :]
 
-        length = tokens.shape[1]
-        relative = None if self.relative_bias is None else self.relative_bias[...]
-        bias = None if relative is None else relative_position_bias(relative, length, length, is_bidirectional=True)
+        bias = None
+        if self.relative_bias is not None:
+            bias = relative_position_bias(self.relative_bias[...], tokens.shape[1])
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
             """Runs one layer; returns its output and its attention weights, if requested."""

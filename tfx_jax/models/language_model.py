@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention.signature import SegmentIds
-from tfx_jax.models.padding import hide_padding, left_aligned, positions_from_mask
+from tfx_jax.models.padding import hide_padding, last_index, left_aligned, positions_from_mask
 from tfx_jax.nn.attention import KVCache
 from tfx_jax.nn.basic import Embedding
 from tfx_jax.nn.decoding import (
@@ -78,15 +78,19 @@ class LanguageModel(nnx.Module):
         Raises:
           ValueError: if T exceeds `config.max_length`, or the attention does not support `segment_ids`.
         """
-        if tokens.shape[1] > self.config.max_length:
-            raise ValueError(
-                f"a sequence must have at most max_length={self.config.max_length} tokens, got {tokens.shape[1]}"
-            )
+        self.check_length(tokens)
         x, extras = self.read(tokens, token_mask, positions, segment_ids, rngs, return_weights=return_attention)
         logits = self.logits_of(self.output().attend(self.last_norm(x)))
         if not return_attention:
             return logits
         return logits, {f"decoder/{index}/self": weights for index, weights in enumerate(extras["self"])}
+
+    def check_length(self, tokens: Int[Array, "B T"]) -> None:
+        """Raises ValueError if there are more than `config.max_length` tokens in a row."""
+        if tokens.shape[1] > self.config.max_length:
+            raise ValueError(
+                f"a sequence must have at most max_length={self.config.max_length} tokens, got {tokens.shape[1]}"
+            )
 
     def read(
         self,
@@ -176,7 +180,7 @@ class LanguageModelDecoder(nnx.Module):
         if self.fused is None:  # a replay appends tokens directly after the prompt
             inputs, token_mask = left_aligned(inputs, token_mask)
         indices = jnp.arange(inputs.shape[1])[None]
-        last = jnp.max(jnp.where(token_mask, indices, 0), axis=1, keepdims=True)  # index of the last token
+        last = last_index(token_mask)[:, None]
         is_past = token_mask & (indices != last)
         past = []
         if self.fused is not None:

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of, within
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.language_model import LanguageModel
+from tfx_jax.models.padding import last_index
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, Linear, RMSNorm, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -264,7 +265,11 @@ class LlamaBody(nnx.Module):
           tokens: ids, [B, T].
           token_mask: True for tokens, False for padding (on either side), [B, T]; None means no padding.
           rngs: stream `dropout`; None means evaluation.
+
+        Raises:
+          ValueError: if T exceeds `config.max_length`.
         """
+        self.llama.check_length(tokens)
         return self.llama.last_norm(self.llama.read(tokens, token_mask, rngs=rngs)[0])
 
 
@@ -290,17 +295,11 @@ class LlamaClassifier(nnx.Module):
         token_mask: Bool[Array, "B T"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "B C"]:
-        """Returns float32 logits, C = number of labels.
-
-        Args:
-          tokens: ids, [B, T].
-          token_mask: True for tokens, False for padding (on either side), [B, T]; None means no padding.
-          rngs: stream `dropout`; None means evaluation.
-        """
+        """Returns float32 logits, C = number of labels; arguments and errors are those of `LlamaBody`."""
+        self.llama.check_length(tokens)
         x, _ = self.llama.read(tokens, token_mask, rngs=rngs)
         exists = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
-        last = jnp.max(jnp.where(exists, jnp.arange(tokens.shape[1])[None], 0), axis=1)
-        x = jnp.take_along_axis(x, last[:, None, None], axis=1)  # [B, 1, D]
+        x = jnp.take_along_axis(x, last_index(exists)[:, None, None], axis=1)  # [B, 1, D]
         return self.classifier(self.llama.last_norm(x)[:, 0].astype(jnp.float32))
 
 

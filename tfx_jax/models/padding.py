@@ -27,6 +27,15 @@ def positions_from_mask(token_mask: Bool[Array, "B T"]) -> Int[Array, "B T"]:
     return jnp.maximum(jnp.cumsum(token_mask, axis=1) - 1, 0)
 
 
+def last_index(mask: Bool[Array, "B T"]) -> Int[Array, " B"]:
+    """Returns the index of the last True of each row, 0 if there is none.
+
+    >>> last_index(jnp.array([[True, True, False]])).tolist()
+    [1]
+    """
+    return jnp.max(jnp.where(mask, jnp.arange(mask.shape[1])[None], 0), axis=1)
+
+
 def padding_last(tokens: Int[Array, "B T"], pad_id: int) -> Int[Array, "B T"]:
     """Moves padding to the end of each row, so that a token's array index is its position.
 

@@ -18,7 +18,7 @@ from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids, shift_right, with_padding
-from tfx_jax.models.padding import padding_last
+from tfx_jax.models.padding import last_index, padding_last
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
@@ -272,7 +272,7 @@ class TransformerClassifier(nnx.Module):
         tokens = padding_last(with_padding(tokens, token_mask, c.pad_id), c.pad_id)
         memory, _ = body.remember(tokens, rngs)
         x, _ = body.decode(shift_right(tokens, c.start_id), memory, rngs)
-        last = jnp.max(jnp.where(tokens == c.eos_id, jnp.arange(tokens.shape[1])[None], 0), axis=1)
+        last = last_index(tokens == c.eos_id)
         x = body.last_norm(jnp.take_along_axis(x, last[:, None, None], axis=1))[:, 0].astype(jnp.float32)
         x = jnp.tanh(self.dense(drop(x, c.head_dropout_rate, rngs)))
         return self.classifier(drop(x, c.head_dropout_rate, rngs))

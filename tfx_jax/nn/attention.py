@@ -545,7 +545,7 @@ class LearnedAttention(nnx.Module):
         is_training: bool = False,
         **options: Any,
     ) -> Any:
-        """Attends with the parameters and the current state; with `is_training` the state is updated first."""
+        """Attends with the parameters and the current state; with `is_training` updates the state for later calls."""
         spec, bound_options, arrays = SPECS[self.name], dict(self.options), self.arrays(query.dtype)
         if is_training and spec.update_state is not None:
             for name, x in spec.update_state(arrays, query, key, mask, **bound_options).items():
@@ -723,7 +723,7 @@ class AttentionConfig:
             if drops is not None and not spec.dropout:
                 raise ValueError(f"{drops} must be 0 with {name} attention, which has no dropout of weights")
             if is_float32 and spec.bfloat16_only:
-                raise ValueError(f'dtype must be "bfloat16" with {name} attention; it is "float32"')
+                raise ValueError(f'dtype must be "bfloat16" with {name} attention, got "float32"')
         for attention in self.pattern():
             _check_options(attention, num_heads, num_kv_heads or num_heads, d_k)
 

@@ -44,6 +44,16 @@ def test_page_holds_every_weight_with_its_tokens_in_the_order_of_layers():
         np.testing.assert_allclose(numbers / data["one"], want, atol=2e-5, err_msg=name)
 
 
+def test_a_language_model_looks_at_the_tokens_that_are_listed():
+    """An encoder-decoder model reads other tokens than it predicts, which are listed too."""
+    maps, tokens = {"decoder/0/self": np.ones((1, 2, 2)) / 2}, ["a", "b"]
+    sides = {}
+    for name, read in (("one", tokens), ("two", ["<s>", "a"])):
+        (listed,) = _data(AttentionView(maps, [], tokens, target_inputs=read).page)["maps"]
+        sides[name] = (listed["querySide"], listed["keySide"])
+    assert sides == {"one": ("target", "target"), "two": ("target", "target input")}
+
+
 def test_weights_outside_of_the_range_of_the_page_are_clipped():
     data = _data(AttentionView({"encoder/0/self": np.array([[[-0.25, np.nan], [3, -9]]])}, ["a", "b"], []).page)
     numbers = np.frombuffer(zlib.decompress(base64.b64decode(data["maps"][0]["weights"])), "<i2")

@@ -136,6 +136,15 @@ def test_a_slow_decay_keeps_its_digits_after_a_fast_one():
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+def test_a_decay_of_zero_forgets_all_before():
+    """Whose logarithm is infinite, and whose gradient is a number all the same."""
+    query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 9, 2, 4))
+    attend = jax.jit(lambda value: functional.retention(query, key, value, decay=jnp.zeros(2), scale=1.0, block_size=4))
+    want = jnp.einsum("BTNH,BTNH,BTNU->BTNU", query, key, value)
+    np.testing.assert_allclose(attend(value), want, atol=1e-6)
+    assert np.isfinite(jax.grad(lambda value: attend(value).sum())(value)).all()
+
+
 def test_a_delta_rule_answers_with_the_newest_value_of_a_key():
     """Of repeated keys the inverse of a chunk has entries of order one, which a series of powers would not find."""
     key = np.ones((1, 64, 1, 8), np.float32)

@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.hf.folders import LEFT_OUT, assert_comes_back, assert_refused, assert_same, change_config, redrawn
+from tests.models.hf.folders import (
+    LEFT_OUT,
+    assert_comes_back,
+    assert_refused,
+    assert_same,
+    change_config,
+    loaded_by_them,
+    redrawn,
+)
 from tests.nn.programs import draw, jitted, normal
 from tfx_jax.models import Clip, ClipConfig, hf
 from tfx_jax.models.clip import TextTower, TowerConfig
@@ -36,7 +44,7 @@ _TOWERS = {
 
 
 def make_tower(kind):
-    """A tower with the sizes of its own half, and the default values of the other."""
+    """A tower with the sizes of its half, and default values for the other half."""
     cls, options = hf.FAMILIES[kind].model, _TOWERS[kind][2]
     different = OF_SIGLIP if kind.startswith("Siglip") else {}
     names = ("vocab_size", "max_length", "eos_id") if cls is TextTower else ("image_size", "patch_size", "num_channels")
@@ -134,10 +142,7 @@ def test_transformers(tmp_path, kind):
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     cls, model = getattr(pytest.importorskip("transformers"), kind.split()[0]), make_model(kind)
-    hf.save(model, tmp_path)
-    net, info = cls.from_pretrained(tmp_path, output_loading_info=True, attn_implementation="eager")
-    assert not any(info.values())
-    net = redrawn(net)
+    net = redrawn(loaded_by_them(cls, model, tmp_path))
     net.save_pretrained(tmp_path / "theirs")
     ours, (images, tokens) = hf.load(tmp_path / "theirs"), inputs()
     for mask in (None, tokens != 1):
@@ -154,9 +159,7 @@ def test_transformers(tmp_path, kind):
             (output.texts, want.text_embeds),
         ):
             np.testing.assert_allclose(got, expected, atol=1e-4 * np.abs(expected).max())
-    hf.save(ours, tmp_path / "ours")
-    again, info = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not any(info.values())
+    again = loaded_by_them(cls, ours, tmp_path / "ours")
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in net.state_dict().items())
 
 
@@ -167,10 +170,7 @@ def test_towers_of_transformers(tmp_path, kind):
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     cls, model = getattr(pytest.importorskip("transformers"), kind), make_tower(kind)
-    hf.save(model, tmp_path)
-    net, info = cls.from_pretrained(tmp_path, output_loading_info=True, attn_implementation="eager")
-    assert not any(info.values())
-    net = redrawn(net)
+    net = redrawn(loaded_by_them(cls, model, tmp_path))
     net.save_pretrained(tmp_path / "theirs")
     ours, (images, tokens) = hf.load(tmp_path / "theirs"), inputs()
     assert ours.config == model.config
@@ -180,7 +180,12 @@ def test_towers_of_transformers(tmp_path, kind):
         want = net(torch.tensor(tokens) if is_text else torch.tensor(images.transpose(0, 3, 1, 2)))
     for got, name in zip(output, _TOWERS[kind][:2], strict=True):
         np.testing.assert_allclose(got, want[name], atol=1e-4 * np.abs(want[name]).max())
-    hf.save(ours, tmp_path / "ours")
-    again, info = cls.from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not any(info.values())
+    again = loaded_by_them(cls, ours, tmp_path / "ours")
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_a_tower_that_no_folder_expresses_is_named(tmp_path):
+    tower = make_tower("SiglipTextModel")
+    tower.config.d_output = None
+    with pytest.raises(ValueError, match=r"^no Hugging Face architecture supports a TextTower with these options"):
+        hf.save(tower, tmp_path)

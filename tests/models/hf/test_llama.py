@@ -19,7 +19,7 @@ from tests.models.hf.folders import (
 )
 from tests.nn.programs import draw, jitted, started
 from tfx_jax.functional import greedy_search
-from tfx_jax.models import Llama, LlamaClassifier, LlamaConfig, hf
+from tfx_jax.models import Llama, LlamaBody, LlamaClassifier, LlamaConfig, hf
 from tfx_jax.models.hf.llama import ARCHITECTURES, BODIES, CLASSIFIERS
 
 torch = pytest.importorskip("torch")
@@ -269,6 +269,13 @@ def test_a_body_is_read_from_a_folder_with_a_head(architecture, tmp_path):
 def test_a_classifier_needs_labels():
     with pytest.raises(ValueError, match="a classifier needs labels, got none"):
         LlamaClassifier(LlamaConfig(), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("cls", [LlamaBody, LlamaClassifier])
+def test_too_many_tokens(cls):
+    model = draw(lambda: cls(LlamaConfig(V, T - 1, 1, 8, 2, d_ff=8, labels=("a",)), rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=f"a sequence must have at most max_length={T - 1} tokens, got {T}"):
+        model(TOKENS)
 
 
 def test_every_architecture_is_compared():

@@ -257,7 +257,7 @@ def test_there_is_no_picture_of_the_json_of_conversations():
         (
             BertConfig,
             BertPretrainingConfig,
-            r'"messages" is for language modeling with config\.task\.data\.dataset="files" only \(here \'files\'\)',
+            r'data\.documents="messages" is for language modeling only: choose other documents$',
         ),
     ],
 )

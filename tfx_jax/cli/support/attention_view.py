@@ -53,6 +53,8 @@ class AttentionView:
         listed = []  # what the page's script reads of each map
         for (stack, kind), layers in groups.items():
             query_side, key_side = AXES[stack, kind]
+            if key_side == "target input" and tokens[key_side] == tokens["target"]:  # as of a language model
+                key_side = "target"
             for layer, weights in sorted(layers.items()):
                 listed.append(
                     {

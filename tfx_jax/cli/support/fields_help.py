@@ -44,7 +44,7 @@ def _paragraphs(config: Any, name: str) -> Iterator[list[str]]:
             flag = flags[field.name]
             if meaning and len(flag) + 2 <= column:
                 meaning[0] = f"{flag:<{column}}{meaning[0].lstrip()}"
-            else:  # a long flag has a line of its own
+            else:  # a long flag has a separate line
                 meaning = [flag, *meaning]
             lines += meaning
     yield lines

@@ -92,7 +92,9 @@ class LineReader:
         descriptor = _descriptor(self._stream)
         if descriptor is None:
             return True
-        poll = select.poll()  # not `select.select`, which fails for descriptors from 1024 on
+        if sys.platform == "darwin":  # whose `poll` does not support terminals
+            return bool(select.select([descriptor], [], [], self._pause)[0])
+        poll = select.poll()  # `select.select` fails for descriptors from 1024 on
         poll.register(descriptor, select.POLLIN)  # an end of the stream is always reported
         return bool(poll.poll(1_000 * self._pause))
 

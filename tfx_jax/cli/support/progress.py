@@ -70,7 +70,7 @@ class Progress:
             self._is_shown = False
 
     def _write(self, message: str) -> None:
-        """Prints a message: over the current line on a terminal, elsewhere on a line of its own."""
+        """Prints a message: over the current line on a terminal, elsewhere on a separate line."""
         message = printable(message)
         self._stream.write(f"\r\x1b[K{message}" if self._is_terminal else f"{message}\n")
         self._stream.flush()

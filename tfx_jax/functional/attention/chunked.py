@@ -21,6 +21,7 @@ from tfx_jax.functional.attention.dense import (
     apply_score_mod,
     check_sinks,
     dot_product_weights,
+    hidden_logit,
     soft_capped,
 )
 from tfx_jax.functional.attention.signature import (
@@ -186,7 +187,7 @@ def before_any_key(queries: Queries, keys: Keys, sinks: Float[Array, "K G"] | No
     """Returns the state of the online softmax before the first key: empty, or with the sinks only."""
     dtype = _statistics_dtype(queries)
     zeros = jnp.zeros_like(queries.query[..., 0], dtype)  # [I, B, K, G, T]
-    largest, total = zeros + _hidden(dtype), zeros
+    largest, total = zeros + hidden_logit(dtype), zeros
     if sinks is not None:
         sinks = sinks.astype(dtype)[None, None, :, :, None]
         largest = jnp.maximum(largest, sinks)
@@ -229,7 +230,7 @@ def attend(
         def visit_key_chunk(j: Array, running: Any) -> Any:
             """Updates the state of these queries with chunk j of the keys."""
             logits, visible, value, _ = _scores(options, queries_i, keys, extras, i, j, shift)
-            largest = jnp.maximum(running.largest, jnp.where(visible, logits, _hidden(logits.dtype)).max(axis=-1))
+            largest = jnp.maximum(running.largest, jnp.where(visible, logits, hidden_logit(logits.dtype)).max(axis=-1))
             weights = jnp.where(visible, jnp.exp(logits - largest[..., None]), jnp.zeros((), logits.dtype))
             rescaling = jnp.exp(running.largest - largest)  # of the sums so far, which used the previous maximum
             dropped = dropout(weights, options.dropout_rate, _chunk_rng(rng, keys, i, j)).astype(value.dtype)
@@ -280,7 +281,7 @@ def add_gradients(
     """Adds the gradients of the attention between all queries and all of `keys` to `gradients`.
 
     Args:
-      options: as in `attend`, like all arguments that are not described here.
+      options: static options.
       queries: queries.
       keys: keys.
       saved: output and statistics of the softmax, from `finish`.
@@ -381,7 +382,7 @@ def _scores(
       the gradients of the scaled products and of `extras.score_arrays`.
     """
     key, value = _chunk(keys.key, j), _chunk(keys.value, j)
-    dtype = np.promote_types(queries.query.dtype, np.float32)
+    dtype = _statistics_dtype(queries)
     products = jnp.einsum("BKGTH,BKSH->BKGTS", queries.query, key, preferred_element_type=dtype) * options.scale
     b, k, g, t, s = products.shape
     n = k * g
@@ -470,7 +471,8 @@ def _visible_chunks(
 ) -> tuple[int | Array, int | Array]:
     """Returns (start, end) of the range of key chunks that causality and the window leave to chunk i of the queries."""
     (num_chunks, *_, s, _), t = keys.key.shape, queries.query.shape[-2]
-    right = 0 if options.is_causal else options.window[1] if options.window else None  # keys after a query's own
+    # How many keys after its own position a query sees; None means all.
+    right = 0 if options.is_causal else options.window[1] if options.window else None
     if right is None:
         end = num_chunks
     else:
@@ -490,11 +492,6 @@ def _chunk_rng(rng: Array | None, keys: Keys, i: Array, j: Array) -> Array | Non
 def _statistics_dtype(queries: Queries) -> np.dtype:
     """Returns the dtype of logits and sums: float32 at least."""
     return np.promote_types(queries.query.dtype, np.float32)  # NumPy's rule: JAX's raises under strict promotion
-
-
-def _hidden(dtype: np.dtype) -> Array:
-    """Returns a number below every logit, but finite, because the difference of two infinities is NaN."""
-    return jnp.asarray(0.7 * jnp.finfo(dtype).min, dtype)
 
 
 def _chunk(x: Array, *index: Array) -> Array:

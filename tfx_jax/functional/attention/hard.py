@@ -79,9 +79,8 @@ def hard_attention(
     )
     (b, n, t, s), (k, u) = probs.shape, value.shape[2:]
     logits = jnp.log(jax.lax.stop_gradient(probs))
-    chosen = (
-        logits.argmax(axis=-1) if rng is None else jax.random.categorical(rng, logits)
-    )  # indices of keys, [B, N, T]
+    # Indices of keys, [B, N, T].
+    chosen = logits.argmax(axis=-1) if rng is None else jax.random.categorical(rng, logits)
     probability = jnp.take_along_axis(probs, chosen[..., None], axis=-1)[..., 0]
     has_key = probability > 0
 

@@ -23,6 +23,7 @@ from tfx_jax.functional.attention.signature import (
     check_shapes,
     refuse_segment_ids,
     shard_like_query,
+    visible_keys,
     weights_on_request,
     zeros_where_empty,
 )
@@ -249,7 +250,7 @@ def linear_attention(
     log_query_fn, log_key_fn = _log_features(log_features_fn, scale)
 
     # Heads come first from here on, and the G queries of a key head are next to each other: [B, K, T, G, H].
-    visible = jnp.ones((b, s), jnp.bool_) if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, s))
+    visible = visible_keys(mask, b, s)
     query_heads = query.reshape(b, t, k, n // k, -1).transpose(0, 2, 1, 3, 4)
     key_heads, value_heads = key.swapaxes(1, 2), value.swapaxes(1, 2).astype(dtype)
 
@@ -298,7 +299,7 @@ def _decode(log_features_fn: LogFeaturesFn, scale: float | None) -> RecurrentDec
     def read(key: Array, value: Array, mask: Mask | None) -> _Sums:
         """Returns the sums over the keys of a prompt, [B, S, K, H], which may be empty."""
         (b, s, k, h), u = key.shape, value.shape[-1]
-        visible = jnp.ones((b, s), jnp.bool_) if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, s))
+        visible = visible_keys(mask, b, s)
         # Features of a key of zeros, [B, K, 1, M], only for shape and dtype of the sums.
         log_features = log_query_fn(jnp.zeros((b, k, 1, h), key.dtype))
         sums = _no_keys(log_features, jnp.zeros((b, k, 1, u), log_features.dtype))

@@ -221,7 +221,7 @@ def _cudnn(request: Request) -> Float[Array, "B T N H"]:
         raise _cannot("cudnn", "needs a GPU of compute capability 8.0 or more", device.compute_capability)
     pairs, lengths = None, None
     if mask.pairs is not None and _has_lengths(request):
-        key, value, lengths = _seen_first(key, value, jnp.broadcast_to(mask.pairs[:, 0, 0], (b, s)))
+        key, value, lengths = _visible_first(key, value, jnp.broadcast_to(mask.pairs[:, 0, 0], (b, s)))
     else:
         # The kernel has no boolean masks: jax.nn turns them into a bias, which must have all pairs.
         pairs = combine_masks(mask.pairs, False, mask.ids, b, t, s)  # not causal: the kernel hides future keys itself
@@ -235,7 +235,7 @@ def _cudnn(request: Request) -> Float[Array, "B T N H"]:
     return _zero_without_keys(out, mask, s)
 
 
-def _seen_first(
+def _visible_first(
     key: Float[Array, "B S K H"], value: Float[Array, "B S K U"], visible: Bool[Array, "B S"]
 ) -> tuple[Array, Array, Int[Array, " B"]]:
     """Moves visible keys and values before hidden ones, and returns the number of visible keys per row, at least 1.

@@ -148,7 +148,8 @@ def _attend_globally(
 ) -> Any:
     """Computes window and global attention; distances are those of columns, and padding is in segment 0.
 
-    The arguments are those of `longformer_attention`, with all arrays given; at most `max_global_tokens` are global.
+    The arguments are those of `longformer_attention`, with `global_mask` given and
+    `segment_ids` a pair or None; at most `max_global_tokens` are global.
     """
     b, t = query.shape[:2]
     options["return_weights"] = return_weights
@@ -162,7 +163,7 @@ def _attend_globally(
     is_global = jnp.take_along_axis(global_mask, position, axis=1)
     rngs = (None, None) if dropout_rng is None else jax.random.split(dropout_rng)
 
-    # Every block of queries sees the copies in front and its window.
+    # Copies of the global keys are put in front of all keys. Every block of queries sees these and its window.
     def prepend_global(x: Array, axis: int) -> Array:
         """Puts copies of the entries of global tokens in front of all entries."""
         return jnp.concatenate([_gather(x, position, axis), x], axis=axis)

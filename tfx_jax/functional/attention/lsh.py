@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention.dense import masked_softmax
+from tfx_jax.functional.attention.dense import hidden_logit, masked_softmax
 from tfx_jax.functional.attention.signature import (
     Mask,
     check_shapes,
     pair_of_segment_ids,
     shard_like_query,
+    visible_keys,
     weights_on_request,
     zeros_where_empty,
 )
@@ -196,7 +197,7 @@ def _bucket_factors(num_buckets: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _rotations(rng: Array, num_hashes: int, num_heads: int, head_size: int, factors: tuple[int, ...]) -> list[Array]:
-    """Samples a rotation, [rounds, N, H, factor / 2], for each factor of the number of buckets."""
+    """Samples a rotation, [rounds, N, H, factor / 2], for each factor above 1 of the number of buckets."""
     shapes = [(num_hashes, num_heads, head_size, factor // 2) for factor in factors if factor > 1]
     return [jax.random.normal(jax.random.fold_in(rng, i), shape, jnp.float32) for i, shape in enumerate(shapes)]
 
@@ -204,7 +205,7 @@ def _rotations(rng: Array, num_hashes: int, num_heads: int, head_size: int, fact
 def _buckets(query: Float[Array, "B N T H"], rotations: list[Array]) -> Int[Array, "rounds B N T"]:
     """Returns the bucket of each token: argmax([qR; -qR]) for each factor, as the digits of one number.
 
-    `rotations` has an array [rounds, N, H, factor / 2] for each factor of the number of buckets.
+    `rotations` has an array [rounds, N, H, factor / 2] for each factor above 1, from `_rotations`.
     """
     dtype = np.promote_types(query.dtype, np.float32)
     query = jax.lax.stop_gradient(query.astype(dtype))
@@ -226,7 +227,8 @@ def _sorted(segment: Int[Array, "B T"], bucket: Int[Array, "rounds B N T"]) -> t
     position = jax.lax.broadcasted_iota(jnp.int32, bucket.shape, bucket.ndim - 1)
     *sorted_by, order = jax.lax.sort((segments, bucket, position), num_keys=3)
     rank = jnp.argsort(order, axis=-1).astype(jnp.int32)  # the inverse of the permutation `order`
-    # Along the sorted sequence: where another segment or bucket begins, the start of each segment, numbered buckets.
+    # Along the sorted sequence: where a new segment or bucket begins, the first position of each segment, and the
+    # number of each bucket.
     new_segment, new_bucket = (jnp.pad(jnp.diff(x, axis=-1) != 0, ((0, 0),) * 3 + ((1, 0),)) for x in sorted_by)
     first = jax.lax.cummax(jnp.where(new_segment, position, 0), axis=position.ndim - 1)
     group = 1 + jnp.cumsum(new_segment | new_bucket, axis=-1, dtype=jnp.int32)
@@ -275,7 +277,7 @@ def _attend_in_chunks(
       dropout_rng: PRNG key; None disables dropout.
     """
     dtype = np.promote_types(query.dtype, np.float32)
-    no_logit = 0.7 * jnp.finfo(dtype).min  # logit of unreached keys, and log_total of a round without keys
+    no_logit = hidden_logit(dtype)  # logit of unreached keys, and log_total of a round without keys
 
     def chunked(x: Array, axis: int) -> Array:
         """Splits an axis into chunks, [..., chunks, chunk_size, ...]."""
@@ -378,14 +380,12 @@ def visible_tokens(bias: Array | None, mask: Mask | None, batch: int, num_keys: 
             "this attention takes no bias, because it computes the logits of few pairs only: pass bias=None, got shape "
             f"{bias.shape}"
         )
-    if mask is None:
-        return jnp.ones((batch, num_keys), jnp.bool_)
-    if mask.shape[1:3] != (1, 1):
+    if mask is not None and mask.shape[1:3] != (1, 1):
         raise ValueError(
             f"mask must be a padding mask, [B or 1, 1, 1, S], got shape {mask.shape}: a mask of pairs would take T x S "
             "memory; pass is_causal or segment_ids if the attention supports them"
         )
-    return jnp.broadcast_to(mask[:, 0, 0], (batch, num_keys))
+    return visible_keys(mask, batch, num_keys)
 
 
 def _seeded(query: Array, *arguments: Any, seed: int = 0, **options: Any) -> Any:

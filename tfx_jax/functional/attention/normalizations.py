@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention.dense import among_largest, masked_logits, masked_softmax, weighted_values
+from tfx_jax.functional.attention.dense import (
+    among_largest,
+    hidden_logit,
+    masked_logits,
+    masked_softmax,
+    weighted_values,
+)
 from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
@@ -145,7 +151,7 @@ def entmax_attention(
 def _masked_entmax(alpha: float, logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:
     """Computes entmax over the visible keys (mask True)."""
     if mask is not None:  # hidden logits are below all others, but finite
-        logits = jnp.where(mask, logits, 0.7 * jnp.finfo(logits.dtype).min)
+        logits = jnp.where(mask, logits, hidden_logit(logits.dtype))
     return _entmax(alpha, logits)
 
 

@@ -33,6 +33,8 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.functional.attention.signature import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids
 from tfx_jax.functional.attention.spec import Option, RecurrentDecoding
 
+_LOG_OF_ZERO = -1e4  # finite, and its exponential is 0 in float64 too
+
 BLOCK_SIZE = Option("tokens in a chunk, a power of two", at_least=1)
 
 
@@ -343,7 +345,8 @@ def _pairs_of_head_decays(
     is_later = jnp.tri(key.shape[3], k=-1, dtype=jnp.bool_)[None, None, None]  # rows are later than columns
     # Sums over the tokens after s up to t, [P, B, K, C, C], by a product, which CPUs compute faster than `cumsum`.
     up_to = jnp.tri(key.shape[3], dtype=log_decay.dtype)
-    sums = jnp.matmul(up_to, jnp.where(is_later, log_decay, 0), precision="highest")
+    finite = jnp.maximum(log_decay, _LOG_OF_ZERO)  # 0 * inf in the product would be NaN
+    sums = jnp.matmul(up_to, jnp.where(is_later, finite, 0), precision="highest")
     decay = jnp.where(is_later.mT, 0, jnp.exp(sums))
     # Row by row for the reason that `_decayed` gives: each product is [P, B, K, C, J].
     row_indices = range(rows.shape[-2])
@@ -385,7 +388,7 @@ def _pairs(
     Args:
       rows: R rows for each token that read the state.
       key: keys.
-      log_decay: logarithms of the decays, per channel (Z = H) or per head (Z = 1).
+      log_decay: logarithms of the decays, one per channel; `_pairs_of_head_decays` is for one per head.
       beta: write strength of the delta rule; None without it.
       runs: numbers of the sequences of rows and of keys, from `_runs`; None means one sequence.
 

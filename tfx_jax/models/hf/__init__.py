@@ -60,7 +60,8 @@ class Family(NamedTuple):
         architecture that is saved in the same file.
       copies: pairs (pattern, original): tensors whose names match the pattern repeat the tensor `original` of the
         table.
-      renamed: pairs (pattern, replacement): how the tensor names of older folders change to those of newer ones.
+      renamed: pairs (pattern, replacement): how tensor names of a folder change to those of the table, as in older
+        folders or for a part of a model with a head.
       completed: function from a model to one that computes the same and has all parameters that a folder has.
       fits: function that tells whether a folder can express a configuration.
     """
@@ -113,7 +114,7 @@ def _t5(architecture: str) -> Family:
     )
 
 
-_COPIES_OF_EMBEDDING = (r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight")
+_COPIES_AND_POSITIONS = (r"model\.(encoder|decoder)\.embed_(tokens|positions)\.weight", r"lm_head\.weight")
 
 
 def _transformer(architecture: str) -> Family:
@@ -125,7 +126,7 @@ def _transformer(architecture: str) -> Family:
         rows=marian.rows,
         completed_config=None if architecture == "MarianMTModel" else marian.completed_config,
         completed=marian.as_marian,
-        ignored=_COPIES_OF_EMBEDDING,
+        ignored=_COPIES_AND_POSITIONS,
         copies=(
             (r"model\.(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "model.shared.weight"),
             (r"lm_head\.weight", "model.decoder.embed_tokens.weight"),
@@ -141,7 +142,7 @@ def _transformer_classifier(architecture: str) -> Family:
         read_config=functools.partial(marian.read_classifier_config, architecture),
         write_config=functools.partial(marian.write_classifier_config, architecture),
         rows=marian.classifier_rows,
-        ignored=(*_COPIES_OF_EMBEDDING, "final_logits_bias"),
+        ignored=(*_COPIES_AND_POSITIONS, "final_logits_bias"),
         copies=((r"model\.(encoder|decoder)\.embed_tokens\.weight", "model.shared.weight"),),
         fits=functools.partial(marian.fits, marian.CLASSIFIERS[architecture]),
     )
@@ -503,7 +504,8 @@ def save_adapter(model: Any, path: epath.PathLike, *, base: str, allow_nonfinite
     trained = {"/".join(map(str, parts)): leaf for parts, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
     heads = {name: np.asarray(leaf[...]) for name, leaf in trained.items() if "_adapter/" not in name}
     rows = family.rows(model.config)
-    kind = getattr(model.config, "kind", "")
+    is_generator = hasattr(model, "decoder")  # a classifier may have the configuration of a model that generates
+    kind = getattr(model.config, "kind", "") if is_generator else ""
     config, tensors = peft.adapter_files(adapters, heads, rows, prefix=family.prefix, base=base, kind=kind)
     nonfinite_names = [name for name, tensor in tensors.items() if not is_finite(tensor)]
     if nonfinite_names and not allow_nonfinite:
@@ -532,16 +534,18 @@ def _family_for(model: Any, fields: Mapping[str, Any]) -> Family:
     family = next((family for family in families if family.fits(model.config)), None)
     if family is None:
         raise ValueError(
-            f"no Hugging Face architecture supports {_described(model.config)}, so the model cannot be written as a "
-            "folder"
+            f"no Hugging Face architecture supports {_described(model)}, so the model cannot be written as a folder"
         )
     return family
 
 
-def _described(config: Any) -> str:
-    """Returns the name and the options of a model's attention for an error message."""
-    options = ", ".join(f"{name}={value}" for name, value in config.attention.options.given.items())
-    return f"{config.attention.name} attention{f' with {options}' if options else ''}"
+def _described(model: Any) -> str:
+    """Returns what an error says of a model that no folder can express: its attention, if that is not dense."""
+    attention = getattr(model.config, "attention", None)
+    if attention is None or attention.name == "dense":
+        return f"a {type(model).__name__} with these options"
+    options = ", ".join(f"{name}={value}" for name, value in attention.options.given.items())
+    return f"{attention.name} attention{f' with {options}' if options else ''}"
 
 
 def _open(folder: epath.Path, architecture: str | None) -> tuple[Family, Any]:

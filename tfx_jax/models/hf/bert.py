@@ -15,7 +15,7 @@ from tfx_jax.models.bert import (
     BertQuestionAnswering,
     BertTagger,
 )
-from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, classifier_fields
 from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, table, under, vector
 
 _LAYERS = "encoder_layers"
@@ -114,7 +114,7 @@ def read_sizes(architecture: str, fields: Fields, **defaults: Any) -> BertConfig
     """
     classifier: dict[str, Any] = {}
     if architecture.endswith(_WITH_LABELS):
-        classifier = {"labels": fields.labels(), "problem_type": fields.optional("problem_type", str)}
+        classifier = fields.classifier_options()
 
     def get(name: str, bert_default: Any) -> Any:
         return fields.get(name, defaults.get(name, bert_default))
@@ -142,7 +142,7 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
     """Returns the fields of config.json for a BERT."""
     classifier = {}
     if architecture.endswith(_WITH_LABELS):
-        classifier = label_fields(config.labels) | {"problem_type": config.problem_type}
+        classifier = classifier_fields(config)
     return {
         "model_type": "bert",
         "architectures": [architecture],

@@ -27,24 +27,9 @@ MODEL_TYPES = {
     "siglip_vision_model": "SiglipVisionModel",
 }
 _POSITIONS = r"(text|vision)_model\.embeddings\.position_ids"  # constants in older folders
-# Tensors of the other half of the same file.
-_OTHERS = {
-    Clip: (),
-    TextTower: (
-        r"vision_model\..*",
-        r"visual_projection\.weight",
-        "logit_scale",
-        "logit_bias",
-        r"text_projection\.weight",
-    ),
-    ImageTower: (
-        r"text_model\..*",
-        r"text_projection\.weight",
-        "logit_scale",
-        "logit_bias",
-        r"visual_projection\.weight",
-    ),
-}
+_HEADS = (r"(text|visual)_projection\.weight", "logit_scale", "logit_bias")
+# Tensors of a whole model that a tower does not read; its projection only if it has none.
+_OTHERS = {Clip: (), TextTower: (r"vision_model\..*", *_HEADS), ImageTower: (r"text_model\..*", *_HEADS)}
 
 _NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 
@@ -58,11 +43,10 @@ def renamed(architecture: str) -> list[tuple[str, str]]:
     """Returns (pattern, replacement) pairs of tensor names: transformers 5 leaves out the prefix of a tower."""
     model, _, _ = ARCHITECTURES[architecture]
     side = {TextTower: "text_model", ImageTower: "vision_model"}.get(model)
-    return (
-        []
-        if side is None
-        else [(r"^(embeddings|encoder|(final_|pre_|post_)?layer_?norm|pre_layrnorm|head)\.", rf"{side}.\g<0>")]
-    )
+    if side is None:
+        return []
+    # "layrnorm": as in the files.
+    return [(r"^(embeddings|encoder|final_layer_norm|pre_layrnorm|post_layernorm|head)\.", rf"{side}.\g<0>")]
 
 
 def fits(architecture: str, config: ClipConfig) -> bool:

@@ -266,13 +266,14 @@ _ALBERT = Encoder(
 )
 
 _DISTIL_LAYER = "transformer.layer.{}"
+_DISTIL_CLASSIFIER = [*dense("bert/pooler", "pre_classifier"), *bert.CLASSIFIER]
 _DISTILBERT = Encoder(
     MODEL_TYPE="distilbert",
     HEADS=_heads(
         "DistilBert",
         _masked_lm("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
-        [*dense("bert/pooler", "pre_classifier"), *bert.CLASSIFIER],
-        ForMultipleChoice=(BertMultipleChoice, [*dense("bert/pooler", "pre_classifier"), *bert.CLASSIFIER]),
+        _DISTIL_CLASSIFIER,
+        ForMultipleChoice=(BertMultipleChoice, _DISTIL_CLASSIFIER),
     ),
     prefix="distilbert",
     body=[

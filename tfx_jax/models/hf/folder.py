@@ -145,17 +145,22 @@ class Fields:
             raise UserError(f"{self._path}: id2label is {names!r}, but has to name the classes 0 to {len(names) - 1}")
         return labels
 
+    def classifier_options(self) -> dict[str, Any]:
+        """Returns the options that all configurations of classifiers have: `labels` and `problem_type`."""
+        return {"labels": self.labels(), "problem_type": self.optional("problem_type", str)}
+
 
 def activation_field(activation: str, names: Mapping[str, str] = ACTIVATIONS) -> str:
     """Returns the name in config.json of one of our activations; `names` maps names in config.json to ours."""
     return next(theirs for theirs, ours in names.items() if ours == activation)
 
 
-def label_fields(labels: Sequence[str]) -> dict[str, Any]:
-    """Returns the fields id2label and label2id, which `Fields.labels` reads."""
+def classifier_fields(config: Any) -> dict[str, Any]:
+    """Returns the fields that `Fields.classifier_options` reads, and label2id, for a configuration with labels."""
     return {
-        "id2label": {str(index): label for index, label in enumerate(labels)},
-        "label2id": {label: index for index, label in enumerate(labels)},
+        "id2label": {str(index): label for index, label in enumerate(config.labels)},
+        "label2id": {label: index for index, label in enumerate(config.labels)},
+        "problem_type": config.problem_type,
     }
 
 

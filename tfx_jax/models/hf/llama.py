@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from tfx_jax.errors import UserError
-from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
-from tfx_jax.models.hf.names import Row, linear, table, vector
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, classifier_fields
+from tfx_jax.models.hf.names import Row, linear, table, under, vector
 from tfx_jax.models.llama import Llama as Llama
 from tfx_jax.models.llama import LlamaBody as LlamaBody
 from tfx_jax.models.llama import LlamaClassifier as LlamaClassifier
@@ -379,28 +379,26 @@ def write_body_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
 def body_rows(architecture: str, config: LlamaConfig) -> list[Row]:
     """Returns the table of names of one of `BODIES`, whose tensors have no prefix."""
     body = rows(BODIES[architecture], dataclasses.replace(config, is_tied=True))
-    return [
-        dataclasses.replace(row, path=f"llama/{row.path}", tensor=row.tensor.removeprefix("model.")) for row in body
-    ]
+    body = [dataclasses.replace(row, tensor=row.tensor.removeprefix("model.")) for row in body]
+    return under("llama", "", body)
 
 
 def read_classifier_config(architecture: str, fields: Fields) -> LlamaConfig:
     """Returns the configuration for the fields of a folder with one of `CLASSIFIERS`."""
     config = read_config(CLASSIFIERS[architecture], fields)
-    return dataclasses.replace(config, labels=fields.labels(), problem_type=fields.optional("problem_type", str))
+    return dataclasses.replace(config, **fields.classifier_options())
 
 
 def write_classifier_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
     """Returns the fields of config.json for one of `CLASSIFIERS`."""
-    own = {"architectures": [architecture], "problem_type": config.problem_type, **label_fields(config.labels)}
-    return {**write_config(CLASSIFIERS[architecture], config), **own}
+    body = write_config(CLASSIFIERS[architecture], config)
+    return {**body, "architectures": [architecture], **classifier_fields(config)}
 
 
 def classifier_rows(architecture: str, config: LlamaConfig) -> list[Row]:
     """Returns the table of names of one of `CLASSIFIERS`."""
     body = rows(CLASSIFIERS[architecture], dataclasses.replace(config, is_tied=True))
-    body = [dataclasses.replace(row, path=f"llama/{row.path}") for row in body]
-    return [*body, linear("classifier/kernel", "score.weight")]
+    return [*under("llama", "", body), linear("classifier/kernel", "score.weight")]
 
 
 def fits(architecture: str, config: LlamaConfig) -> bool:

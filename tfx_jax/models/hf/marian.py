@@ -10,8 +10,8 @@ import numpy as np
 from flax import nnx
 
 from tfx_jax.arrays import path_name
-from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
-from tfx_jax.models.hf.names import Row, dense, feed_forward, linear, norm, projections, table, with_zeros
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, classifier_fields
+from tfx_jax.models.hf.names import Row, dense, feed_forward, linear, norm, projections, table, under, with_zeros
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 
 # Number of sinusoids that transformers computes; ours are unlimited.
@@ -98,9 +98,8 @@ def read_classifier_config(architecture: str, fields: Fields) -> TransformerConf
     return dataclasses.replace(
         read_config(CLASSIFIERS[architecture], fields),
         logits_bias=False,
-        labels=fields.labels(),
         head_dropout_rate=float(fields.get("classifier_dropout", 0.0)),
-        problem_type=fields.optional("problem_type", str),
+        **fields.classifier_options(),
     )
 
 
@@ -228,15 +227,13 @@ def write_config(architecture: str, config: TransformerConfig) -> dict[str, Any]
 
 def write_classifier_config(architecture: str, config: TransformerConfig) -> dict[str, Any]:
     """Returns the fields of config.json for one of `CLASSIFIERS`."""
-    own = {"architectures": [architecture], "classifier_dropout": config.head_dropout_rate}
-    own |= {"problem_type": config.problem_type, **label_fields(config.labels)}
-    return {**write_config(CLASSIFIERS[architecture], config), **own}
+    head = {"classifier_dropout": config.head_dropout_rate, **classifier_fields(config)}
+    return {**write_config(CLASSIFIERS[architecture], config), "architectures": [architecture], **head}
 
 
 def classifier_rows(config: TransformerConfig) -> list[Row]:
     """Returns the table of names of a classifier."""
-    body = rows(dataclasses.replace(config, logits_bias=False))
-    body = [dataclasses.replace(row, path=f"transformer/{row.path}") for row in body]
+    body = under("transformer", "", rows(dataclasses.replace(config, logits_bias=False)))
     head = "classification_head"
     return [*body, *dense("dense", f"{head}.dense"), *dense("classifier", f"{head}.out_proj")]
 

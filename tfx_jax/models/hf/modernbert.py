@@ -5,7 +5,7 @@ from typing import Any
 
 from tfx_jax.errors import UserError
 from tfx_jax.models.bert import POOLERS, Bert, BertClassifier, BertConfig, BertMaskedLM, BertTagger
-from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, classifier_fields
 from tfx_jax.models.hf.names import Row, dense, linear, table, under, vector
 from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, RotaryConfig
 
@@ -64,8 +64,7 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
     classifier: dict[str, Any] = {}
     if architecture.endswith(_WITH_LABELS):
         classifier = {
-            "labels": fields.labels(),
-            "problem_type": fields.optional("problem_type", str),
+            **fields.classifier_options(),
             "pooling": fields.choose("classifier_pooling", _POOLINGS, "cls"),
             "pooler_activation": fields.choose("classifier_activation", {name: name for name in POOLERS}, "gelu"),
             "head_dropout_rate": float(fields.get("classifier_dropout", 0.0)),
@@ -121,8 +120,7 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
     classifier = {}
     if architecture.endswith(_WITH_LABELS):
         classifier = {
-            **label_fields(config.labels),
-            "problem_type": config.problem_type,
+            **classifier_fields(config),
             "classifier_pooling": activation_field(config.pooling, _POOLINGS),
             "classifier_activation": config.pooler_activation,
             "classifier_dropout": config.head_dropout_rate or 0.0,

@@ -151,8 +151,12 @@ def dense(path: str, tensor: str) -> list[Row]:
 
 
 def under(path: str, tensor: str, rows: Sequence[Row]) -> list[Row]:
-    """Returns the rows with `path` before their paths and `tensor` before their names, for a part of a larger model."""
-    return [dataclasses.replace(row, path=f"{path}/{row.path}", tensor=f"{tensor}.{row.tensor}") for row in rows]
+    """Returns the rows of a part of a larger model: with `path` before their paths and `tensor` before their names.
+
+    An empty `tensor` leaves the names as they are.
+    """
+    prefix = f"{tensor}." if tensor else ""
+    return [dataclasses.replace(row, path=f"{path}/{row.path}", tensor=f"{prefix}{row.tensor}") for row in rows]
 
 
 def projections(path: str, tensor: str, *names: str) -> list[Row]:

@@ -98,11 +98,11 @@ class AdaptedTensors(Tensors):
         for name, pair in self._pairs.items():
             # A must be [rank, inputs] and B [outputs, rank].
             shapes: list[tuple[int, ...]] = [pair[letter].shape if letter in pair else () for letter in "AB"]
-            expected = self.shapes[name][::-1] if self._is_transposed else self.shapes[name]  # [outputs, inputs]
             a_shape, b_shape = shapes
+            expected = self.shapes[name][::-1] if self._is_transposed else self.shapes[name]  # [outputs, inputs]
             are_matrices = len(a_shape) == len(b_shape) == 2
-            if not are_matrices or shapes[0][0] != shapes[1][1] or (shapes[1][0], shapes[0][1]) != expected:
-                raise UserError(f"{adapter / WEIGHTS}: lora_A {shapes[0]} and lora_B {shapes[1]} do not fit {name}")
+            if not are_matrices or a_shape[0] != b_shape[1] or (b_shape[0], a_shape[1]) != expected:
+                raise UserError(f"{adapter / WEIGHTS}: lora_A {a_shape} and lora_B {b_shape} do not fit {name}")
 
     def _resolve(self, name: str, prefix: str) -> str | None:
         """Returns the name in the folder of a tensor, with or without the prefix; None if there is no such tensor."""
@@ -174,7 +174,8 @@ def adapter_files(
       kind: `kind` of the model's configuration, "decoder" or "encoder_decoder", or another string.
 
     Raises:
-      UserError: if PEFT cannot express an adapter (experts that share one tensor) or a head.
+      UserError: if PEFT cannot express an adapter, whose tensor is not the weight of one linear layer (but of all
+        experts, for example), or a head.
     """
     row_of = {row.path: row for row in rows}
     blocks: dict[str, list[_Block]] = {}  # by module of PEFT: the adapters of all matrices that its tensor holds
@@ -182,8 +183,8 @@ def adapter_files(
         row = row_of[path]
         if row.num_batch_axes or not row.tensor.endswith(".weight"):
             raise UserError(
-                f"PEFT cannot express an adapter of {path}, whose experts share one tensor: leave it out of "
-                "config.lora.targets, or write the merged model, without --adapter"
+                f"PEFT cannot express an adapter of {path}, as {row.tensor} is not the weight of one linear layer: "
+                "leave it out of config.lora.targets, or write the merged model"
             )
         for name, block in _blocks_of(row, adapter):
             blocks.setdefault(f"{prefix}{name}".removesuffix(".weight"), []).append(block)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, label_fields
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, classifier_fields
 from tfx_jax.models.hf.names import Row, dense, feed_forward, norm, projections, under, vector
 from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
 
@@ -58,7 +58,7 @@ def read_config(architecture: str, fields: Fields) -> ViTConfig:
         fields.require(pooler_act="tanh", pooler_output_size=d_model)
     classifier: dict[str, Any] = {}
     if "ForImageClassification" in architecture:
-        classifier = {"labels": fields.labels(), "problem_type": fields.optional("problem_type", str)}
+        classifier = fields.classifier_options()
     has_token, has_head = _tokens(architecture)
     return ViTConfig(
         image_size=fields.get("image_size", 224),
@@ -82,7 +82,7 @@ def write_config(architecture: str, config: ViTConfig) -> dict[str, Any]:
     """Returns the fields of config.json for a ViT."""
     classifier = {}
     if "ForImageClassification" in architecture:
-        classifier = label_fields(config.labels) | {"problem_type": config.problem_type}
+        classifier = classifier_fields(config)
     return {
         "model_type": _prefix(architecture),
         "architectures": [architecture],

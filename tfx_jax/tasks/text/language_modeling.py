@@ -110,7 +110,8 @@ class LanguageModelTask(TextAttention, TokenPredictionBase[LanguageModelConfig, 
     def _epochs(self, texts: TextDocuments, seed: int) -> Callable[[int], ExampleSource]:
         """Returns the function from an epoch to the examples of one source in it.
 
-        The text is cut into blocks of `max_length` tokens, in each epoch from another offset; packed texts are not cut.
+        The text is cut into blocks of `max_length` tokens, in each epoch from another offset. Packed
+        documents are packed once, and are the same in each epoch.
         """
         length = self.config.data.max_length
         if self.config.is_packed:

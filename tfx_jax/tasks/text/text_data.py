@@ -74,10 +74,13 @@ class TextData(FileData):
         """
         check_files(self, model, what="row")
         check_share(self)
-        if self.documents == "messages" and not (may_have_messages and self.dataset == "files"):
+        if self.documents == "messages" and not may_have_messages:
             raise UserError(
-                'config.task.data.documents="messages" is for language modeling with config.task.data.dataset="files" '
-                f"only (here {self.dataset!r}): choose other documents or another task"
+                'config.task.data.documents="messages" is for language modeling only: choose other documents'
+            )
+        if self.documents == "messages" and self.dataset != "files":
+            raise UserError(
+                f'config.task.data.documents="messages" needs config.task.data.dataset="files", got {self.dataset!r}'
             )
 
     def tiny(self) -> None:

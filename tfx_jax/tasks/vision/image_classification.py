@@ -330,8 +330,7 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, Imag
         images = self._splits[split]
         if unknown := {*images.labels} - {*self.labels}:
             raise UserError(
-                f"the label {min(unknown)!r} does not occur in the training split ({len(self.labels)} labels): correct "
-                f"the {split} split, or train on images of this label too"
+                f"the label {min(unknown)!r} does not occur in the training split ({len(self.labels)} labels)"
             )
         return images
 

@@ -314,7 +314,7 @@ class Checkpoints:
         return None
 
     def _completed(self, model_state: Params, abstract: Params, record: dict[str, Any]) -> Params:
-        """Returns the restored model state together with the frozen arrays of a record, read from their own model.
+        """Returns the restored model state with the frozen arrays of a record, from the model that the run began with.
 
         The arrays get the shardings of the `abstract` model state.
         """

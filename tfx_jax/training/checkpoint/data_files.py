@@ -58,10 +58,10 @@ def _check(data: Any, workdir: epath.Path) -> None:
         raise UserError(f"{path} cannot be used ({error}): delete it to resume with the current data") from None
     if known and has_checkpoints(workdir):
         remedy = f"restore the old data, or use a new --workdir: the checkpoints in {workdir} belong to the old data"
+        known_fields = {name.partition(":")[0] for name in known}  # names are "FIELD: PATH"
         for name in sorted(known.keys() | current.keys()):
             old, new = known.get(name), current.get(name)
             # A field without any recorded file is accepted: a validation split may be added to a run.
-            known_fields = {known_name.partition(":")[0] for known_name in known}  # names are "FIELD: PATH"
             if old is None and name.partition(":")[0] in known_fields:
                 raise UserError(f"config.task.data.{name} is new: {remedy}")
             if new is None:

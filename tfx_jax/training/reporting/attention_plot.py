@@ -174,7 +174,7 @@ def save_attention(
 
 
 class NotebookFigure(Figure):
-    """A figure that a notebook shows as a picture, also before `pyplot` is imported; of others it prints the name."""
+    """A figure that a notebook shows as a picture even before `pyplot` is imported, when others are only named."""
 
     def _repr_png_(self) -> bytes:
         """Returns the picture; IPython calls this where no backend of matplotlib has taken over."""

@@ -136,7 +136,7 @@ def _attend_on_each_device(
     arrays = {name: array for name, array in arrays.items() if array is not None}
 
     def sharding_spec(name: str, array: Any) -> Any:
-        """Returns how an argument of the attention is sharded: by examples, and where it has heads by heads."""
+        """Returns how an argument of the attention is sharded: over batch and heads, as far as it has these axes."""
         if name in ("bias", "mask"):  # [B or 1, N or 1, T, S]: an axis of size 1 is broadcast, and cannot be sharded
             return P(BATCH_AXES if array.shape[0] > 1 else None, "tensor" if array.shape[1] > 1 else None)
         if name in ("segment_ids", "query_lengths", "key_lengths"):  # [B, ...]
