@@ -143,6 +143,7 @@ def test_a_folder_of_that_name_is_meant_first(hub, tmp_path):
     assert hub.count == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/tiny", "./tiny", "a/b/tiny", "../tiny", "two words", "a--b", ""])
 def test_what_is_no_name_is_a_path(hub, path):
     assert str(local_folder(path)) in (path, path.removeprefix("./") or ".")

@@ -44,6 +44,7 @@ def test_a_section_that_fails_or_hangs_does_not_stop_the_next(tmp_path, monkeypa
     assert "| second |" in table
 
 
+@pytest.mark.slow
 def test_what_a_stopped_section_started_has_time_to_save(tmp_path, monkeypatch):
     monkeypatch.setattr(card, "_SECTIONS", "tests.benchmarks.card_sections")
     options = {"size": "saves", "output": str(tmp_path), "device": ""}

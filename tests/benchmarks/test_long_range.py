@@ -69,6 +69,7 @@ def test_baselines_are_those_of_counts():
     assert [*long_range.baselines(config)] == ["(commonest label)"]
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn(workdir):
     for name in ("accuracy_speed_memory.png", "learning_curves.png"):
         assert (workdir / name).read_bytes().startswith(b"\x89PNG")

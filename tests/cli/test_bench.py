@@ -88,6 +88,7 @@ def test_train(capfd, monkeypatch, work):
     assert found["utilization"] == pytest.approx(found["flops_per_second"] / found["matmul_peak_flops_per_second"])
 
 
+@pytest.mark.slow
 def test_a_step_is_measured_beside_its_prediction(capfd):
     found = bench(capfd, "step", f"--config={EXPERIMENT}:test", "--steps=1", "--config.model.vocab_size=100")
     assert found.keys() >= MEASURED - {"dtype"} | {"config", "predicted_memory_bytes"}

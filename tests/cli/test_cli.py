@@ -226,6 +226,7 @@ def test_evaluate_prints_json_and_takes_files(workdir, text, capfd):
     assert set(of_files) == {"sacrebleu", "signature", "tokenized", "compound_split", "exact_match", "sentences"}
 
 
+@pytest.mark.slow
 def test_evaluate_takes_another_configuration_for_the_same_parameters(workdir, capfd):
     def evaluated(*overrides):
         assert main(["evaluate", f"--workdir={workdir}", "--json", *overrides]) == 0
@@ -269,6 +270,7 @@ def test_evaluate_takes_the_average_and_ends_with_exact_match(workdir, capfd):
     assert lines[-1].endswith(" %")
 
 
+@pytest.mark.slow
 def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
     picture, page = tmp_path / "given.png", tmp_path / "own.html"
     arguments = ["attend", f"--workdir={workdir}", "--source=w1 w2"]
@@ -340,6 +342,7 @@ def test_missing_checkpoints_are_named(workdir, capfd):
     assert "cannot average the last 9" in fails_with(capfd, ["average", f"--workdir={workdir}", "--last=9"])
 
 
+@pytest.mark.slow
 def test_a_translation_model_becomes_a_folder(workdir, tmp_path, stdin, capfd):
     """Which `generate` reads as it reads the workdir, and both as `translate` does."""
     assert main(["convert", f"--workdir={workdir}", f"--output={tmp_path}/out"]) == 0
@@ -427,6 +430,7 @@ def spoilt(workdir, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [["average"], *READING], ids=lambda verb: verb[0])
 def test_a_model_that_is_no_numbers_is_read_on_demand_only(spoilt, capfd, stdin, tmp_path, monkeypatch, verb):
     monkeypatch.chdir(tmp_path)

@@ -125,6 +125,7 @@ def test_an_error_does_not_follow_the_prompt_on_its_line(generate):
     assert err.startswith("tfx-jax generate: prompt 1 has 13 tokens")
 
 
+@pytest.mark.slow
 def test_a_prompt_slides(generate):
     options = ("--max-new-tokens=100", "--temperature=0", "--slide")
     status, out, err = generate(*options, "--json")
@@ -304,6 +305,7 @@ def translator(tmp_path_factory, draw_model):
     return folder
 
 
+@pytest.mark.slow
 def test_languages(generate, translator):
     model = hf.load(translator)
 

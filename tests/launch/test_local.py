@@ -169,6 +169,7 @@ def test_nohup_is_respected():
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_makes_all_save(tmp_path):
     """`launch ... | head -n 1` and a closed terminal: no one is left to tell, but the training is not lost."""
     talks = TRAINING.replace("time.sleep(60)", "\nwhile True: print('step', flush=True); time.sleep(0.02)").replace(

@@ -79,6 +79,7 @@ def _loss(model, seed=None, **options):
     return -jnp.take_along_axis(log_probs[:, :-1], TOKENS[:, 1:, None], axis=-1).mean()
 
 
+@pytest.mark.slow
 @hashes
 def test_gradients_are_those_of_layers_that_keep_everything(options):
     """Maps are made layer by layer, without anything run backwards."""

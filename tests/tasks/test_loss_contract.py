@@ -357,6 +357,7 @@ def test_padding_does_not_matter_and_rows_add(case, batch, draw):
     assert {float(np.abs(leaf).max()) for leaf in jax.tree.leaves(none)} == {0.0}
 
 
+@pytest.mark.slow
 def test_bfloat16_and_dropout(case, batch, draw):
     """The sums of a model of half precision are float32 and finite; each stream of random numbers drops others."""
     graphdef, params = draw(dtype="bfloat16", dropout_rate=0.2)

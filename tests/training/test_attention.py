@@ -122,6 +122,7 @@ def maps_of(run, params, *inputs):
     return call(params, *inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_a_model_writes_attends_to_its_input(name, tmp_path):
     run, params = opened(PAIRS[name], tmp_path)

@@ -38,6 +38,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(CASES, "transformer-span-corruption"))
 def test_a_task_trains_a_model_of_another_paper(name, tmp_path):
     model, task = copy.deepcopy(CASES[name])

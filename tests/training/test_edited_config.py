@@ -122,6 +122,7 @@ def test_any_edit_of_any_field_is_taken_or_refused_in_one_line(classes, tmp_path
 GPT = GPTConfig, LanguageModelConfig, TextData
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["dence", "window,", *SPECS], "dence", "window,", *KINDS))
 def test_options_of_any_attention_are_taken_or_refused_in_one_line(name, tmp_path):
     values = edited(Folder(GPT, tmp_path).values, "model.attention.name", name)
@@ -181,6 +182,7 @@ EDITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["evaluate", "generate", "average", "convert"])
 def test_verbs_say_in_one_line_what_was_edited(workdir, verb, monkeypatch, capfd, tmp_path):
     saved = (workdir / "config.json").read_text()

@@ -83,6 +83,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "shape"), STEPS)
 def test_equals_the_matrix_products_of_the_step(config, shape):
     step, arguments = training_step(config, *shape)

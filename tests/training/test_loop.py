@@ -196,6 +196,7 @@ def test_a_score_that_is_no_number_is_never_the_best(text, tmp_path, monkeypatch
     assert train(config, tmp_path).step == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last_step", slow_but([3, 6], 3))
 def test_an_evaluation_that_dies_costs_no_step(text, tmp_path, monkeypatch, last_step):
     """What is trained is saved before it is evaluated; the next run evaluates it, and ends as if nothing had been."""

@@ -76,6 +76,7 @@ def tuned(base, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.compiles(60, "trainings of two models")
 def test_only_adapters_and_heads_are_trained_and_a_resumed_run_is_the_same(base, tuned):
     once, twice = (flat(load_params(tuned / name)) for name in ("once", "twice"))
@@ -166,6 +167,7 @@ def test_frozen_parameters_are_no_parameters_of_the_optimizer(tmp_path):
     assert frozen == {"embedding/table", "positions/table"}
 
 
+@pytest.mark.slow
 @pytest.mark.compiles(10, "merging adapters of a workdir")
 def test_checkpoints_hold_adapters_alone_and_need_the_unchanged_model(base, tuned, tmp_path):
     config, source = base

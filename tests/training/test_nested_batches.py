@@ -133,6 +133,7 @@ def workdirs(tmp_path_factory):
     return folders, result
 
 
+@pytest.mark.slow
 def test_a_training_on_eight_devices_learns_and_resumes_to_the_last_bit(workdirs):
     assert jax.device_count() == 8
     folders, result = workdirs

@@ -288,6 +288,7 @@ def test_lines_in_as_many_answers_out(workdir, monkeypatch, capfd):
     assert [json.loads(line) for line in capfd.readouterr().out.splitlines()] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs", [[("a", "b"), ("a", "b \ud83d")], [("a", "b"), ("\ude00", "b")]])
 def test_half_an_emoji_is_named(workdir, inputs):
     with pytest.raises(UserError, match=r"^input 2: character [13] is half of a surrogate pair \(U\+D"):
@@ -361,6 +362,7 @@ def test_blank_lines_have_empty_answers_and_long_ones_are_told(classes, dataset,
     assert "have more than" in record.message
 
 
+@pytest.mark.slow
 def test_translations_are_explained(tmp_path, monkeypatch, capfd):
     run, params = opened((TransformerConfig, TranslationConfig, PairData), tmp_path)
     lines = ["the dog runs .", "", "yes \u2603 and \u2604 \u2603"]

@@ -95,6 +95,7 @@ def test_relatives_that_differ_are_refused(tmp_path, model_type, fields, message
         encoder.read_config(architecture, Fields(fields, tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_layers", [4, 5])
 def test_modernbert_comes_back(tmp_path, num_layers):
     """Layers but the first repeat in threes, or all differ."""

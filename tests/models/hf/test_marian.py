@@ -160,6 +160,7 @@ def test_another_attention_is_refused(tmp_path):
         hf.save(model, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", slow_but(COMPLETED, "default", "norm first, as in the demo"))
 def test_a_model_of_another_form_says_the_same(tmp_path, form):
     config = TransformerConfig(**SIZES | COMPLETED[form])

@@ -502,6 +502,7 @@ def test_leftovers_of_an_interrupted_save_are_cleared(workdir):
     assert not leftover.exists()
 
 
+@pytest.mark.slow
 def test_reading_needs_no_devices_and_a_save_that_fails_names_the_last_good_checkpoint(workdir):
     """In a process with one device, and a limit on the size of files that is reached like the end of a disk."""
     program = """

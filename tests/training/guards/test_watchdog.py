@@ -44,6 +44,7 @@ def test_names_what_hangs_and_dumps_stacks(bites, capfd):
     assert stacks.count("thread ") >= 112  # with this one and the dog's
 
 
+@pytest.mark.slow
 def test_lets_pass_what_moves_and_what_may_take_any_time(bites):
     dog = Watchdog(1.0)
     for _ in range(15):
@@ -54,6 +55,7 @@ def test_lets_pass_what_moves_and_what_may_take_any_time(bites):
     dog.close()
 
 
+@pytest.mark.slow
 def test_one_of_several_says_once_what_it_waits_in_before_jax_aborts_it(monkeypatch, capfd):
     bitten = threading.Event()
     monkeypatch.setattr(watchdog, "leave", lambda *_: bitten.set())

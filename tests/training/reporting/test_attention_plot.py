@@ -173,6 +173,7 @@ def test_lightness_falls_evenly_from_white_to_black():
     assert np.all(np.diff(lightness) < -6)
 
 
+@pytest.mark.slow
 def test_global_state_of_matplotlib_is_untouched(maps):
     before = dict(matplotlib.rcParams)
     plot_attention({"encoder/0/self": maps["encoder/0/self"]}, SOURCE, TARGET)

@@ -54,6 +54,7 @@ def classifier(tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_attend_draws_a_file_or_an_image_of_a_split(workdir, tmp_path, capsys):
     scene = draw_scene((0, 2, 3), held_out=True)
     PIL.Image.fromarray(scene.image).save(tmp_path / "scene.png")
@@ -107,6 +108,7 @@ def test_attend_draws_what_makes_a_class(classifier, tmp_path, capsys):
     np.testing.assert_array_equal(*drawn)
 
 
+@pytest.mark.slow
 def test_a_classifier_writes_no_caption(classifier, capsys):
     assert main(["attend", f"--workdir={classifier}", "--image=1", "--output=a.png", "--target=a cat"]) == 2
     assert "--target is a caption, but this model classifies images" in capsys.readouterr().err

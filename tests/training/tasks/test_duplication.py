@@ -58,6 +58,7 @@ def test_training_learns(trained):
     assert 0 < evaluation["exact_match"] <= evaluation["accuracy"]
 
 
+@pytest.mark.slow
 def test_evaluation_counts_each_symbol_and_each_sequence(trained):
     """Against the logits themselves, one sequence at a time; and `predict` names the same symbols."""
     workdir, _ = trained

@@ -324,6 +324,7 @@ def test_convert_writes_a_folder_of_a_workdir(trained, tmp_path, capsys):
     assert load_folder_tokenizer(tmp_path / "out").encode("a and q .") == run.task.tokenizer.encode("a and q .")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_folder", slow_but([False, True], False))
 def test_a_training_starts_from_another(trained, tmp_path, capsys, is_folder):
     """Its first loss is the last of the other; sizes and tokenizer are the other's, dropout is its own."""

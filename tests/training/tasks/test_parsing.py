@@ -58,6 +58,7 @@ def trained(folder, tmp_path_factory):
     return workdir, train(config, workdir)
 
 
+@pytest.mark.slow
 def test_training_learns(trained):
     _, result = trained
     last = result.evaluations[-1]

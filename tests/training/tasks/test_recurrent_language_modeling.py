@@ -116,6 +116,7 @@ def test_other_devices_take_the_memories_up(trained, folder, tmp_path):
     assert result.evaluations[-1]["loss"] == pytest.approx(trained[1].evaluations[-1]["loss"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_evaluation_is_the_mean_over_all_tokens_of_long_rows(trained):
     """Against calls of the model, segment after segment, of each of three parts by itself."""
     workdir, result = trained

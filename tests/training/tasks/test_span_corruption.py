@@ -78,6 +78,7 @@ def test_training_learns_and_evaluates(trained):
     assert f"**{last['loss']:.4f} nats** | {last['accuracy']:.2f} %" in (workdir / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_evaluation_is_the_mean_over_all_targets(trained, run):
     """Against the logits themselves, one row at a time; the same spans as always."""
     workdir, result = trained

@@ -136,6 +136,7 @@ def test_training_learns(trained):
     assert result.evaluations[-1]["accuracy"] > 90
 
 
+@pytest.mark.slow
 def test_command_line_evaluates(trained, capsys):
     workdir, result = trained
     assert main(["evaluate", f"--workdir={workdir}"]) == 0

@@ -293,6 +293,7 @@ def test_a_model_without_maps_has_a_score_alone():
     assert maps.shape == (2, 0, 0)
 
 
+@pytest.mark.slow
 def test_parameters_that_a_mesh_divides_translate_where_they_are(exported):
     run, model, _ = exported
     params = nnx.to_pure_dict(nnx.state(model))
