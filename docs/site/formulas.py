@@ -68,6 +68,8 @@ FORMULAS = {
     rf"\quad {_LOGITS}",
     "additive": rf"{_SUM}, \quad w_{{ts}} = {_SOFTMAX}_s\left(v \cdot \tanh(W_q q_t + W_k k_s)\right)",
     "general": rf"{_SUM}, \quad w_{{ts}} = {_SOFTMAX}_s\left(q_t \cdot W k_s\right)",
+    "cosine": rf"{_SUM}, \quad w_{{ts}} = {_SOFTMAX}_s\left(\frac{{\beta\, q_t \cdot k_s}}{{\tau\, |q_t|\, |k_s|}} + "
+    r"b_{ts}\right)",
     "relative": rf"{_SUM}, \quad w_{{ts}} = {_SOFTMAX}_s\left(\beta \left((q_t + u) \cdot k_s + "
     r"(q_t + v) \cdot r_{t-s}\right) + b_{ts}\right)",
     "entmax": r"o_t = \sum_s \max\left((\alpha - 1)\, l_{ts} - \tau_t,\ 0\right)^{1 / (\alpha - 1)} v_s, \quad "
