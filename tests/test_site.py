@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from docs.site import api, catalogue, check, hand_written, markdown, symbols
+from docs.site import api, catalogue, check, formulas, hand_written, markdown, symbols
 from tfx_jax.functional.attention import SPECS
 
 GENERATED_TOP = {"configuration", "commands", "experiments"}
@@ -105,6 +105,30 @@ def test_links_to_files_lead_to_pages_or_to_the_repository():
         "[a](formats.md#x)",
         "[b](experiments.md#recall)",
         f"[c]({symbols.REPOSITORY}/blob/main/tests/README.md)",
+    ]
+
+
+def test_every_attention_has_a_formula():
+    assert formulas.FORMULAS.keys() == SPECS.keys()
+    assert formulas.parts(SPECS["dense"]) == [
+        r"O = \operatorname{softmax}\left(\beta\, Q K^\top + B\right) V",
+    ]
+    unbiased = [part for spec in SPECS.values() if not spec.bias for part in formulas.parts(spec)]
+    assert [part for part in unbiased if re.search(r"\+ (B|b_\{ts\})", part)] == []
+    for spec in SPECS.values():
+        for part in formulas.parts(spec):
+            assert part.count("{") == part.count("}"), part
+            assert part.count(r"\left") == part.count(r"\right"), part
+
+
+def test_check_finds_attentions_without_a_formula(tmp_path):
+    (tmp_path / "attention").mkdir()
+    (tmp_path / "attention" / "a.html").write_text("<math><mi>a</mi></math>")
+    (tmp_path / "attention" / "b.html").write_text("<p>softmax</p>")
+    (tmp_path / "attention" / "c.html").write_text(r"<math><mi>\nonsense</mi></math>")
+    assert sorted(check.problems(tmp_path)) == [
+        "attention/b.html: has no formula",
+        "attention/c.html: a formula has a command of LaTeX that latex2mathml does not know",
     ]
 
 

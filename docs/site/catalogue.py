@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from docs.site import formulas
 from docs.site.api import Pages
 from docs.site.markdown import cell, inline, prose, sections, table
 from docs.site.symbols import Symbol, public
@@ -227,6 +228,9 @@ def _page(spec: AttentionSpec, images: pathlib.Path) -> str:
         f"# {inline(spec.name)}",
         "",
         f"*{inline(spec.reference)}* · [`{symbol.name}`](../{symbol.page}.md) · [source]({symbol.source})",
+        "",
+        *(f"```{{math}}\n{part}\n```\n" for part in formulas.parts(spec)),
+        "Rows of *Q*, *K* and *V* are the queries, keys and values of one head; *β* is the argument `scale`.",
         "",
         prose(_without_examples(sections(symbol.doc)[""]), link="../"),
         "",

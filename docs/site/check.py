@@ -1,4 +1,4 @@
-"""Checks of built pages: nothing is requested from other hosts, and every link within the site leads somewhere."""
+"""Checks of built pages: requests to other hosts, links within the site, and the formula of each attention."""
 
 import html.parser
 import pathlib
@@ -27,6 +27,9 @@ class _Page(html.parser.HTMLParser):
     def __init__(self, text: str):
         super().__init__()
         self.ids, self.links, self.requests = set[str](), list[str](), list[str]()
+        self.num_formulas = 0
+        self.has_raw_formula = False  # LaTeX that the converter left as it is
+        self._is_in_formula = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -40,15 +43,33 @@ class _Page(html.parser.HTMLParser):
             requested.append(values.get("href", ""))
         self.requests += [address for address in requested if _ELSEWHERE.match(address)]
         self.requests += [url or imported for url, imported in _STYLE.findall(values.get("style", ""))]
+        if tag == "math":
+            self.num_formulas += 1
+            self._is_in_formula = True
+
+    def handle_endtag(self, tag: str) -> None:
+        """Called by `feed` for each end of a tag."""
+        self._is_in_formula &= tag != "math"
+
+    def handle_data(self, data: str) -> None:
+        """Called by `feed` for text."""
+        self.has_raw_formula |= self._is_in_formula and "\\" in data
 
 
 def problems(folder: pathlib.Path) -> list[str]:
-    """Returns one line for each request to another host and for each link that leads nowhere."""
+    """Returns one line for each request to another host and for each link that leads nowhere.
+
+    Each page in the folder `attention` must have a formula.
+    """
     pages = {path.resolve(): _Page(path.read_text(encoding="utf-8")) for path in folder.rglob("*.html")}
     result: list[str] = []
     for path, page in pages.items():
         name = path.relative_to(folder.resolve())
         result += [f"{name}: requests {address}" for address in page.requests]
+        if name.parent.name == "attention" and not page.num_formulas:
+            result.append(f"{name}: has no formula")
+        if page.has_raw_formula:
+            result.append(f"{name}: a formula has a command of LaTeX that latex2mathml does not know")
         for link in dict.fromkeys(page.links):
             parts = urllib.parse.urlsplit(link)
             if parts.scheme or parts.netloc:

@@ -1,5 +1,8 @@
 """Sphinx configuration of the documentation, whose sources `python -m docs.site` writes."""
 
+import latex2mathml.converter
+from docutils import nodes
+
 smartquotes = False  # "--flag" stays as it is
 project = "tfx_jax"
 author = "the authors of tfx_jax"
@@ -11,6 +14,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nitpicky = True
 
+html_math_renderer = "mathml"
 html_theme = "sphinx_book_theme"
 html_title = "tfx_jax"
 html_static_path = ["static"]
@@ -32,3 +36,19 @@ html_theme_options = {
 }
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+
+def setup(app):
+    """Called by Sphinx: shows formulas as MathML, which browsers typeset without a script."""
+    app.add_html_math_renderer("mathml", (_math("inline"), None), (_math("block"), None))
+
+
+def _math(display):
+    """Returns the function that writes a formula into a page; `display` is "inline" or "block"."""
+
+    def write(translator, node):
+        mathml = latex2mathml.converter.convert(node.astext(), display=display)
+        translator.body.append(mathml if display == "inline" else f'<div class="formula">{mathml}</div>\n')
+        raise nodes.SkipNode
+
+    return write
