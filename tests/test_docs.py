@@ -33,6 +33,7 @@ WRITTEN = (
     "hugging_face",
     "notebooks",
     "formats",
+    "serving",
     "sweeps",
     "results",
     "from_laptop_to_pod",
