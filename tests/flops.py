@@ -212,6 +212,14 @@ def vit(m, shapes):
     return layers + rows * d * (4 * num_patches * m.patch_size**2 * m.num_channels + 6 * len(m.labels))
 
 
+def patch_pooling(m, shapes):
+    """A patch is embedded, scored by a hidden layer and a query, and added to the mean; then the classifier."""
+    (rows,), d, f = shapes["label"], m.d_model, m.d_ff
+    num_patches = (m.image_size // m.patch_size) ** 2
+    patch = 4 * m.patch_size**2 * m.num_channels * d + 6 * (d * f + f + d)
+    return rows * (num_patches * patch + 6 * d * len(m.labels))
+
+
 def seq2vec(m, shapes):
     """Keys for each event, and hops that pool them; lookups and scores by a vector are no matrix products."""
     (rows, num_events), hops, d, f = shapes["variable"], m.rows_pooled, m.d_model, m.d_ff
@@ -266,6 +274,7 @@ FORMULAS = {
     ("TransformerConfig", "ParsingConfig"): pairs,
     ("CaptionerConfig", "CaptioningConfig"): captioner,
     ("ViTConfig", "ImageClassificationConfig"): vit,
+    ("PatchPoolingConfig", "ImageClassificationConfig"): patch_pooling,
     ("Seq2VecConfig", "EventClassificationConfig"): seq2vec,
     ("DecomposableConfig", "SentencePairConfig"): decomposable,
     ("EsimConfig", "SentencePairConfig"): esim,

@@ -31,6 +31,7 @@ WRITTEN = (
     "in_your_model",
     "models",
     "hugging_face",
+    "conformance",
     "notebooks",
     "formats",
     "serving",
@@ -220,6 +221,15 @@ def small_gpt(folder):
     hf.save(GPT(config, rngs=nnx.Rngs(0)), folder)
 
 
+PYTHON_OF_THE_GUIDE = ("README.md", GUIDE, "docs/index.md", "docs/models.md")  # run in one session
+PYTHON_BY_ITSELF = ("docs/in_your_model.md", "docs/conformance.md", "docs/sweeps.md")
+
+
+def test_all_python_of_the_pages_is_run():
+    pages = ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    assert {page for page in pages if blocks(page, "python")} == {*PYTHON_OF_THE_GUIDE, *PYTHON_BY_ITSELF}
+
+
 @pytest.mark.slow
 @pytest.mark.compiles(280, "a model is made and called outside of one program, as a reader does it, another is trained")
 def test_python_of_the_guide_runs_as_printed(own_tasks, monkeypatch):
@@ -236,7 +246,7 @@ def test_python_of_the_guide_runs_as_printed(own_tasks, monkeypatch):
 
     monkeypatch.setattr(training, "train", train_briefly)
     names = {}
-    for page in ("README.md", GUIDE, "docs/index.md", "docs/models.md"):
+    for page in PYTHON_OF_THE_GUIDE:
         for _, text in blocks(page, "python"):
             exec(compile(text, page, "exec"), names)
     assert names["out"].shape == (2, 10, 8, 64)
@@ -307,6 +317,14 @@ def test_python_of_the_page_on_own_models_runs_as_printed():
     namespace = {}
     for _, text in blocks("docs/in_your_model.md", "python"):
         exec(text, namespace)
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(10, "two cases of the conformance kit")
+def test_python_of_the_page_on_conformance_prints_what_it_says(capsys):
+    ((_, text),) = blocks("docs/conformance.md", "python")
+    exec(text, {})
+    assert capsys.readouterr().out.strip() == text.rpartition("# ")[2].strip()
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ def _loaded_by(module):
     return set(_run(f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})").split())
 
 
+@pytest.mark.slow
 def test_functional_adds_little_to_jax():
     seconds = min(float(_run(TIMED_IMPORT)) for _ in range(3))  # what else the machine does only adds
     assert seconds < 0.3

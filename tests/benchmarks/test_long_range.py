@@ -76,11 +76,13 @@ def test_pictures_are_drawn(workdir):
         assert (workdir / name).stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_each_training_has_its_attention(workdir):
     names = [load_config(workdir / "test" / "listops" / name).model.attention.name for name in ("dense", "linear")]
     assert names == ["dense", "linear"]
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(workdir, monkeypatch, capsys):
     before = (workdir / "table.md").read_text()
     monkeypatch.setattr(long_range, "train", lambda *_: pytest.fail("it is trained again"))
@@ -89,6 +91,7 @@ def test_what_is_done_is_not_done_again(workdir, monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == before.strip()
 
 
+@pytest.mark.slow
 def test_another_configuration_is_trained_and_not_taken_for_what_is_there(workdir, capsys):
     with pytest.raises(SystemExit):
         long_range.main([f"--workdir={workdir}", *CHOSEN, "--config.model.d_ff=8"])

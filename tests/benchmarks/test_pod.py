@@ -67,6 +67,7 @@ def small(monkeypatch):
     return planned
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_planned_again(small, tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text(f"before\n\n{pod._BEGIN}old\n{pod._END}after\n")

@@ -130,6 +130,7 @@ class TestTooLarge:
 
         monkeypatch.setattr(verb, "plan_training", plan_training)
 
+    @pytest.mark.slow
     def test_names_what_would_fit_and_ends_with_one(self, capsys):
         assert main(DEMO) == 1
         lines = capsys.readouterr().out.splitlines()

@@ -66,7 +66,14 @@ def test_result_is_one_line_of_the_note_and_that_of_the_table(path):
     assert row.endswith(f" | {result} |")
 
 
-BUILT_IN = ("captioning_shapes", "seq2seq_demo", "seq2vec_cohort", "transformer_demo", "vit_digits")
+BUILT_IN = (
+    "captioning_shapes",
+    "patch_pooling_shapes",
+    "seq2seq_demo",
+    "seq2vec_cohort",
+    "transformer_demo",
+    "vit_digits",
+)
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.stem not in BUILT_IN], ids=lambda path: path.stem)

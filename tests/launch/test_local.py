@@ -142,6 +142,7 @@ def test_signals_reach_all_and_all_save(signum, status, tmp_path, capfd):
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_who_was_told_saves_as_long_as_it_needs(signum, tmp_path, capfd):
     """`grace` is for those that a failure of another leaves behind."""
@@ -189,6 +190,7 @@ def test_a_reader_that_leaves_makes_all_save(tmp_path):
     assert all(path.with_suffix(".saved").exists() for path in up)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere they end when they next print")
 def test_nobody_outlives_a_launcher_that_is_killed(tmp_path):
     """Not even who ignores SIGTERM and says nothing."""

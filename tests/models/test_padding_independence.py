@@ -42,6 +42,8 @@ from tfx_jax.models import (
     LlamaConfig,
     LongEncoder,
     LongEncoderConfig,
+    PatchPooling,
+    PatchPoolingConfig,
     Reformer,
     ReformerConfig,
     SanCTC,
@@ -454,6 +456,7 @@ OTHERS = {
         f"seq2vec {pooling}": Family(Seq2VecConfig(5, d_model=8, d_ff=8, pooling=pooling), Seq2Vec, events)
         for pooling in ("additive", "dot", "mean", "structured")
     },
+    "patch_pooling": Family(PatchPoolingConfig(12, 3, d_model=8, d_ff=8, labels=LABELS), PatchPooling, images),
     **{
         f"captioner {variant}": Family(
             CaptionerConfig(V, image_size=12, channels=(4, 8), d_model=8, variant=variant), Captioner, captions

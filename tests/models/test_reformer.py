@@ -92,6 +92,7 @@ def test_gradients_are_those_of_layers_that_keep_everything(options):
         assert np.abs(leaf).max() > 0
 
 
+@pytest.mark.slow
 def test_memory_of_training_does_not_grow_with_layers():
     """Of wide texts, so that the activations of a layer are more than its parameters."""
     tokens = np.zeros((4, 512), np.int32)

@@ -71,6 +71,7 @@ def test_training_goes_down_equation_13(name, accumulate):
     assert slope == pytest.approx((total(1e-6) - total(-1e-6)) / 2e-6, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(COVERING, "coverage-gru"))
 def test_padding_changes_nothing(name):
     """Neither more of it behind sources and targets, nor a row of nothing else."""
@@ -84,6 +85,7 @@ def test_padding_changes_nothing(name):
     assert nothing.means["coverage_loss"].mean == 0
 
 
+@pytest.mark.slow
 def test_of_weight_0_it_is_seen_and_told_but_not_learnt():
     """The paper's ablation: its logits are those of any weight, and its step is that of the cross entropy alone."""
     model = make("coverage-gru", coverage=0.0)
@@ -158,6 +160,7 @@ def test_evaluation_leaves_no_loss_behind():
     assert told > 0.1
 
 
+@pytest.mark.slow
 def test_it_begins_as_the_model_without_it_and_off_there_is_none_of_it():
     config = {**SIZES, "variant": "bahdanau"}
     covering = initial(lambda: Seq2Seq(Seq2SeqConfig(**config, coverage=1.0), rngs=nnx.Rngs(0)))

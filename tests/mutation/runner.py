@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -144,11 +145,16 @@ class Runner:
         passed, failed = json.loads(notes.read_text()) if notes.exists() else (0, [])
         notes.unlink(missing_ok=True)
         code = os.waitstatus_to_exitcode(status)
+        log = pathlib.Path(f"{copy}.log").read_text()
+        # A mutant that cannot be imported fails in the first conftest.py that imports it, before any test.
+        conftest = re.search(r"ImportError while loading conftest '(.*)/conftest\.py'", log)
+        if task.file and code == pytest.ExitCode.USAGE_ERROR and conftest:
+            beside = [test for test in task.tests if (copy / test).is_relative_to(conftest[1])]
+            return Outcome("killed", seconds, tuple(beside[:1]), passed)
         if code in (-signal.SIGKILL, -signal.SIGTERM) or code in (
             pytest.ExitCode.USAGE_ERROR,
             pytest.ExitCode.INTERNAL_ERROR,
         ):
-            log = pathlib.Path(f"{copy}.log").read_text()
             raise SystemExit(f"the tests {task.tests} were stopped from outside or did not start:\n{log}")
         if code == -signal.SIGALRM:
             return Outcome("timed out", seconds, tuple(failed), passed)

@@ -133,13 +133,13 @@ root, folder = map(pathlib.Path, sys.argv[1:])
 source = (root / "tfx_jax/clip.py").read_text()
 mutants = {mutant.id: mutant.apply(source) for mutant in find_mutants(source, "clip.py")}
 tasks = {
-    f"{mutant}, {tests}": Task((f"tests/test_{tests}.py",), "tfx_jax/clip.py", mutants[mutant])
+    f"{mutant}, {tests}": Task((f"tests/{tests}.py",), "tfx_jax/clip.py", mutants[mutant])
     for mutant, tests in [
-        ("clip:boundary:1", "weak"), ("clip:boundary:1", "strong"), ("clip:drop-assignment:1", "weak"),
-        ("LIMIT:constant:1", "imports"),
+        ("clip:boundary:1", "test_weak"), ("clip:boundary:1", "test_strong"), ("clip:drop-assignment:1", "test_weak"),
+        ("LIMIT:constant:1", "test_imports"), ("LIMIT:constant:1", "beside/test_conftest"),
     ]
 }
-tasks["none, strong"] = Task(("tests/test_strong.py", "tests/test_broken.py"))
+tasks["none, test_strong"] = Task(("tests/test_strong.py", "tests/test_broken.py"))
 runner = Runner(root, folder, jobs=2, limits=Limits(test_seconds=4), imports=())
 outcomes = {list(tasks)[index]: outcome for index, outcome in runner.run(list(tasks.values()))}
 print(json.dumps({name: [outcome.status, *outcome.failed] for name, outcome in outcomes.items()}))
@@ -155,6 +155,8 @@ def test_a_strong_test_kills_a_mutant_that_a_weak_one_lets_survive(tmp_path):
         "tests/test_weak.py": "from tfx_jax.clip import clip\n\ndef test_large():\n    assert clip(9) < 9\n",
         "tests/test_strong.py": "from tfx_jax.clip import clip\n\ndef test_3():\n    assert clip(3) == 3 == clip(9)\n",
         "tests/test_imports.py": "from tfx_jax import clip\n\nassert clip.LIMIT == 3\n\ndef test(): pass\n",
+        "tests/beside/conftest.py": "from tfx_jax import clip\n\nassert clip.LIMIT == 3\n",
+        "tests/beside/test_conftest.py": "def test(): pass\n",
         "tests/test_broken.py": "def test_broken():\n    assert False\n",
         "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = ['.']\n",
     }
@@ -167,10 +169,11 @@ def test_a_strong_test_kills_a_mutant_that_a_weak_one_lets_survive(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        "clip:boundary:1, weak": ["survived"],
-        "clip:boundary:1, strong": ["killed", "tests/test_strong.py::test_3"],
-        "clip:drop-assignment:1, weak": ["timed out", "tests/test_weak.py::test_large"],
-        "LIMIT:constant:1, imports": ["killed", "tests/test_imports.py"],
-        "none, strong": ["killed", "tests/test_broken.py::test_broken"],
+        "clip:boundary:1, test_weak": ["survived"],
+        "clip:boundary:1, test_strong": ["killed", "tests/test_strong.py::test_3"],
+        "clip:drop-assignment:1, test_weak": ["timed out", "tests/test_weak.py::test_large"],
+        "LIMIT:constant:1, test_imports": ["killed", "tests/test_imports.py"],
+        "LIMIT:constant:1, beside/test_conftest": ["killed", "tests/beside/test_conftest.py"],
+        "none, test_strong": ["killed", "tests/test_broken.py::test_broken"],
     }
     assert (root / "tfx_jax/clip.py").read_text() == clip

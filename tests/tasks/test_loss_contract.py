@@ -260,6 +260,16 @@ CASES = {
             "label": batch["row_weights"] == 0,
         },
     ),
+    "images-pooled": Case(
+        image_classification_loss,
+        models.PatchPooling,
+        models.PatchPoolingConfig(8, 4, d_model=8, d_ff=6, labels=("a", "b", "c")),
+        labeled_images,
+        lambda batch: {
+            "image": (batch["row_weights"] == 0)[:, None, None, None],
+            "label": batch["row_weights"] == 0,
+        },
+    ),
     "long-range": Case(
         long_range_loss,
         models.LongEncoder,

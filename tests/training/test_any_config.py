@@ -9,6 +9,7 @@ import os
 import typing
 
 import jax
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +72,7 @@ def traced(config):
     return True
 
 
+@pytest.mark.slow
 @settings(
     max_examples=MORE or 12, derandomize=not MORE, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )

@@ -56,6 +56,7 @@ def test_sums_leave_skipped_steps_out():
     assert (found["train/grad_norm"], found["train/tokens_per_step"], found["train/bad_steps"]) == (3.0, 5.0, 1.0)
 
 
+@pytest.mark.slow
 def test_resumed_after_bad_steps_equals_uninterrupted(text, tmp_path, monkeypatch, scalars):
     """The running mean and the count come back as well: the first step after a resumption may be a spike."""
     monkeypatch.setattr(translation, "translation_loss", spoilt(some, 30.0))

@@ -1,4 +1,4 @@
-"""Starting from the parameters of another model: memory. What is copied is tested with the tasks."""
+"""Starting from the parameters of another model: memory, and folders without a head."""
 
 import types
 import weakref
@@ -6,7 +6,14 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
+from etils import epath
+from flax import nnx
 
+from tfx_jax import models
+from tfx_jax.arrays import leaves_by_path
+from tfx_jax.models import hf
+from tfx_jax.training.checkpoint.base import initial_params
 from tfx_jax.training.init_from import init_from_state
 from tfx_jax.training.step import SkipState, TrainState
 
@@ -35,3 +42,16 @@ def test_a_state_is_let_go_before_that_of_another_model_is_made(monkeypatch):
     np.testing.assert_array_equal(state.params["b"], [0, 0])
     np.testing.assert_array_equal(state.opt_state["new"], [0, 1, 2])
     np.testing.assert_array_equal(state.ema["a"], [0, 1, 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "head"), [("Bert", "BertClassifier"), ("ViT", "ViTClassifier")])
+def test_a_folder_without_a_head_starts_a_classifier(name, head, tmp_path):
+    config = getattr(models, f"{name}Config")()
+    config.tiny(max_length=8)
+    config.labels = ("a", "b")
+    hf.save(nnx.jit(lambda: getattr(models, name)(config, rngs=nnx.Rngs(0)))(), tmp_path)
+    classifier = nnx.eval_shape(lambda: getattr(models, head)(config, rngs=nnx.Rngs(0)))
+    expected = leaves_by_path(nnx.to_pure_dict(nnx.state(classifier))).keys()
+    missing = expected - leaves_by_path(initial_params(epath.Path(tmp_path), lambda _: {})).keys()
+    assert {path.split("/")[0] for path in missing} == {"classifier"}

@@ -171,6 +171,7 @@ def test_evaluations_rank_checkpoints_and_stop_early(text, tmp_path, monkeypatch
     chex.assert_trees_all_equal(load_params(tmp_path, "best"), load_params(tmp_path, 3))
 
 
+@pytest.mark.slow
 def test_a_score_that_is_no_number_is_never_the_best(text, tmp_path, monkeypatch, capfd):
     nan, inf = np.nan, np.inf
     bleus = iter([nan, 3.0, inf, -inf, 7.0, nan, inf, nan])
@@ -225,6 +226,7 @@ def test_an_evaluation_that_dies_costs_no_step(text, tmp_path, monkeypatch, last
     chex.assert_trees_all_equal(load_params(workdir, "best"), load_params(tmp_path / "whole", "best"))
 
 
+@pytest.mark.slow
 def test_tables_of_the_report_do_not_fail_the_run(text, tmp_path, monkeypatch, capfd):
     def fail(*_):
         raise RuntimeError("no tables")

@@ -101,6 +101,7 @@ def test_only_adapters_and_heads_are_trained_and_a_resumed_run_is_the_same(base,
         assert (np.abs(once[name] - leaf).max() > 0) == is_head
 
 
+@pytest.mark.slow
 @pytest.mark.compiles(60, "two models, each alone and merged")
 def test_exported_adapters_are_the_model_that_was_trained(base, tuned, tmp_path, capfd):
     config, source = base

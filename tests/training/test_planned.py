@@ -53,6 +53,7 @@ def test_its_loss_needs_no_data(name):
     assert np.prod(next(iter(batch.values())).shape[:2]) <= config.task.data.tokens_per_batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, (model, *_) in CASES.items() if hasattr(model, "unroll")])
 def test_layers_are_unrolled_where_it_is_wanted(name):
     """Every loop over layers is: the only ones of as many turns as there are layers."""

@@ -21,6 +21,7 @@ from tfx_jax.models.esim import Esim, EsimConfig
 from tfx_jax.models.gpt import GPT, GPTConfig
 from tfx_jax.models.llama import Llama, LlamaBody, LlamaClassifier, LlamaConfig
 from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
+from tfx_jax.models.patch_pooling import PatchPooling, PatchPoolingConfig
 from tfx_jax.models.reformer import Reformer, ReformerConfig
 from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -65,6 +66,8 @@ __all__ = [
     "LlamaConfig",
     "LongEncoder",
     "LongEncoderConfig",
+    "PatchPooling",
+    "PatchPoolingConfig",
     "Reformer",
     "ReformerConfig",
     "SanCTC",

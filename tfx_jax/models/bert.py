@@ -434,8 +434,12 @@ class BertWithHead(nnx.Module):
     """A `Bert` encoder in `self.bert` with an output head: subclasses define `_make_head` and `_score`.
 
     `tagger.load_encoder(masked_lm)` copies a pre-trained encoder into a model with another head.
+
+    Attributes:
+      heads: the attributes of the head's modules.
     """
 
+    heads: ClassVar[tuple[str, ...]] = ()
     use_pooler = False  # whether the head reads the pooler's output
     first_is_global = False  # whether the first token is global by default, in a Longformer
 
@@ -524,6 +528,8 @@ class BertWithHead(nnx.Module):
 class BertMaskedLM(BertWithHead):
     """Predicts the original token of each position, masked or not: logits [B, T, V]."""
 
+    heads = ("masked_lm",)
+
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.masked_lm = MaskedLMHead(config, rngs=rngs)
 
@@ -534,6 +540,7 @@ class BertMaskedLM(BertWithHead):
 class BertNextSentence(BertWithHead):
     """Predicts whether the second text follows the first (class 0) or is a random one (class 1): logits [B, 2]."""
 
+    heads = ("next_sentence",)
     use_pooler = True
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
@@ -546,6 +553,7 @@ class BertNextSentence(BertWithHead):
 class BertPretraining(BertWithHead):
     """Masked language modeling and next-sentence prediction over one encoder; returns `PretrainingLogits`."""
 
+    heads = ("masked_lm", "next_sentence")
     use_pooler = True
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
@@ -561,6 +569,8 @@ class BertPretraining(BertWithHead):
 class BertReplacedTokens(BertWithHead):
     """Predicts for each token whether a generator replaced it, ELECTRA's task: logits [B, T]."""
 
+    heads = ("dense", "is_replaced")
+
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.dense = make_dense(config, config.d_model, dtype=jnp.dtype(config.dtype), rngs=rngs)
         self.is_replaced = make_dense(config, 1, rngs=rngs)
@@ -572,6 +582,7 @@ class BertReplacedTokens(BertWithHead):
 class BertClassifier(BertWithHead):
     """Classifies a text or a pair of texts into `config.labels`: logits [B, C], C = number of labels."""
 
+    heads = ("norm", "classifier")
     use_pooler = True
     first_is_global = True
 
@@ -587,6 +598,7 @@ class BertClassifier(BertWithHead):
 class BertMultipleChoice(BertWithHead):
     """Scores each of several texts, such as a question with each of its answers: logits [B, C], C = number of texts."""
 
+    heads = ("classifier",)
     use_pooler = True
 
     def __call__(
@@ -613,6 +625,8 @@ class BertMultipleChoice(BertWithHead):
 class BertTagger(BertWithHead):
     """Classifies every token into `config.labels`: logits [B, T, C], C = number of labels."""
 
+    heads = ("dense", "norm", "classifier")
+
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         c = config
         make_layer = functools.partial(make_dense, c, c.d_model, use_bias=c.use_bias, dtype=jnp.dtype(c.dtype))
@@ -629,6 +643,8 @@ class BertTagger(BertWithHead):
 
 class BertQuestionAnswering(BertWithHead):
     """Finds the answer to a question as a span of the text's tokens; returns `SpanLogits`."""
+
+    heads = ("span",)
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.span = make_dense(config, 2, rngs=rngs)

@@ -228,6 +228,8 @@ class ConformerLayer(nnx.Module):
 class Conformer(nnx.Module):
     """Subsamples frames by four, runs layers of attention and convolution, and returns logits of labels per step."""
 
+    heads: ClassVar[tuple[str, ...]] = ("classifier",)
+
     def __init__(self, config: ConformerConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 

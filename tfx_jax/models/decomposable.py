@@ -82,6 +82,8 @@ class TwoLayers(nnx.Module):
 class DecomposableAttention(nnx.Module):
     """Projects words, attends (F), compares (G), aggregates (H) and classifies."""
 
+    heads: ClassVar[tuple[str, ...]] = ("classifier",)
+
     def __init__(self, config: DecomposableConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters.
 

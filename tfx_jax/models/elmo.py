@@ -332,6 +332,8 @@ class ElmoTagger(nnx.Module):
     parameters of `self.elmo` are frozen; the mixing weights are trained.
     """
 
+    heads: ClassVar[tuple[str, ...]] = ("words", "lstm", "classifier", "mix")
+
     def __init__(self, config: ElmoConfig, *, rngs: nnx.Rngs):
         """Initializes all parameters, also those of the frozen ELMo, which the caller replaces by pre-trained ones.
 

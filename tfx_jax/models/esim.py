@@ -55,6 +55,8 @@ class EsimConfig:
 class Esim(nnx.Module):
     """Input encoding, local inference, inference composition (sections 3.1 to 3.3) and a classifier."""
 
+    heads: ClassVar[tuple[str, ...]] = ("classifier",)
+
     def __init__(self, config: EsimConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters.
 

@@ -276,6 +276,8 @@ class LlamaBody(nnx.Module):
 class LlamaClassifier(nnx.Module):
     """Classifies a text into `config.labels` by the vector of its last token: reward models and rerankers."""
 
+    heads: ClassVar[tuple[str, ...]] = ("classifier",)
+
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs):
         """Initializes a Llama without an output layer, and the linear layer over the last token.
 

@@ -69,6 +69,8 @@ class LongEncoderConfig:
 class LongEncoder(nnx.Module):
     """Pre-norm encoder layers, the mean over tokens, hidden layers with ReLU, and a linear layer to the labels."""
 
+    heads: ClassVar[tuple[str, ...]] = ("classifier",)
+
     def __init__(self, config: LongEncoderConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 

@@ -69,6 +69,8 @@ class SanCTCConfig:
 class SanCTC(nnx.Module):
     """Projects stacked frames, adds sinusoids, runs pre-norm encoder layers, and returns logits of labels per step."""
 
+    heads: ClassVar[tuple[str, ...]] = ("classifier",)
+
     def __init__(self, config: SanCTCConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
 

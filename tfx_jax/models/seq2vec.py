@@ -76,6 +76,8 @@ class Seq2VecConfig:
 class Seq2Vec(nnx.Module):
     """Embeds events by variable, value and time, pools them by weighted means, and classifies with a hidden layer."""
 
+    heads: ClassVar[tuple[str, ...]] = ("classifier",)
+
     def __init__(self, config: Seq2VecConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters.
 

@@ -240,6 +240,8 @@ class TransformerClassifier(nnx.Module):
     labels without examples.
     """
 
+    heads: ClassVar[tuple[str, ...]] = ("dense", "classifier")
+
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         """Initializes a Transformer without an output layer, and a head of two linear layers.
 

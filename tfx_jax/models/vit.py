@@ -140,7 +140,13 @@ class PatchEmbedding(nnx.Module):
 
 
 class ViT(nnx.Module):
-    """Pre-norm encoder layers over a class token and the patches of an image."""
+    """Pre-norm encoder layers over a class token and the patches of an image.
+
+    Attributes:
+      name_below_heads: the attribute under which `ViTClassifier` holds its encoder.
+    """
+
+    name_below_heads = "vit"
 
     def __init__(
         self,
@@ -265,6 +271,8 @@ class ViTClassifier(nnx.Module):
 
     The linear layer is initialized to zero, as in the paper's fine-tuning (section 3.2).
     """
+
+    heads: ClassVar[tuple[str, ...]] = ("classifier", "distillation_classifier")
 
     def __init__(self, config: ViTConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters; arguments and errors are those of `ViT`, and empty `labels` are an error."""

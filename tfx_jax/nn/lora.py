@@ -86,8 +86,8 @@ def _sum(kernel: Array, a: Array, b: Array, scale: float) -> Array:
 def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int = 0) -> None:
     """Adds adapters to matrices of a model and freezes parameters, in place.
 
-    With adapters, all parameters that the model had are frozen. A model with a head on a pretrained encoder, such as a
-    BERT classifier, is an exception: only its encoder is frozen, and the head is trained.
+    With adapters, all parameters that the model had are frozen, except those of its heads: modules that a new task adds
+    to a pretrained model, such as a classifier. A model names their attributes in its class attribute `heads`.
 
     Args:
       model: a model without adapters and frozen parameters.
@@ -103,7 +103,6 @@ def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int 
     if frozen and not any(map(is_frozen, names)):
         raise ValueError(f"frozen={frozen!r} matches none of the parameters, such as {names[0]}")
     adapters: list[tuple[nnx.Module, str, Adapter]] = []  # owner and name of a matrix, and its adapter
-    encoder_prefix = ""  # start of the paths that adapters freeze; all paths start with ""
     if config.rank:
         is_target = _matcher("lora.targets", config.targets)
         rngs = nnx.Rngs(params=jax.random.fold_in(jax.random.key(seed), 1))
@@ -119,11 +118,9 @@ def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int 
         if not adapters:
             example = f"such as {matrices[0][0]}" if matrices else "of which this model has none"
             raise ValueError(f"lora.targets={config.targets!r} matches none of the matrices, {example}")
-        # Only a model that is an encoder with a head has a part with this attribute, the encoder.
-        encoders = [name for name, part in vars(model).items() if hasattr(part, "name_below_heads")]
-        encoder_prefix = f"{encoders[0]}/" if encoders else ""
+    heads = getattr(model, "heads", ())
     for path, owner, name in [*_params(model)]:  # a list, because the loop changes the model
-        if is_frozen(path) or (config.rank and path.startswith(encoder_prefix)):
+        if is_frozen(path) or (config.rank and path.partition("/")[0] not in heads):
             setattr(owner, name, Frozen(getattr(owner, name)[...]))
     for owner, name, adapter in adapters:
         setattr(owner, f"{name}_adapter", adapter)

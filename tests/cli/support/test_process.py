@@ -51,6 +51,7 @@ LOCALES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", LOCALES, ids=str)
 def test_everything_is_utf8_whatever_the_locale(tmp_path, environment):
     path = tmp_path / "größe"
@@ -162,6 +163,7 @@ sys.exit(main())
     assert variable.lower() in lines[0].lower()
 
 
+@pytest.mark.slow
 def test_options_of_jax_for_other_programs_are_put_back():
     code = """
 import jax

@@ -328,6 +328,7 @@ next(iterator)
 """
 
 
+@pytest.mark.slow
 def test_interpreter_ends_cleanly_while_a_thread_prefetches():
     done = subprocess.run(
         [sys.executable, "-c", _EXITS_WHILE_PREFETCHING], capture_output=True, text=True, timeout=300, check=False

@@ -189,6 +189,7 @@ def test_a_file_that_cannot_be_read_is_one_line(workdir):
         read(workdir, "labels.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", slow_but(KEEPING, *KEEPING[:2]), ids=title)
 def test_all_that_a_task_keeps_is_vouched_for(tmp_path, classes):
     """Whoever adds a file to a task without `Artifacts.checked` sees it here."""

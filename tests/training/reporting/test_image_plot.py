@@ -69,6 +69,7 @@ def test_attend_draws_a_file_or_an_image_of_a_split(workdir, tmp_path, capsys):
     assert len(np.unique(drawn[0].reshape(-1, 3), axis=0)) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

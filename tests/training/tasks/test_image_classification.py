@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import pathlib
 import sys
+import types
 from typing import ClassVar
 
 import jax
@@ -21,7 +22,7 @@ from tfx_jax.data.sources.images import read_center
 from tfx_jax.data.sources.splits import SPLITS
 from tfx_jax.errors import UserError
 from tfx_jax.functional import attention_rollout
-from tfx_jax.models import ViTConfig
+from tfx_jax.models import PatchPoolingConfig, ViTConfig
 from tfx_jax.tasks.vision.image_classification import (
     Digits,
     ImageClassificationConfig,
@@ -37,13 +38,13 @@ from tfx_jax.training.run import load_run, make_run
 from tfx_jax.training.sharding.strategies import make_mesh
 
 
-def tiny_config(**values):
-    config = tiny_variant(ExperimentConfig(ViTConfig(), ImageClassificationConfig()))
+def tiny_config(model=ViTConfig, **values):
+    config = tiny_variant(ExperimentConfig(model(), ImageClassificationConfig()))
     config.mesh.data = 1
     return validate(with_values(config, values))
 
 
-def folder_config(root, **values):
+def folder_config(root, model=ViTConfig, **values):
     """Images of 8 pixels of two classes, dark and light, of many sizes and formats."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 24), ("val", 6)):
@@ -57,7 +58,7 @@ def folder_config(root, **values):
     (root / "train" / ".cache").mkdir()
     data = {"dataset": "folder", "data_dir": str(root), "image_size": 8, "num_channels": 1}
     data = {f"task.data.{name}": value for name, value in data.items()}
-    return tiny_config(**data | {"model.image_size": 8, "model.patch_size": 4, "model.num_channels": 1} | values)
+    return tiny_config(model, **data | {"model.image_size": 8, "model.patch_size": 4, "model.num_channels": 1} | values)
 
 
 class TestData:
@@ -228,11 +229,15 @@ def test_what_is_predicted_is_scored(tmp_path):
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory):
     """A training on folders, from the command line's configuration on."""
-    root = tmp_path_factory.mktemp("images")
+    return trained(tmp_path_factory.mktemp("images"), ViTConfig)
+
+
+def trained(root, model):
+    """The workdir of a training of a model on folders."""
     values = {"num_steps": 40, "eval_every": 40, "checkpoint_every": 40, "task.data.max_shift": 1}
     values |= {"task.data.is_mirrored": True, "optimizer.peak_learning_rate": 0.01, "optimizer.warmup_steps": 5}
     workdir = pathlib.Path(root / "workdir")
-    train(folder_config(root, **values), workdir)
+    train(folder_config(root, model, **values), workdir)
     return workdir
 
 
@@ -270,6 +275,20 @@ class TestTraining:
         run.config.task.data.data_dir = str(tmp_path)
         with pytest.raises(UserError, match=r"^the label 'bright' does not occur in the training split \(2 labels\)$"):
             run.task.rows("validation")
+
+
+def test_a_model_that_pools_patches_learns_and_shows_what_it_pools(tmp_path):
+    workdir = trained(tmp_path, PatchPoolingConfig)
+    run, params = load_run(workdir), load_params(workdir)
+    trained_model, image = run.trained(params), run.task.rows("validation")[2].image
+    assert run.task.evaluate(trained_model).metrics["accuracy"] == 100
+    found = run.task.attention(trained_model, image)
+    assert (found.answer, found.titles) == ("dark", ["pooling"])
+    model = nnx.merge(trained_model.graphdef, params)
+    _, maps = jax.jit(lambda model, images: model(images, return_attention=True))(model, normalized(image[None]))
+    np.testing.assert_allclose(found.maps, maps["pool/0/cross"].reshape(1, 2, 2), atol=1e-6)
+    ((step, picture),) = pictures(workdir)
+    assert (step, picture.size) == (40, (320, 195))  # the image and one map
 
 
 @dataclasses.dataclass(unsafe_hash=True)
@@ -311,5 +330,6 @@ def test_any_model_of_the_kind_is_trained_and_one_without_attention_draws_none(t
     iterator.close()
     grads = jax.jit(nnx.grad(lambda model: task.loss(model, batch, nnx.Rngs(dropout=0)).loss))(model)
     assert np.abs(grads.output.kernel[...]).min() > 0
-    with pytest.raises(UserError, match=r"^a model of MeanPoolingConfig has no attention to draw$"):
-        task.attention_example(None)
+    called = types.SimpleNamespace(map_batches=lambda function, batches: [function(model, batch) for batch in batches])
+    with pytest.raises(UserError, match=r"^MeanPooling cannot return attention maps: its call has no argument"):
+        task.attention_example(called)

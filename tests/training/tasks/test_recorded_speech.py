@@ -239,8 +239,8 @@ def test_training_learns_and_goes_on_bit_for_bit(trained, tmp_path):
     assert abs(scores[0] - scores[1]) < 5
 
 
+@pytest.mark.slow
 class TestTranscribe:
-    @pytest.mark.slow
     def test_writes_a_line_for_each_file(self, trained, tmp_path, capsys):
         """Files of twice the rate, one of which is none: what is said in the others is written all the same."""
         workdir, config, _ = trained

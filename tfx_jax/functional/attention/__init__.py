@@ -20,6 +20,7 @@ from tfx_jax.functional.attention.aligned import aligned_attention, aligned_posi
 from tfx_jax.functional.attention.axial import attention_over_axes
 from tfx_jax.functional.attention.bigbird import BIGBIRD, bigbird_attention, bigbird_block_mask
 from tfx_jax.functional.attention.chunked import chunked_attention
+from tfx_jax.functional.attention.cosine import COSINE, cosine_attention
 from tfx_jax.functional.attention.decomposable import attend_both, decomposable_attention
 from tfx_jax.functional.attention.delta_rules import (
     DELTA_RULE,
@@ -118,6 +119,7 @@ SPECS = {
         HARD,
         ADDITIVE,
         GENERAL,
+        COSINE,
         RELATIVE,
         ROUTING,
         ENTMAX_ATTENTION,
@@ -167,6 +169,7 @@ __all__ = [
     "bigbird_block_mask",
     "causal_mask",
     "chunked_attention",
+    "cosine_attention",
     "coverage_loss",
     "decomposable_attention",
     "delta_rule",

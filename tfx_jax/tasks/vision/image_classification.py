@@ -26,7 +26,7 @@ from tfx_jax.tasks.classification import LABEL_ARRAYS, ClassificationBase, class
 from tfx_jax.tasks.files import check_batch
 from tfx_jax.tasks.loss import LossOutput
 from tfx_jax.tasks.planning import NO_DATA, planned_batch
-from tfx_jax.tasks.prediction import ImageAttention, TrainedModel
+from tfx_jax.tasks.prediction import ImageAttention, TrainedModel, check_returns_attention
 from tfx_jax.tasks.task import Artifacts, PlannedTask, TaskConfig
 from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
 
@@ -34,9 +34,9 @@ from tfx_jax.tasks.text.answers import NO_CLASS, Prediction, class_predictions
 class ImageClassifierConfig(MakesModel, Protocol):
     """The configuration of a model of the kind "image_classifier".
 
-    `model(images, rngs=...)` returns logits [B, labels] for images [B, Y, X, C] between -1 and 1. If the configuration
-    has an `attention`, `model(images, return_attention=True)` also returns {"encoder/0/self": [B, N, T, T], ...} for a
-    class token and T - 1 patches, row by row.
+    `model(images, rngs=...)` returns logits [B, labels] for images [B, Y, X, C] between -1 and 1. If the model has
+    attention, `model(images, return_attention=True)` also returns {"encoder/0/self": [B, N, T, T], ...} for a class
+    token and T - 1 patches, row by row, or {"pool/0/cross": [B, N, 1, P]} for N learned queries that pool P patches.
 
     Attributes:
       image_size: pixels of both sides of an image.
@@ -371,17 +371,17 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, Imag
         return self.attention(model, self.rows("validation")[0].image)
 
     def attention(self, model: TrainedModel, image: np.ndarray) -> ImageAttention:
-        """Returns the attention of the class token over the image: through all layers, and of each layer (head mean).
+        """Returns the attention behind the class: what pools the patches, or that of the class token over the image.
+
+        The class token has several maps: through all layers, and of each layer (head mean).
 
         Raises:
           UserError: if the model has no attention.
         """
-        if not hasattr(self.model_config, "attention"):
-            raise UserError(f"a model of {type(self.model_config).__name__} has no attention to draw")
-        ((logits, rollout, layers),) = model.map_batches(_class_attention, [{"image": image[None]}])
-        maps = np.concatenate([rollout, layers[:, 0]])
+        ((logits, whole, layers),) = model.map_batches(_class_attention, [{"image": image[None]}])
+        maps = np.concatenate([whole, layers[:, 0]])
         side = math.isqrt(maps.shape[-1])
-        titles = ["rollout", *(f"layer {number}" for number in range(1, 1 + len(layers)))]
+        titles = ["rollout" if len(layers) else "pooling", *(f"layer {number}" for number in range(1, 1 + len(layers)))]
         return ImageAttention(image, titles, maps.reshape(-1, side, side), self.labels[int(logits[0].argmax())])
 
 
@@ -449,8 +449,15 @@ def augment(
 
 
 def _class_attention(model: Any, batch: dict[str, Array]) -> tuple[Array, Array, Array]:
-    """Returns logits [B, V], and the class token's attention to patches: rollout [B, P], and of layers [L, B, P]."""
+    """Returns logits [B, V], and the attention to patches: of the whole model [B, P], and of layers [L, B, P].
+
+    Of a class token, that of the whole model is the rollout. A model that pools the patches has no layers, L = 0.
+    """
+    check_returns_attention(model)
     logits, maps = model(normalized(batch["image"]), return_attention=True)
+    if "pool/0/cross" in maps:
+        weights = maps["pool/0/cross"].mean(axis=1)[:, 0].astype(jnp.float32)
+        return logits, weights, jnp.zeros((0, *weights.shape))
     layers = [maps[f"encoder/{index}/self"] for index in range(len(maps))]
     # Of the queries only the class token, number 0; of the keys only the patches after it.
     layer_means = jnp.stack([weights.mean(axis=1)[:, 0, 1:] for weights in layers]).astype(jnp.float32)

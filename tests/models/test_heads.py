@@ -1,0 +1,79 @@
+"""Heads that a new task adds to a pretrained model: adapters leave them trainable and freeze all else."""
+
+import dataclasses
+import typing
+
+import pytest
+from flax import nnx
+
+from tests.tiers import slow_but
+from tfx_jax import models
+from tfx_jax.arrays import leaves_by_path
+from tfx_jax.nn import Frozen, LoraConfig, adapt
+
+# The attributes of each model that depend on the task; other models have none.
+HEADS = {
+    "BertClassifier": {"norm", "classifier"},
+    "BertMaskedLM": {"masked_lm"},
+    "BertMultipleChoice": {"classifier"},
+    "BertNextSentence": {"next_sentence"},
+    "BertPretraining": {"masked_lm", "next_sentence"},
+    "BertQuestionAnswering": {"span"},
+    "BertReplacedTokens": {"dense", "is_replaced"},
+    "BertTagger": {"dense", "norm", "classifier"},
+    "Conformer": {"classifier"},
+    "DecomposableAttention": {"classifier"},
+    "ElmoTagger": {"words", "lstm", "mix", "classifier"},
+    "Esim": {"classifier"},
+    "LlamaClassifier": {"classifier"},
+    "LongEncoder": {"classifier"},
+    "SanCTC": {"classifier"},
+    "Seq2Vec": {"classifier"},
+    "TransformerClassifier": {"dense", "classifier"},
+    "ViTClassifier": {"classifier", "distillation_classifier"},
+}
+CLASSES = [name for name in models.__all__ if not name.endswith("Config")]
+ADAPTED = [name for name in CLASSES if name not in ("Captioner", "Seq2Seq")]  # those have no matrices for adapters
+# Options with which a head has all its modules.
+OPTIONS = {"BertTagger": {"head_norm": True}, "BertClassifier": {"head_norm": True}}
+OPTIONS["ViTClassifier"] = {"distillation_token": True, "distillation_head": True}
+
+
+def made(name, num_classes, lora=None):
+    """Makes a tiny model without values, with adapters if `lora` is given."""
+    cls = getattr(models, name)
+    config_class = typing.get_type_hints(cls.__init__)["config"]
+    config = config_class()
+    if hasattr(config, "tiny"):
+        config.tiny(max_length=8)
+    options = dict(OPTIONS.get(name, {}))
+    if hasattr(config, "labels"):
+        options["labels"] = tuple(map(str, range(num_classes)))
+    if name == "Seq2Vec":
+        options["num_classes"] = num_classes
+    config = dataclasses.replace(config, **options)
+
+    def make():
+        model = cls(config, rngs=nnx.Rngs(0))
+        if lora is not None:
+            adapt(model, lora)
+        return model
+
+    return nnx.eval_shape(make)
+
+
+def test_each_model_names_its_heads():
+    named = {name: set(heads) for name in CLASSES if (heads := getattr(getattr(models, name), "heads", ()))}
+    assert named == HEADS
+
+
+@pytest.mark.parametrize("name", slow_but(ADAPTED, "BertClassifier", "LlamaClassifier", "ViTClassifier"))
+def test_adapters_freeze_all_but_the_heads(name):
+    heads = HEADS.get(name, set())
+    model = made(name, 3, LoraConfig(2, targets="."))
+    trained, frozen = (leaves_by_path(nnx.to_pure_dict(nnx.state(model, kind))) for kind in (nnx.Param, Frozen))
+    assert {path.split("/")[0] for path in trained if "_adapter/" not in path} == heads
+    assert not {path.split("/")[0] for path in frozen} & heads
+    # What has another size for another task cannot come from a checkpoint.
+    others = leaves_by_path(nnx.to_pure_dict(nnx.state(made(name, 4))))
+    assert all(others[path].shape == leaf.shape for path, leaf in frozen.items())
