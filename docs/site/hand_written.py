@@ -16,6 +16,7 @@ FILES = {
     "docs/models.md": "models",
     "docs/hugging_face.md": "hugging_face",
     "docs/formats.md": "formats",
+    "docs/serving.md": "serving",
     "docs/conformance.md": "conformance",
     "docs/sweeps.md": "sweeps",
     "docs/results.md": "results",
