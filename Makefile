@@ -27,10 +27,10 @@ did yumi break ken 's bicycle on thursday ?
 endef
 export DEMO_SENTENCES
 
-.PHONY: help setup test test-all mutants lint check demo smoke colab docs lock
+.PHONY: help setup test test-all mutants lint check demo smoke colab colab-outputs docs lock
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP)  ## make .venv from requirements.lock (once; every other target does it too)
 
@@ -70,10 +70,11 @@ smoke: setup  ## train every experiment's test variant through the command line
 	@rm -rf runs/smoke
 	@$(BIN)/python -m tests.experiments.smoke runs/smoke
 
-colab: setup  ## make the notebooks from their py:percent sources
-	@$(BIN)/jupytext --quiet --to notebook colab/*.py
-	@# Format 4.4 is the last without cell ids, which would be other random ones each time.
-	@sed -i.ids -e '/^   "id": /d' -e 's/"nbformat_minor": 5/"nbformat_minor": 4/' colab/*.ipynb && rm colab/*.ipynb.ids
+colab: setup  ## make the notebooks from their py:percent sources; outputs stay where no code changed
+	@$(BIN)/python -m tests.colab.execute
+
+colab-outputs: setup  ## run notebooks at full size and store what they show (ARGS=colab/translation.ipynb)
+	@$(BIN)/python -m tests.colab.execute $(or $(ARGS),$(wildcard colab/*.ipynb))
 
 $(DOCS)/.installed: docs/requirements.lock
 	@$(found_python) -m venv $(DOCS)

@@ -30,7 +30,8 @@
 # `[batch, length, heads, size]`. You need to know NumPy arrays; the [translation notebook](https://colab.research.google.com/github/tfx-jax/tfx-jax/blob/main/colab/translation.ipynb)
 # is the place to meet attention for the first time.
 
-# %%
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Setup: installs tfx_jax where it is missing, as on Colab and Kaggle
 import importlib.metadata
 import importlib.util
 import pathlib
@@ -42,7 +43,7 @@ VERSION = "main"  # what is installed where there is no tfx_jax yet, as on Colab
 
 if importlib.util.find_spec("tfx_jax") is None:
     has_tpu = any(pathlib.Path("/dev").glob("accel*")) or pathlib.Path("/dev/vfio/0").exists()
-    jax_for_device = "jax[cuda12]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
+    jax_for_device = "jax[cuda13]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
     package = f"tfx-jax[parquet] @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"
     loaded = {name: importlib.metadata.version(name) for name in ("jax", "numpy") if name in sys.modules}
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package, jax_for_device], check=True)
@@ -109,7 +110,21 @@ plt.show()
 # %% [markdown]
 # From left to right the mean of all values turns into an ordinary lookup. In between, the answer is smooth in the query
 # and in the keys, so both can be learned by gradient descent.
+
+# %% [markdown]
+# ### Exercise
 #
+# How sharp must the lookup be for an answer within 0.1 of 40, the value of the nearest key?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+for sharpness in (1, 2, 4, 8, 16, 32):
+    scores = -sharpness * jnp.abs(QUERY - keys)
+    answer, _ = attention_from_logits(scores[None, None, None], values[None, :, None, None])
+    print(f"sharpness {sharpness:>2}: {answer.item():.3f}")
+# 16: the second key, 0.6 further away, then has exp(-0.6 * 16) of the weight of the first, 1 in 15,000.
+
+# %% [markdown]
 # ## 2. Kernel regression
 #
 # Statistics knew this long before neural networks. To guess $f(x)$ from noisy points $(x_i, y_i)$,
@@ -169,6 +184,19 @@ for w in (1.0, float(jnp.exp(log_w))):
     estimates[f"w = {w:.2f}"] = kernel_regression(test_x, x, y, inverse_bandwidth=w)
 for name, estimate in estimates.items():
     print(f"{name:<12} squared error from the truth {np.mean((estimate - truth(test_x)) ** 2):.3f}")
+
+# %% [markdown]
+# ### Exercise
+#
+# What does the curve return far away from all points, at x = 100? And what with w = 0.001?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+far_away = kernel_regression(np.array([100.0], np.float32), x, y, inverse_bandwidth=1.0)
+flat = kernel_regression(test_x, x, y, inverse_bandwidth=0.001)
+print(f"at 100: {far_away.item():.3f}, the last point {y[-1]:.3f}; w = 0.001: {flat.mean():.3f}, mean {y.mean():.3f}")
+np.testing.assert_allclose(far_away, y[-1:], atol=1e-3)  # the nearest point wins, however far away it is
+np.testing.assert_allclose(flat, y.mean(), atol=1e-2)
 
 # %% [markdown]
 # ## 3. How to score: dot, general, additive
@@ -277,7 +305,19 @@ np.testing.assert_allclose(as_concat, additive(additive_params, query, key, key)
 # %% [markdown]
 # What a decoder does with the answer differs as well. Bahdanau's feeds it into the recurrent cell of the next state;
 # Luong's joins it to the state that asked, `attentional_vector`, and predicts the next word from that.
+
+# %% [markdown]
+# ### Exercise
 #
+# How many parameters has each score for vectors of size 512 and 512 hidden numbers?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+print(f"dot 0, general {512 * 512:,}, additive {2 * 512 * 512 + 512:,}")
+sizes = jax.tree.map(jnp.size, (general_params, additive_params))  # and those above
+assert sum(jax.tree.leaves(sizes)) == SIZE * SIZE + 2 * SIZE * HIDDEN + HIDDEN
+
+# %% [markdown]
 # ## 4. Why divide by the root of d
 #
 # Take vectors of $d$ independent numbers of mean 0 and variance 1. Each product $q_i k_i$ has variance 1, so
@@ -311,7 +351,19 @@ plt.show()
 # %% [markdown]
 # Additive scores do not need it: the tanh is at most 1, whatever the sizes. That is why additive attention beats the
 # *unscaled* dot product for large $d$, and why the root was put in.
+
+# %% [markdown]
+# ### Exercise
 #
+# By what must products of vectors with 64 numbers of variance 4 be divided?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+products = (2 * normal(2_000, 64)) @ (2 * normal(2_000, 64)).T
+print(f"variance {products.var():.0f}, divided by 4 √64 = 32: {(products / 32).var():.2f}")
+assert 0.9 < (products / 32).var() < 1.1
+
+# %% [markdown]
 # ## 5. Masks
 #
 # A mask is boolean, `[B, N, T, S]` or broadcastable to it, and `True` where a query may look. Masks combine with `&`.
@@ -347,7 +399,21 @@ plt.show()
 # Black may be seen. What is hidden has weight zero, exactly, and the rest of a row still sums to one. A query that sees
 # nothing, such as the padding of the fourth picture, gets zeros and never a NaN. The last picture is a step of decoding
 # with a cache: the newest three queries against all eight keys.
+
+# %% [markdown]
+# ### Exercise
 #
+# A *prefix language model* reads the first three tokens in both directions and continues from left to right. Make
+# its mask of those above.
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+prefix = causal_mask(T) | (jnp.arange(T) < 3)
+print(prefix[0, 0].astype(int))
+assert prefix[0, 0, :3, :3].all()
+assert not prefix[0, 0, 4, 5]
+
+# %% [markdown]
 # ## 6. Heads and axes
 #
 # Several heads look for several things at once: each has its own matrices for queries, keys and values, of size
@@ -520,6 +586,17 @@ panels[1].legend()
 plt.show()
 
 # %% [markdown]
+# ### Exercise
+#
+# Show that the scores of rotary positions depend on distances alone: move all positions by 100.
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+moved = jnp.einsum("BTNH,BSNH->TS", *(rotary_embedding(x, positions + 100) for x in (same_query, same_key)))
+print(f"largest change {jnp.abs(moved - rotary_scores).max():.1e}")
+np.testing.assert_allclose(moved, rotary_scores, atol=1e-3)
+
+# %% [markdown]
 # ## 8. Looking at less than everything
 #
 # Dense attention scores every pair: twice the length, four times the work. Each of these scores fewer pairs, or none:
@@ -594,7 +671,53 @@ plt.show()
 # and routing find the topic wherever it is (LSH leaves out the token itself, as published; routing can miss some,
 # because each cluster takes the same number of tokens). Random features see everything through a veil of noise; the
 # fixed ones of linear attention hardly tell such short vectors apart: a model that uses them learns longer ones.
+
+# %% [markdown]
+# ### On real text
 #
+# The last clauses of Lincoln's address at Gettysburg (1863) say some words again and again. Give each word a random
+# vector, equal words the same one. Which of these attentions see that *people* was said before?
+
+# %%
+ADDRESS = (
+    "that this nation , under god , shall have a new birth of freedom , and that government of the people , "
+    "by the people , for the people , shall not perish from the earth ."
+)
+LINCOLN = ADDRESS.split()
+vector_of = {word: normal(H) for word in dict.fromkeys(LINCOLN)}
+words = jnp.stack([vector_of[word] / jnp.linalg.norm(vector_of[word]) for word in LINCOLN])[None, :, None]
+
+figure, panels = plt.subplots(1, 3, figsize=(15, 5.6), layout="constrained")
+said_before = {
+    "dense": functools.partial(dot_product_attention, scale=6.0),
+    "sliding window of 4": functools.partial(sliding_window_attention, scale=6.0, window=4),
+    "LSH": functools.partial(lsh_attention, scale=6.0, rng=jax.random.key(1), num_buckets=8, chunk_size=len(LINCOLN)),
+}
+word_maps = {
+    name: jax.jit(functools.partial(attend, is_causal=True, return_weights=True))(words, words, words)[1][0, 0]
+    for name, attend in said_before.items()
+}
+for panel, (name, weights) in zip(panels, word_maps.items(), strict=True):
+    show_map(panel, weights, name, largest=1)
+    panel.set_xticks(range(len(LINCOLN)), LINCOLN, rotation=90, fontsize=7)
+    panel.set_yticks(range(len(LINCOLN)), LINCOLN, fontsize=7)
+plt.show()
+
+# %% [markdown]
+# ### Exercise
+#
+# How much weight does the last *people* give to all *people* up to itself, under each attention? Why does the window
+# of 4 give what it gives?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+places = [place for place, word in enumerate(LINCOLN) if word == "people"]
+for name, weights in word_maps.items():
+    print(f"{name:<20}", " ".join(f"{weights[places[-1], place]:.2f}" for place in places), "on positions", *places)
+# From one "people" to the next are four words, as far as a window of 4 reaches: it sees the last one, not the first.
+# LSH leaves out the word itself.
+
+# %% [markdown]
 # ## 9. Random features
 #
 # FAVOR+ writes the exponential of the dot product as a mean over random directions $w_j$ from $\mathcal{N}(0, I)$:
@@ -649,7 +772,20 @@ plt.show()
 # The relative variance of an estimate of $e^{q \cdot k}$ is $(e^{|q + k|^2} - 1) / m$ for independent directions, and
 # less for orthogonal ones. Short vectors are easy: the squared error falls as $1 / m$. For long ones most draws miss
 # what matters, and many more features help little.
+
+# %% [markdown]
+# ### Exercise
 #
+# For short vectors, by what factor does the relative squared error fall from 16 features to 1,024? And the error
+# itself?
+#
+# <details><summary>Answer</summary>
+#
+# By 1,024 / 16 = 64, and the error by the root of it, 8. Read the two ends of the left panel.
+#
+# </details>
+
+# %% [markdown]
 # ## 10. Memory
 #
 # `chunked_attention` is dense attention, the same numbers, but it never holds the $T \times S$ weights
@@ -694,7 +830,21 @@ np.testing.assert_allclose(chunked, dot_product_attention(query, key, value, is_
 # %% [markdown]
 # For twice the length, dense attention takes four times the memory, the others about twice: less where a fixed buffer
 # is the larger part.
+
+# %% [markdown]
+# ### Exercise
 #
+# Does `chunk_size` change the result? Does it have to divide the length?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+exact = dot_product_attention(query, key, value, is_causal=True)
+for chunk_size in (7, 64, 300):
+    chunked = chunked_attention(query, key, value, is_causal=True, chunk_size=chunk_size)
+    print(f"chunk_size {chunk_size:>3}: largest difference {jnp.abs(chunked - exact).max():.1e}")
+# Neither: only rounding differs, and the last chunk may be shorter.
+
+# %% [markdown]
 # ## 11. Hard attention
 #
 # Soft attention reads a bit of everything. *Hard* attention reads one value, drawn with the weights as probabilities
@@ -771,6 +921,21 @@ curves.loglog(counts, counts**-0.5, "k:", label="1 / √draws")
 curves.set(xlabel="draws", ylabel="distance from the exact gradient")
 curves.legend()
 plt.show()
+
+# %% [markdown]
+# ### Exercise
+#
+# A baseline of the mean reward plus 100 does not know the draw either. Is the estimate still right? What is the
+# price?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+for name, baseline in {"mean reward": mean_reward, "mean reward + 100": mean_reward + 100}.items():
+    estimates = np.asarray(estimated_gradients(baseline), np.float64)
+    spread = np.std(estimates, axis=0)
+    print(f"{name:<17} standard deviation of one estimate {spread.mean():6.2f}")
+    assert (np.abs(estimates.mean(axis=0) - exact) < 5 * spread / np.sqrt(NUM_DRAWS)).all()
+# Right in the mean, but many times as noisy: the same precision takes the square of that number of draws.
 
 # %% [markdown]
 # ## 12. One function, any framework

@@ -26,7 +26,8 @@
 # You need to know NumPy arrays; the [translation notebook](https://colab.research.google.com/github/tfx-jax/tfx-jax/blob/main/colab/translation.ipynb)
 # is the place to meet attention for the first time.
 
-# %%
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Setup: installs tfx_jax where it is missing, as on Colab and Kaggle
 import importlib.metadata
 import importlib.util
 import pathlib
@@ -38,7 +39,7 @@ VERSION = "main"  # what is installed where there is no tfx_jax yet, as on Colab
 
 if importlib.util.find_spec("tfx_jax") is None:
     has_tpu = any(pathlib.Path("/dev").glob("accel*")) or pathlib.Path("/dev/vfio/0").exists()
-    jax_for_device = "jax[cuda12]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
+    jax_for_device = "jax[cuda13]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
     package = f"tfx-jax[parquet] @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"
     loaded = {name: importlib.metadata.version(name) for name in ("jax", "numpy") if name in sys.modules}
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package, jax_for_device], check=True)
@@ -137,6 +138,18 @@ def recurrent_model(variant, cell="gru"):
 runs = {"fixed": learn("fixed", recurrent_model("fixed"))}
 
 # %% [markdown]
+# ### Exercise
+#
+# Which value of the gate z lets the state pass unchanged, and what is a cell with z = 0 and r = 1 everywhere?
+#
+# <details><summary>Answer</summary>
+#
+# With z = 1 the state stays what it was, however many words pass. With z = 0 and r = 1 it is tanh(W x + U h), the
+# plain recurrent network: nothing is kept that the matrix U does not keep.
+#
+# </details>
+
+# %% [markdown]
 # ## 2. Where the vector is too small
 #
 # Nothing that a test sentence tells was told in training. Here is what the model makes of some, short ones first:
@@ -160,7 +173,20 @@ for number, translation in zip(some, translate("fixed", [sentences[number] for n
 # Short ones are right or nearly so. In long ones the frame often survives and the details do not: another person,
 # another number, another time. The vector remembers *that* somebody bought something somewhere, and fills in the rest
 # with what is likely.
+
+# %% [markdown]
+# ### Exercise
 #
+# How many of the 20 shortest and of the 20 longest test sentences come out exactly right?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+for kind, numbers in {"shortest": order[:20], "longest": order[-20:]}.items():
+    found = translate("fixed", [sentences[number] for number in numbers])
+    right = sum(text == references[number] for text, number in zip(found, numbers, strict=True))
+    print(f"{right} of the 20 {kind}")
+
+# %% [markdown]
 # ## 3. Looking again at every step
 #
 # The encoder had made a state for *each* word, and all but the last were thrown away. Bahdanau, Cho and Bengio keep
@@ -192,6 +218,17 @@ print("weights", np.round(weights, 2))
 
 # %%
 runs["Bahdanau"] = learn("bahdanau", recurrent_model("bahdanau"))
+
+# %% [markdown]
+# ### Exercise
+#
+# What does the decoder read if v is 0?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+_, even = additive_attention(s[None, None, None], keys, keys, w_query=W, w_key=U, v=0 * v, return_weights=True)
+print(np.round(even[0, 0, 0], 3))  # all scores are 0: the mean of all states, whatever s is
+np.testing.assert_allclose(even, 1 / length, atol=1e-6)
 
 # %% [markdown]
 # ## 4. What it looks at
@@ -234,6 +271,19 @@ runs["Luong"] = learn("luong", recurrent_model("luong", cell="lstm"))
 show_alignment("Luong")
 
 # %% [markdown]
+# ### Exercise
+#
+# Why the root? Draw a query and ten keys of random numbers, and look at the largest weight of the softmax for
+# vectors of 4, 64 and 1,024 numbers, with and without the division.
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+for d in (4, 64, 1_024):
+    products = random.normal(size=(100, d)) @ random.normal(size=(10, d)).T  # [queries, keys]
+    plain, scaled = (jax.nn.softmax(scores, axis=-1).max(axis=-1).mean() for scores in (products, products / d**0.5))
+    print(f"d = {d:>5,}: largest weight {plain:.2f}, with the division {scaled:.2f}")
+
+# %% [markdown]
 # ## 6. Long sentences
 #
 # Figure 2 of the paper by Bahdanau et al. shows BLEU by length: without attention it falls, with attention it stays.
@@ -272,6 +322,16 @@ def show_curves():
 show_curves()
 for name, values in curves.items():
     print(f"{name:<12}", "  ".join(f"{value:5.1f}" for value in values))
+
+# %% [markdown]
+# ### Exercise
+#
+# How much BLEU does each model lose from the shortest sentences to the longest?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+for name, values in curves.items():
+    print(f"{name:<12} {values[0] - values[-1]:5.1f}")
 
 # %% [markdown]
 # ## 7. Attention without recurrence

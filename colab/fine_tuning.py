@@ -24,7 +24,8 @@
 # sentences of the library's built-in grammar for a minute. With a name on the Hugging Face hub,
 # `BASE = "HuggingFaceTB/SmolLM2-135M"`, all that follows is the same.
 
-# %%
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Setup: installs tfx_jax where it is missing, as on Colab and Kaggle
 import importlib.metadata
 import importlib.util
 import pathlib
@@ -36,7 +37,7 @@ VERSION = "main"  # what is installed where there is no tfx_jax yet, as on Colab
 
 if importlib.util.find_spec("tfx_jax") is None:
     has_tpu = any(pathlib.Path("/dev").glob("accel*")) or pathlib.Path("/dev/vfio/0").exists()
-    jax_for_device = "jax[cuda12]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
+    jax_for_device = "jax[cuda13]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
     package = f"tfx-jax[parquet] @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"
     loaded = {name: importlib.metadata.version(name) for name in ("jax", "numpy") if name in sys.modules}
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package, jax_for_device], check=True)
@@ -54,7 +55,7 @@ from flax import nnx
 import tfx_jax as tfx
 
 IS_TEST = os.environ.get("TFX_JAX_VARIANT") == "test"  # a few steps of training: quick, but nothing is learned
-RUNS = pathlib.Path("runs/fine_tuning").resolve()
+RUNS = pathlib.Path("runs/fine_tuning")
 RUNS.mkdir(parents=True, exist_ok=True)
 
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False})
@@ -114,6 +115,18 @@ print(*write_texts("train", 500)[:4], sep="\n")
 write_texts("validation", 20)
 
 # %% [markdown]
+# ### Exercise
+#
+# Which other file could `train_file` name?
+#
+# <details><summary>Answer</summary>
+#
+# Any file of texts on the page of [formats](https://github.com/tfx-jax/tfx-jax/blob/main/docs/formats.md), such as a
+# `.txt` file with a line for each text, and several files separated by commas.
+#
+# </details>
+
+# %% [markdown]
 # ## 3. Fine-tune low-rank adapters
 #
 # LoRA ([Hu et al., 2021](https://arxiv.org/abs/2106.09685)) freezes every matrix W of the model and learns two thin
@@ -121,7 +134,8 @@ write_texts("validation", 20)
 # the names of the matrices. Sizes and tokenizer are those of the model that `init_from` names.
 #
 # Several devices share the parameters (`mesh.fsdp`): a model that is too large for one chip of Kaggle's eight may fit
-# on all eight together.
+# on all eight together. Colab has one device, so the line below says 1 and 1 there. On Kaggle (accelerator *TPU
+# v5e-8*) it says 1 and 8; `config.mesh.data, config.mesh.fsdp = 2, 4` has two copies of the model, four devices each.
 
 # %%
 from tfx_jax.nn import LoraConfig
@@ -170,6 +184,26 @@ trained, frozen = (
 print(f"{trained:,} parameters trained, {frozen:,} frozen")
 
 # %% [markdown]
+# ### Exercise
+#
+# An adapter of rank r beside a matrix of n rows and m columns has r (n + m) numbers. Does that give the number of
+# trained parameters?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+c = tuned.model.config
+head_size = c.d_model // c.num_heads
+shapes = {
+    "query": (c.d_model, c.d_model),
+    "value": (c.d_model, c.num_kv_heads * head_size),
+    "up": (c.d_model, c.d_ff),
+    "down": (c.d_ff, c.d_model),
+}
+by_hand = c.num_layers * config.lora.rank * sum(rows + columns for rows, columns in shapes.values())
+print(f"{by_hand:,} by hand, {trained:,} in the model")
+assert by_hand == trained or BASE != OWN
+
+# %% [markdown]
 # ## 4. Generate, before and after
 
 # %%
@@ -179,6 +213,17 @@ for name, model in (("before", tfx.load(BASE)), ("after", tuned)):
     print(name)
     for prompt, text in zip(PROMPTS, tfx.generate(model, PROMPTS, max_new_tokens=16, temperature=0.5), strict=True):
         print("   ", (prompt + text).split("\n")[0])
+
+# %% [markdown]
+# ### Exercise
+#
+# What does the model write with `alpha = 0`, before and after training?
+#
+# <details><summary>Answer</summary>
+#
+# What the base model writes, both times. W + 0 / r A B is W, and a gradient times 0 moves neither A nor B.
+#
+# </details>
 
 # %% [markdown]
 # ## 5. Export

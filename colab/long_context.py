@@ -30,7 +30,8 @@
 # family](https://colab.research.google.com/github/tfx-jax/tfx-jax/blob/main/colab/attention_family.ipynb) explains
 # how each of them works; here they are measured.
 
-# %%
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Setup: installs tfx_jax where it is missing, as on Colab and Kaggle
 import importlib.metadata
 import importlib.util
 import pathlib
@@ -42,7 +43,7 @@ VERSION = "main"  # what is installed where there is no tfx_jax yet, as on Colab
 
 if importlib.util.find_spec("tfx_jax") is None:
     has_tpu = any(pathlib.Path("/dev").glob("accel*")) or pathlib.Path("/dev/vfio/0").exists()
-    jax_for_device = "jax[cuda12]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
+    jax_for_device = "jax[cuda13]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
     package = f"tfx-jax[parquet] @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"
     loaded = {name: importlib.metadata.version(name) for name in ("jax", "numpy") if name in sys.modules}
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package, jax_for_device], check=True)
@@ -54,6 +55,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 import time
 
 import jax
@@ -153,7 +155,19 @@ print(f"at {lengths[-1]:,} tokens:", ", ".join(f"{name} {values[-1]:,.0f} MiB" f
 # memory is all that hurts, nothing has to be given up. And *less work is not less time*: sorting, gathering and
 # small blocks cost time too. So look in the right panel where each curve crosses that of dense attention. On two cores
 # linear, window, FAVOR+ and BigBird were faster from 512 tokens on; a GPU or TPU may say otherwise.
+
+# %% [markdown]
+# ### Exercise
 #
+# Twice the text: by what does memory grow under each attention, at the largest lengths of the picture?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+for name, values in memory.items():
+    print(f"{name:<8} {values[-1] / values[-2]:.1f} times")
+# 4 for an array of all pairs, 2 for what grows as the text does.
+
+# %% [markdown]
 # ## 2. A task that needs a long look back
 #
 # The model reads a random sequence twice, `0 w 0 w`, and has to say the second `w` ([Kitaev et al.,
@@ -221,7 +235,61 @@ print(f"{'by guessing':<14} {100 / SYMBOLS:6.2f} %")
 # attention see all positions at once through a narrow channel, and still single out one of 64: they lose nothing here,
 # because training shaped their queries and keys for that channel. Section 5 asks another thing: how well FAVOR+
 # imitates dense attention with queries and keys that were not made for it.
+
+# %% [markdown]
+# ### How far back does real text look?
 #
+# A word that was said before is easier to say again. This is Lincoln's address at Gettysburg (1863). How far back is
+# the last occurrence of each word?
+
+# %%
+ADDRESS = """Four score and seven years ago our fathers brought forth on this continent, a new nation, conceived in
+Liberty, and dedicated to the proposition that all men are created equal.
+
+Now we are engaged in a great civil war, testing whether that nation, or any nation so conceived and so dedicated, can
+long endure. We are met on a great battle-field of that war. We have come to dedicate a portion of that field, as a
+final resting place for those who here gave their lives that that nation might live. It is altogether fitting and
+proper that we should do this.
+
+But, in a larger sense, we can not dedicate -- we can not consecrate -- we can not hallow -- this ground. The brave
+men, living and dead, who struggled here, have consecrated it, far above our poor power to add or detract. The world
+will little note, nor long remember what we say here, but it can never forget what they did here. It is for us the
+living, rather, to be dedicated here to the unfinished work which they who fought here have thus far so nobly advanced.
+It is rather for us to be here dedicated to the great task remaining before us -- that from these honored dead we take
+increased devotion to that cause for which they gave the last full measure of
+devotion -- that we here highly resolve that these dead shall not have died in
+vain -- that this nation, under God, shall have a new birth
+of freedom -- and that government of the people, by the people, for the people,
+shall not perish from the earth."""
+
+words = re.findall(r"[a-z]+", ADDRESS.lower())
+last_place, distances = {}, []
+for place, word in enumerate(words):
+    if word in last_place:
+        distances.append(place - last_place[word])
+    last_place[word] = place
+distances = np.sort(distances)
+
+_, axes = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
+axes.step(distances, np.arange(1, len(distances) + 1) / len(distances), where="post")
+axes.set(xlabel="words back to the last occurrence", ylabel="share of the words said again", ylim=(0, 1), xscale="log")
+plt.show()
+print(f"{len(words)} words, {len(distances)} of them said before")
+
+# %% [markdown]
+# ### Exercise
+#
+# How many words must a window have to see the last occurrence of half of the repeated words, and of 90 %? What does
+# that say about real text, compared with the task above?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+for share in (0.5, 0.9):
+    print(f"{share:.0%}: a window of {int(np.quantile(distances, share, method='higher'))} words")
+# Most of what matters is near, and some is far away: windows in most layers and a long look in a few fit such text. In
+# the task above everything that matters is 31 tokens back.
+
+# %% [markdown]
 # ## 3. What they looked at
 #
 # The weights of the first head for one sequence. The line that has to be bright is 31 below the diagonal, where the
@@ -241,6 +309,20 @@ for panel, (name, (run, params)) in zip(panels.flat, runs.items(), strict=False)
 plt.show()
 
 # %% [markdown]
+# ### Exercise
+#
+# The line should be 31 tokens back. For which share of the symbols that can be known does the largest weight of the
+# dense model's heads lie there?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+run, params = runs["dense"]
+_, maps = jax.jit(lambda model, tokens: model(tokens, return_attention=True))(nnx.merge(run.graphdef, params), sequence)
+largest = np.asarray(maps["decoder/0/self"][0]).argmax(axis=-1)  # [heads, queries], positions of keys
+asking = np.arange(LENGTH // 2, LENGTH - 1)  # the positions of the second w
+print("share in each head:", (asking - largest[:, asking] == LENGTH // 2 - 1).mean(axis=-1).round(2))
+
+# %% [markdown]
 # ## 4. Hashing: more rounds when it counts
 #
 # LSH sorts tokens into buckets by a random rotation, and compares only those of a bucket. A key that falls into
@@ -254,6 +336,19 @@ for rounds in (1, 2) if IS_TEST else (1, 2, 4, 8, 16):
     config = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, attention=attention))
     found = load_run(str(RUNS / "LSH"), config=config).evaluate(params).metrics["accuracy"]
     print(f"{rounds:>2} rounds {found:6.2f} %")
+
+# %% [markdown]
+# ### Exercise
+#
+# A key and its query fall into different buckets with probability p in each round, independently. How often are they
+# in no common bucket after n rounds?
+#
+# <details><summary>Answer</summary>
+#
+# With probability p to the power of n. If one round misses 40 %, four rounds miss 3 % and eight less than 0.1 %; do
+# the numbers above fall like that?
+#
+# </details>
 
 # %% [markdown]
 # ## 5. Random features: how many are enough
@@ -292,7 +387,19 @@ plt.show()
 # points at a single token is not. That does not contradict section 2: there the model was trained with its features,
 # and found queries and keys that point at one token in spite of them. A model trained with dense attention cannot
 # simply be read with FAVOR+.
+
+# %% [markdown]
+# ### Exercise
 #
+# How many features does a relative error below 0.25 take at each standard deviation of the picture?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+for scale in (0.5, 1.0, 1.5, 2.0):
+    enough = [number for number in numbers if relative_error(scale, number) < 0.25]
+    print(f"{scale}: {enough[0] if enough else f'more than {numbers[-1]:,}'}")
+
+# %% [markdown]
 # ## 6. Layers that do not all look far
 #
 # Attention need not be the same in every layer. Names with commas are a pattern that the layers repeat. Two windows
@@ -315,7 +422,20 @@ for name, attention in list(patterns.items())[-1 if IS_TEST else 0 :]:
 # both have to learn their half of it before either is rewarded. Two windows of 16 reach far enough, and after 250 steps
 # they still guess; with 1,000 they are right. A dense layer after a window learns at once. That mixed pattern, many
 # cheap layers and a few dense ones, is what many of today's large models do.
+
+# %% [markdown]
+# ### Exercise
 #
+# How many layers with a window of 16 does `LENGTH = 128` take, and with a window of 8?
+#
+# <details><summary>Answer</summary>
+#
+# The symbol is then 63 positions back: 4 layers with a window of 16 reach 64, with a window of 8 it takes 8. And
+# each has to learn its part first, so a dense layer is the better remedy.
+#
+# </details>
+
+# %% [markdown]
 # ## 7. A memory that goes from text to text
 #
 # Transformer-XL ([Dai et al., 2019](https://arxiv.org/abs/1901.02860)) reads a text in segments and keeps the
@@ -357,7 +477,20 @@ print(f"lines without a memory {first:.3f}, with a perfect one {(first + second)
 # The first time a line is random, and costs $\log 26$ nats for each of its 23 letters whatever one remembers; the
 # second time it costs nothing, if what stood 24 characters before can be seen. A memory of one character is none;
 # one of 16 lets only some positions of a segment see that far, one of 32 all of them.
+
+# %% [markdown]
+# ### Exercise
 #
+# The lines get 50 letters. What memory does the model need now, and what is the loss per character with a perfect
+# one?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+letters_of_line = 50
+print(f"the same place is {letters_of_line + 1} characters back, so a memory of at least that")
+print(f"{np.log(26) * letters_of_line / (letters_of_line + 1) / 2:.3f} nats: the first time all letters, then nothing")
+
+# %% [markdown]
 # ## 8. What training keeps
 #
 # Attention is one thing that grows; the other is what the backward pass wants back from every layer. Recomputing it
@@ -399,6 +532,17 @@ def kept(is_reversible, num_layers, length=1_024 if IS_TEST else 8_192):
 print("layers  plain  reversible")
 for num_layers in (2, 8, 32):
     print(f"{num_layers:>6} {kept(False, num_layers):>6,.0f} {kept(True, num_layers):>11,.0f}  MiB")
+
+# %% [markdown]
+# ### Exercise
+#
+# How does the memory of each kind grow from 8 layers to 32?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+for name, is_reversible in {"plain": False, "reversible": True}.items():
+    print(f"{name:<10} {kept(is_reversible, 32) / kept(is_reversible, 8):.1f} times")
+# Plain layers keep what the backward pass wants from each: nearly 4 times. Reversible ones keep the output of the last.
 
 # %% [markdown]
 # ## 9. What to choose

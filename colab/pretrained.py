@@ -24,7 +24,8 @@
 # no download and no GPU, it makes two small ones of the same architectures, GPT-2 and BERT, and lets them read
 # sentences of the library's built-in grammar for a minute each. Everything else is done as with large ones.
 
-# %%
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Setup: installs tfx_jax where it is missing, as on Colab and Kaggle
 import importlib.metadata
 import importlib.util
 import pathlib
@@ -36,7 +37,7 @@ VERSION = "main"  # what is installed where there is no tfx_jax yet, as on Colab
 
 if importlib.util.find_spec("tfx_jax") is None:
     has_tpu = any(pathlib.Path("/dev").glob("accel*")) or pathlib.Path("/dev/vfio/0").exists()
-    jax_for_device = "jax[cuda12]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
+    jax_for_device = "jax[cuda13]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
     package = f"tfx-jax[parquet] @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"
     loaded = {name: importlib.metadata.version(name) for name in ("jax", "numpy") if name in sys.modules}
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package, jax_for_device], check=True)
@@ -44,6 +45,7 @@ if importlib.util.find_spec("tfx_jax") is None:
         raise SystemExit("jax or numpy is another now: choose Runtime, Restart session, then run the notebook again")
 
 # %%
+import collections
 import functools
 import html
 import os
@@ -135,6 +137,23 @@ def continued(model, folder, prompts, max_new_tokens=24, **sampling):
 
 
 print(*continued(model, FOLDER, [PROMPT]))
+
+# %% [markdown]
+# ### Exercise
+#
+# How probable does the model hold the tokens of the prompt, in the mean? Exponentiate the mean negative log
+# probability: that is the *perplexity*.
+
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+def perplexity(model, tokens):
+    """exp of the mean negative log probability of all tokens but the first."""
+    log_probabilities = jax.nn.log_softmax(model(jnp.array([tokens]))[0, :-1])
+    return float(jnp.exp(-log_probabilities[jnp.arange(len(tokens) - 1), jnp.array(tokens[1:])].mean()))
+
+
+print(f"{perplexity(model, tokens):.0f}, of {tokenizer.vocab_size} for equal probabilities")
 
 # %% [markdown]
 # ## 2. Generate
@@ -244,6 +263,34 @@ generator = Generator(
     gpt, eos_ids=hf.end_ids(GPT_FOLDER), max_new_tokens=60, search=Sampling(temperature=0.7), observer=print_token
 )
 written = generator([tokenizer.encode("ken saw")], seed=1)
+
+# %% [markdown]
+# ### On real text
+#
+# All that this model has read are sentences of a small grammar. The first sentence of Lincoln's address at Gettysburg
+# (1863) is English of another kind:
+
+# %%
+LINCOLN = (
+    "four score and seven years ago our fathers brought forth on this continent , a new nation , conceived in "
+    "liberty , and dedicated to the proposition that all men are created equal ."
+)
+print(*tokenizer.pieces(tokenizer.encode(LINCOLN)))
+
+# %% [markdown]
+# ### Exercise
+#
+# Compare it with text of the grammar: how many tokens does a word take, and how high is the perplexity?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+grammar_text = " ".join(grammar_documents("validation", 1)[0])
+for name, text in {"grammar": grammar_text, "Lincoln": LINCOLN}.items():
+    tokens = tokenizer.encode(text)[:128]
+    per_word = len(tokenizer.encode(text)) / len(text.split())
+    print(f"{name:<8} {per_word:.1f} tokens a word, perplexity {perplexity(gpt, tokens):,.1f}")
+# Unknown words fall into letters, and each letter surprises a model that has never seen such a word. So perplexities
+# of models with different tokenizers cannot be compared.
 
 # %% [markdown]
 # ## 3. Fill in hidden words
@@ -415,7 +462,24 @@ plt.show()
 # %% [markdown]
 # The last gap leaves one word, the others a class of words: relatives, cities, what a cake may be. No one has told the
 # model what a city is.
+
+# %% [markdown]
+# ### Exercise
 #
+# Hide two words of one sentence: does the model fill them in independently of each other?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+sentence = "my [MASK] [MASK] a nurse ."
+ids = np.array(bert_tokenizer.encode_with_specials(sentence).ids)
+scores = bert(jnp.array([ids]))[0]
+for place in np.flatnonzero(ids == MASK):
+    best = np.argsort(-np.asarray(scores[place]))[:3]
+    print(f"place {place}:", *bert_tokenizer.pieces(best))
+# Each place gets its own probabilities, computed while the other word is hidden: "is" or "was" may follow a plural.
+# BERT does not say which words go together; to write, a model fills one in and asks again.
+
+# %% [markdown]
 # ## 4. Fine-tune
 #
 # To fill in words, the model had to learn what kinds of words there are and what belongs together. Other tasks need
@@ -484,7 +548,24 @@ for text, answer in zip(TEXTS, load(RUNS / "classifier").predict(TEXTS), strict=
 # %% [markdown]
 # Are both right? Read the texts and judge for yourself: a probability says how sure the model is, not that it is
 # right. How often it is wrong the held-out sentences told, and it may well be wrong with one of these two.
+
+# %% [markdown]
+# ### Exercise
 #
+# Which labels does the classifier confuse most often on the held-out sentences?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+answers = load(RUNS / "classifier").predict([example.text for example in held_out])
+confused = collections.Counter(
+    f"{example.label} taken for {answer['label']}"
+    for example, answer in zip(held_out, answers, strict=True)
+    if example.label != answer["label"]
+)
+for pair, count in confused.most_common(5):
+    print(f"{count:>3}  {pair}")
+
+# %% [markdown]
 # ### Tag
 #
 # Now a label for each word: which words name a person, an animal, a place, a thing, a time? `B-` begins such a name,
@@ -627,6 +708,18 @@ axes.set_xticks(range(len(PATTERNS)), PATTERNS, rotation=30, ha="right")
 axes.set_yticks(range(len(heads)), heads)
 figure.colorbar(image, label="share of the attention")
 plt.show()
+
+# %% [markdown]
+# ### Exercise
+#
+# Which head attends most to the word before, and which to the word behind?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+for pattern in ("word before", "word behind"):
+    shares = sums[:, :, PATTERNS.index(pattern)] / 100
+    layer, head = np.unravel_index(shares.argmax(), shares.shape)
+    print(f"{pattern}: layer {layer}, head {head}, {shares.max():.0%} of its attention")
 
 # %% [markdown]
 # ## 6. Save

@@ -25,7 +25,8 @@
 # You need to know NumPy arrays, nothing else. Training takes some minutes on the processor that Colab gives
 # everybody, less on a GPU (*Runtime → Change runtime type*).
 
-# %%
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Setup: installs tfx_jax where it is missing, as on Colab and Kaggle
 import importlib.metadata
 import importlib.util
 import pathlib
@@ -37,7 +38,7 @@ VERSION = "main"  # what is installed where there is no tfx_jax yet, as on Colab
 
 if importlib.util.find_spec("tfx_jax") is None:
     has_tpu = any(pathlib.Path("/dev").glob("accel*")) or pathlib.Path("/dev/vfio/0").exists()
-    jax_for_device = "jax[cuda12]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
+    jax_for_device = "jax[cuda13]" if shutil.which("nvidia-smi") else "jax[tpu]" if has_tpu else "jax"
     package = f"tfx-jax[parquet] @ git+https://github.com/tfx-jax/tfx-jax@{VERSION}"
     loaded = {name: importlib.metadata.version(name) for name in ("jax", "numpy") if name in sys.modules}
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package, jax_for_device], check=True)
@@ -45,6 +46,7 @@ if importlib.util.find_spec("tfx_jax") is None:
         raise SystemExit("jax or numpy is another now: choose Runtime, Restart session, then run the notebook again")
 
 # %%
+import dataclasses
 import importlib.metadata
 import os
 
@@ -132,6 +134,18 @@ print("query", query.shape, "key", key.shape, "out", out.shape, "weights", libra
 np.testing.assert_allclose(library_weights[0, 0], weights, atol=1e-2)  # accelerators may round the products
 
 # %% [markdown]
+# ### Exercise
+#
+# What becomes of the map if all queries are multiplied by 0, and what if by 100? Think first, then run the answer.
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+for factor in (0, 1, 100):
+    _, sharper = attention(factor * japanese, english, english)
+    print(f"queries times {factor:>3}: largest weight of each row", np.round(sharper.max(axis=1), 2))
+# By 0 all scores are 0 and all weights 1/4; by 100 each row is a lookup of one word.
+
+# %% [markdown]
 # ### Masks
 #
 # Not every key may be read. A mask is `True` where a query may look:
@@ -162,7 +176,22 @@ plt.show()
 # %% [markdown]
 # A hidden key has weight zero, and the rest of its row still sums to one. (The row of the padding itself is computed,
 # too, but no one reads the result.)
+
+# %% [markdown]
+# ### Exercise
 #
+# Write a mask with which each word sees itself and the word before it, and nothing else.
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+places = jnp.arange(longest)
+distance = places[:, None] - places[None, :]  # [T, S], how far back a key is
+band = (distance >= 0) & (distance <= 1)
+_, banded = dot_product_attention(query, key, key, mask=band[None, None], return_weights=True)
+assert ((banded > 0).sum(axis=-1) <= 2).all()
+print(np.round(banded[1, 0], 2))
+
+# %% [markdown]
 # ## 2. Positions
 #
 # One thing is missing. Shuffle keys and values together, and attention does not notice:
@@ -194,6 +223,21 @@ for column in range(6, 10):
 curves.set(xlabel="position")
 curves.legend(loc="lower left")
 plt.show()
+
+# %% [markdown]
+# ### Exercise
+#
+# Add positions to the keys of both sentences above, the one in order and the shuffled one. Does attention now see
+# the order?
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+places = encoding[: len(ENGLISH)]
+one, _ = attention(japanese, english + places, english)
+other, _ = attention(japanese, english[shuffled] + places, english[shuffled])
+print(f"largest difference {jnp.abs(one - other).max():.2f}")
+print(f"without positions  {jnp.abs(in_order - out_of_order).max():.2f}")
+assert jnp.abs(one - other).max() > 0.01  # yes
 
 # %% [markdown]
 # ## 3. Sentence pairs
@@ -265,6 +309,19 @@ logits = model(source, target)
 print("logits", logits.shape)
 
 # %% [markdown]
+# ### Exercise
+#
+# How many parameters more does a model with three layers on each side have? Compute it with the numbers above, then
+# check it.
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+deeper = nnx.eval_shape(lambda: Transformer(dataclasses.replace(model_config, num_layers=3), rngs=nnx.Rngs(0)))
+deeper_size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(deeper)))
+print(f"{encoder_layer + decoder_layer:,} by hand, {deeper_size - counted:,} in the model")
+assert deeper_size - counted == encoder_layer + decoder_layer
+
+# %% [markdown]
 # ## 5. Training
 #
 # Training makes the right next piece likely, for many pairs, over and over. Text is cut into pieces by SentencePiece,
@@ -293,6 +350,9 @@ if VARIANT == "test":
     config = tiny_variant(config)
 
 # %% [markdown]
+# **On Kaggle** with eight TPU devices, each takes an eighth of every batch and has a copy of the model. To divide the
+# parameters too: `config.mesh.data, config.mesh.fsdp = 1, 8`. Colab has one device, and nothing to divide.
+#
 # Checkpoints, the tokenizer and curves for TensorBoard go to a folder. Stop the next cell whenever you like: it saves,
 # and when you run it again it goes on where it stopped.
 
@@ -314,6 +374,20 @@ axes.plot(steps, [evaluation["bleu"] for evaluation in result.evaluations], mark
 axes.set(xlabel="step", ylim=(-3, 103))
 axes.legend()
 plt.show()
+
+# %% [markdown]
+# ### Exercise
+#
+# The first loss that was logged is that of a model that has hardly learned anything. Which loss has a model that
+# holds all entries of the vocabulary for equally probable?
+#
+# <details><summary>Answer</summary>
+#
+# log(vocabulary), in nats: with 2,000 entries 7.6. A first loss far above it means that something is wrong, such as
+# a learning rate that is too high. The loss that training logs is a mean over the last steps, so it is lower
+# already.
+#
+# </details>
 
 # %% [markdown]
 # ## 6. Translating
@@ -346,6 +420,16 @@ for pair, translation in zip(pairs, translations, strict=True):
 # %%
 SENTENCE = "my aunt found the banana that taro 's friend bought yesterday ."
 translator(params, [SENTENCE])
+
+# %% [markdown]
+# ### Exercise
+#
+# What does the model do with words that the grammar does not have? Guess, then run the answer.
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+print(*translator(params, ["the astronaut compiled the kernel .", "my aunt found the zeppelin ."]), sep="\n")
+# It translates all the same, with words that it knows: nothing in its training said "I do not know this word".
 
 # %% [markdown]
 # ## 7. What the model looked at
@@ -384,6 +468,18 @@ display(plot_attention(maps, source_pieces, target_pieces, target_inputs=["<s>",
 cross = np.mean([weights.mean(axis=0) for name, weights in maps.items() if name.endswith("cross")], axis=0)
 for piece, row in zip(target_pieces, cross, strict=True):
     print(f"{clean_piece(source_pieces[row.argmax()]):>12}  {row.max():4.0%}  {clean_piece(piece)}")
+
+# %% [markdown]
+# ### Exercise
+#
+# Which heads point at one piece, and which spread their weight? The entropy of a row of weights says it: 0 for one
+# piece, log S for all S alike.
+
+# %% cellView="form" jupyter={"source_hidden": true}
+# @title Answer
+for name, weights in maps.items():
+    entropy = -(weights * np.log(np.maximum(weights, 1e-9))).sum(axis=-1).mean(axis=-1)  # [heads]
+    print(f"{name:<16} {np.round(entropy, 2)} of at most {np.log(weights.shape[-1]):.2f} nats")
 
 # %% [markdown]
 # ## 8. Where next

@@ -34,6 +34,7 @@ WRITTEN = (
     "conformance",
     "notebooks",
     "formats",
+    "serving",
     "sweeps",
     "results",
     "from_laptop_to_pod",

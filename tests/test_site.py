@@ -29,11 +29,18 @@ def test_links_between_pages_lead_to_pages(pages):
     broken = []
     for name, text in pages.items():
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
+        for link in re.findall(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)[^)]*\)", prose):  # pictures have their own test
             place = posixpath.normpath(posixpath.join(posixpath.dirname(name), link.removesuffix(".md")))
             if "://" not in link and place not in pages and place not in GENERATED:
                 broken.append(f"{name}: {link}")
     assert broken == []
+
+
+def test_pictures_of_notebooks_keep_their_relative_path(pages):
+    names = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", pages["notebooks"])
+    assert names
+    for name in names:
+        assert hand_written.PICTURES.parent / name in [*hand_written.PICTURES.glob("*.png")]
 
 
 def test_hand_written_pages_are_in_the_navigation(pages):

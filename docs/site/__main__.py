@@ -5,6 +5,7 @@ python -m docs.site check docs/_build/html
 """
 
 import pathlib
+import shutil
 import sys
 import time
 
@@ -23,6 +24,7 @@ def write(folder: pathlib.Path) -> list[str]:
     pages |= catalogue.pages(folder / "images" / "attention")
     pages["attention"] = catalogue.index(pages["attention"])
     pages["models"] = pages["models"].replace("<!-- families -->", settings.families())
+    shutil.copytree(hand_written.PICTURES, folder / "notebooks", dirs_exist_ok=True)
     for name, text in pages.items():
         path = folder / f"{name}.md"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ FILES = {
     "docs/models.md": "models",
     "docs/hugging_face.md": "hugging_face",
     "docs/formats.md": "formats",
+    "docs/serving.md": "serving",
     "docs/conformance.md": "conformance",
     "docs/sweeps.md": "sweeps",
     "docs/results.md": "results",
@@ -26,6 +27,8 @@ FILES = {
     "CHANGELOG.md": "changelog",
 }
 """Paths of the pages, without a suffix, by file in the repository."""
+PICTURES = ROOT / "docs" / "notebooks"
+"""Pictures of docs/notebooks.md; the site has them under the same relative path."""
 _FENCE = re.compile(r"^(`{3,}|:{3,}).*?^\1$", re.MULTILINE | re.DOTALL)
 
 
@@ -64,6 +67,8 @@ def _target(path: str, anchor: str, file: str) -> str:
       file: file that contains the link.
     """
     target = posixpath.normpath(posixpath.join(posixpath.dirname(file), path))
+    if (ROOT / target).parent == PICTURES:
+        return path
     if target in FILES:
         return f"{FILES[target]}.md{anchor}"
     experiment = re.fullmatch(r"experiments/(\w+)\.py", target)

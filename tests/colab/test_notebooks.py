@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import re
 import runpy
 import shutil
 import subprocess
@@ -12,9 +13,9 @@ import subprocess
 import jupytext
 import nbformat
 import pytest
-from ipykernel.kernelspec import write_kernel_spec
 from IPython.core.inputtransformer2 import TransformerManager
-from nbclient import NotebookClient
+
+from tests.colab.execute import COVERS, DIGEST, MAX_BYTES, converted, cover, digest, run
 
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "colab").glob("*.py"))
@@ -28,13 +29,60 @@ def _stored(source):
 
 @each_notebook
 def test_is_made_from_its_source(source):
-    """Cell for cell, without outputs, execution counts or the ids that would differ from one conversion to the next."""
-    made, stored = jupytext.read(source), _stored(source)
-    for cell in made.cells:
-        del cell["id"]
-    assert stored.cells == made.cells, f"{source.stem}.ipynb is out of date: run `make colab`"
+    """Cell for cell, but for outputs, and without the ids that would differ from one conversion to the next."""
+    made, stored = converted(source), _stored(source)
+    shown = [{key: cell[key] for key in ("cell_type", "metadata", "source")} for cell in stored.cells]
+    expected = [{key: cell[key] for key in ("cell_type", "metadata", "source")} for cell in made.cells]
+    assert shown == expected, f"{source.stem}.ipynb is out of date: run `make colab`"
     assert stored.metadata.kernelspec == made.metadata.kernelspec
     assert (stored.nbformat, stored.nbformat_minor) == (4, 4)  # the last format in which cells need no id
+
+
+@each_notebook
+def test_stored_outputs_are_of_the_current_code(source):
+    notebook = _stored(source)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    if not outputs:
+        assert DIGEST not in notebook.metadata
+        return
+    assert notebook.metadata[DIGEST] == digest(jupytext.read(source)), (
+        f"the outputs of {source.stem}.ipynb are those of other code: "
+        f"run `make colab-outputs ARGS=colab/{source.stem}.ipynb`, or `make colab` to drop them"
+    )
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert source.with_suffix(".ipynb").stat().st_size <= MAX_BYTES
+    _check_pictures(notebook)
+    assert (COVERS / f"{source.stem}.png").read_bytes() == cover(notebook)
+    pictures = ("image/png", "image/svg+xml")
+    kinds = [{k: v for k, v in output.get("data", {}).items() if k not in pictures} for output in outputs]
+    text = str(kinds) + "".join(output.get("text", "") for output in outputs)
+    assert not re.findall(r"(?<![\w.<])/(?:tmp|home|root|work|usr|opt|mnt|var|Users)/\S*|https?://\S+", text)
+
+
+def test_a_changed_cell_drops_the_outputs(tmp_path):
+    source = tmp_path / "one.py"
+    source.write_text("# %% [markdown]\n# Text\n\n# %%\n1 + 1\n")
+    stored = converted(source)
+    stored.cells[1].outputs = [nbformat.v4.new_output("stream", text="2")]
+    stored.metadata[DIGEST] = digest(stored)
+    source.write_text(source.read_text().replace("Text", "Other text"))
+    assert converted(source, stored).cells[1].outputs == stored.cells[1].outputs
+    source.write_text(source.read_text().replace("1 + 1", "1 + 2"))
+    changed = converted(source, stored)
+    assert changed.cells[1].outputs == []
+    assert DIGEST not in changed.metadata
+
+
+@each_notebook
+def test_sections_have_exercises_with_answers(source):
+    """An answer is folded: text between the tags of details, or a cell whose code is hidden."""
+    cells = jupytext.read(source).cells
+    places = [place for place, cell in enumerate(cells) if cell.source.startswith("### Exercise")]
+    assert len(places) >= 3
+    for place in places:
+        answer = cells[place + 1]
+        is_hidden = answer.metadata.get("cellView") == "form" and answer.metadata["jupyter"]["source_hidden"]
+        assert "<details><summary>Answer" in cells[place].source or (is_hidden and "# @title Answer" in answer.source)
 
 
 @each_notebook
@@ -55,7 +103,7 @@ def test_all_notebooks_install_the_same():
     ("has_gpu", "devices", "wanted"),
     [
         (False, [], "jax"),
-        (True, [], "jax[cuda12]"),
+        (True, [], "jax[cuda13]"),
         (False, ["accel0", "accel1"], "jax[tpu]"),
         (False, ["vfio/0"], "jax[tpu]"),
     ],
@@ -107,20 +155,14 @@ def test_fine_tuning_trains_no_model_in_place_of_one_that_is_named(tmp_path, mon
 @pytest.mark.slow
 @each_notebook
 def test_runs_from_top_to_bottom(source, tmp_path, monkeypatch):
-    write_kernel_spec(tmp_path / "jupyter" / "kernels" / "python3")  # this interpreter, whatever else is installed
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("TFX_JAX_VARIANT", "test")
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel draws into the notebook
     notebook = _stored(source)
-    folder = tmp_path / "notebook"
-    folder.mkdir()
+    run(notebook, tmp_path)
+    _check_pictures(notebook)
 
-    NotebookClient(
-        notebook, kernel_name="python3", timeout=600, resources={"metadata": {"path": str(folder)}}
-    ).execute()
 
+def _check_pictures(notebook):
+    """Fails for a cell that promises a picture and has none."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     promised = _promised_pictures([cell.source for cell in cells])
     assert any(promised)

@@ -19,6 +19,7 @@ ON_CPUS = {  # no variant of these needs more
     "decomposable_sick",
     "elmo_wnut17",
     "esim_sick",
+    "patch_pooling_shapes",
     "san_ctc_synthetic_speech",
     "seq2seq_demo",
     "seq2seq_enja",

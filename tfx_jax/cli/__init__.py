@@ -24,6 +24,7 @@ VERBS = {
     "translate": "translate standard input, line by line",
     "generate": "continue each line of standard input with a language model, or answer it with an encoder-decoder",
     "predict": "answer standard input, line by line: labels, tags, answers, translations",
+    "serve": "serve a model on this machine: a page, a JSON endpoint, OpenAI-style completions",
     "transcribe": "transcribe the speech in WAV files",
     "average": "average the newest checkpoints of a training run",
     "attend": "show the attention weights for a text, a pair of texts, an image or a record of events",

@@ -197,6 +197,16 @@ class LoadedModel:
         self.first_ids = tuple(first_ids)
         self._predictor, self._reason, self._source = predictor, reason, source
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the parts of an input of `predict`, such as ("text",) or ("image",); () if it has none."""
+        return () if self._predictor is None else self._predictor.inputs
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """Ends of the names of files that are inputs of `predict`, such as (".wav",); () for a model of text."""
+        return () if self._predictor is None else self._predictor.suffixes
+
     @functools.cached_property
     def chat_template(self) -> ChatTemplate:
         """The template that turns a conversation into a prompt.
@@ -262,6 +272,18 @@ def attention(model: LoadedModel, source: Any, target: str | None = None) -> Pai
     return text_attention(trained, model.model.config, cast(HFTokenizer, model.tokenizer), source, target)
 
 
+def load_from_run(run: Run[Any], params: Any, *, source: epath.PathLike | None = None) -> LoadedModel:
+    """Returns the model of a run, with the parameters of one of its checkpoints.
+
+    Args:
+      run: the run.
+      params: parameters of the model.
+      source: folder of the chat template; None if there is none.
+    """
+    predictor = Predictor(run, params) if isinstance(run.task, AnsweringTask) else None
+    return _loaded(run, params, predictor, source=source)
+
+
 def _loaded(
     run: Run[Any], params: Any, predictor: Predictor | None = None, *, source: epath.PathLike | None = None
 ) -> LoadedModel:
@@ -278,7 +300,7 @@ def _loaded(
     )
 
 
-def load(source: epath.PathLike) -> LoadedModel:
+def load(source: epath.PathLike, *, allow_nonfinite: bool = False) -> LoadedModel:
     """Loads the best checkpoint of a run, or a pretrained model.
 
         tfx_jax.load("runs/topics").predict(["The market fell.", "They won."])
@@ -286,17 +308,18 @@ def load(source: epath.PathLike) -> LoadedModel:
 
     Args:
       source: the workdir of a run, a Hugging Face folder, or the name of a model on the hub.
+      allow_nonfinite: load parameters even if some are NaN or infinite.
 
     Raises:
       UserError: if there is no model, or it is damaged.
     """
     folder = local_folder(source)
     if is_workdir(folder):
-        run, params = load_run(folder), load_best_params(folder)
+        run, params = load_run(folder), load_best_params(folder, allow_nonfinite=allow_nonfinite)
         run.check_params(params)
-        predictor = Predictor(run, params) if isinstance(run.task, AnsweringTask) else None
-        return _loaded(run, params, predictor, source=folder / "tokenizer")
-    model, reason = hf.load(folder), f"{source} is a pretrained model without a task: fine-tune it, or use generate"
+        return load_from_run(run, params, source=folder / "tokenizer")
+    model = hf.load(folder, allow_nonfinite=allow_nonfinite)
+    reason = f"{source} is a pretrained model without a task: fine-tune it, or use generate"
     try:
         tokenizer = load_folder_tokenizer(folder)
     except UserError:

@@ -10,7 +10,14 @@ from scipy.special import log_softmax, logsumexp
 
 from tfx_jax.generation.ctc import collapse, prefix_beam_search
 from tfx_jax.metrics.edit_distance import edit_distance, recognition_scores
-from tfx_jax.tasks.speech.speech_recognition import ctc_nll, predict_path, recognition_loss
+from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech
+from tfx_jax.tasks.speech.speech_recognition import (
+    SpeechRecognitionConfig,
+    SpeechRecognitionTask,
+    ctc_nll,
+    predict_path,
+    recognition_loss,
+)
 
 V, STEPS, N = 3, 6, 4
 # Steps, and what is said in them: an equal pair, an empty transcript, the only alignment, one step, none at all.
@@ -164,3 +171,17 @@ class TestPrefixBeamSearch:
             found = [prefix_beam_search(log_softmax(logits, axis=-1), size) for size in (1, 3, 400)]
             scores = [-brute_force(logits, tuple(labels)) for labels in found]
             assert max(scores) == pytest.approx(scores[-1])
+
+
+def test_own_sounds_are_padded_to_few_lengths():
+    """Each length is compiled: four for 512 frames, where built-in data have eleven; the longest is always one."""
+
+    def lengths(dataset, longest):
+        data = RecordedSpeech(dataset=dataset, max_length=longest)
+        task = SpeechRecognitionTask(SpeechRecognitionConfig(data), None, None, ("a",))
+        return task.batch_spec.boundaries
+
+    assert lengths("files", 512) == (64, 128, 256, 512)
+    assert lengths("files", 300) == (64, 128, 256, 300)
+    assert lengths("files", 50) == (50,)
+    assert len(lengths("tones", 512)) == 11

@@ -136,7 +136,10 @@ class SpeechRecognitionTask:
         """How examples become batches: examples of similar length together, all labels padded to one length."""
         data = self.config.data
         fixed_lengths = {"labels": data.max_characters}
-        return BatchSpec(few_boundaries(data.max_length), data.tokens_per_batch, fixed_lengths=fixed_lengths)
+        boundaries = few_boundaries(data.max_length)
+        if data.dataset == "files":  # own sounds are often few, and each length is compiled: powers of two only
+            boundaries = tuple(n for n in boundaries if n == data.max_length or (n >= 64 and n & (n - 1) == 0))
+        return BatchSpec(boundaries, data.tokens_per_batch, fixed_lengths=fixed_lengths)
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
         """Returns the training data, without utterances that are too long or too fast for their transcript.

@@ -264,7 +264,9 @@ class TranslationTask:
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Translates each sentence with the search of the configuration."""
-        translations = self.translator(model.graphdef)(model.params, [row[0] for row in rows])
+        if self._translator is None:  # kept, because it caches compiled programs
+            self._translator = self.translator(model.graphdef)
+        translations = self._translator(model.params, [row[0] for row in rows])
         return [{"translation": translation} for translation in translations]
 
     def translator(

@@ -1,0 +1,547 @@
+"""`tfx-jax serve` on a small GPT and on a trained translator, by Starlette's client and by sockets."""
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import queue
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jsonschema
+import numpy as np
+import PIL.Image
+import pytest
+import tokenizers
+from flax import nnx
+
+import tfx_jax
+from tfx_jax.cli import main
+from tfx_jax.models import GPT, Bert, BertConfig, GPTConfig, hf
+
+uvicorn = pytest.importorskip("uvicorn", reason="uvicorn serves; it comes with the extra `serve`")
+testclient = pytest.importorskip("starlette.testclient", reason="Starlette comes with the extra `serve`")
+
+from starlette.responses import HTMLResponse, Response  # noqa: E402
+
+from tfx_jax.cli.support import server  # noqa: E402
+from tfx_jax.cli.support.model_worker import Job, ModelWorker  # noqa: E402
+
+HOST = "http://127.0.0.1:8000"
+
+
+def small_gpt(folder, draw_model):
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<|endoftext|>", *alphabet])}
+    pipeline = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    pipeline.add_special_tokens(["<|endoftext|>"])
+    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pipeline.decoder = tokenizers.decoders.ByteLevel()
+    config = GPTConfig(vocab_size=len(vocabulary), max_length=64, num_layers=1, d_model=16, num_heads=2)
+    model = draw_model(lambda: GPT(config, rngs=nnx.Rngs(0)))
+    model.positions.table[...] = 3 * np.asarray(model.positions.table[...])
+    hf.save(model, folder)
+    pipeline.save(str(folder / "tokenizer.json"))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0]}')
+    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }} {% endfor %}a:"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, draw_model):
+    return small_gpt(tmp_path_factory.mktemp("gpt"), draw_model)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return tfx_jax.load(folder)
+
+
+@pytest.fixture(scope="module")
+def client(model):
+    app, worker = server.make_app(model, "small <gpt>", max_tokens=32)
+    with testclient.TestClient(app, base_url=HOST) as client:
+        yield client
+    worker.close()
+
+
+def message_of(response, status):
+    assert response.status_code == status, response.text
+    return response.json()["error"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(60, "programs of generation for several options")
+def test_completions_are_those_of_generate(client, model):
+    texts = ["the cat", "日本 a dog"]
+    body = {"prompt": texts, "max_tokens": 24, "temperature": 0}
+    answer = client.post("/v1/completions", json=body).json()
+    found = [choice["text"] for choice in answer["choices"]]
+    assert found == tfx_jax.generate(model, texts, max_new_tokens=24, temperature=0)
+    assert answer["usage"]["prompt_tokens"] == len("the cat") + len("日本 a dog".encode())
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]
+    drawn = client.post("/v1/completions", json=body | {"temperature": 0.7, "seed": 5}).json()
+    expected = tfx_jax.generate(model, texts, max_new_tokens=24, temperature=0.7, seed=5)
+    assert [choice["text"] for choice in drawn["choices"]] == expected
+    stop = found[0][3:5]
+    stopped = client.post("/v1/completions", json=body | {"prompt": texts[0], "stop": stop}).json()["choices"][0]
+    assert stopped["text"] == found[0][: found[0].index(stop)]
+    assert stopped["finish_reason"] == "stop"
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(60, "programs of generation")
+def test_streams_and_chat(client, model):
+    pytest.importorskip("jinja2", reason="templates need jinja2")
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+    whole = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    expected = tfx_jax.generate(model, messages, max_new_tokens=12, temperature=0)
+    assert whole == {"role": "assistant", "content": expected}
+    with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert events.pop() == "[DONE]"
+    parts = [json.loads(event)["choices"][0] for event in events]
+    assert parts[0]["delta"]["role"] == "assistant"
+    assert "".join(part["delta"].get("content", "") for part in parts) == expected
+    assert [part["finish_reason"] for part in parts][-1] == "length"
+    assert len(parts) > 3
+    long = {"prompt": "x" * 63, "max_tokens": 9, "stream": True}
+    with client.stream("POST", "/v1/completions", json=long) as response:
+        assert "has room for 55" in response.read().decode()
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(40, "programs of generation")
+def test_requests_of_one_batch_keep_their_own_limits_and_stops(model):
+    """And a bad one among them spoils no other."""
+    worker = ModelWorker(model)
+    jobs = [Job("generate", [text], max_tokens=length, stop=stop) for text, length, stop in BATCH]
+    for job in jobs:
+        job.sampling = job.sampling.__class__(temperature=0)
+    answers = worker._generate(jobs)
+    for (text, length, stop), ((found, *_),) in zip(BATCH, answers, strict=True):
+        assert found == tfx_jax.generate(model, text, max_new_tokens=length, stop=stop, temperature=0)
+    bad = Job("generate", ["x" * 64], sampling=jobs[0].sampling, max_tokens=16)
+    good = Job("generate", ["the cat"], sampling=jobs[0].sampling, max_tokens=16)
+    worker._answer([bad, good])
+    assert "prompt 1 has 64 tokens" in str(bad.result.exception())
+    assert good.result.result()[0][0] == answers[0][0][0]
+    worker.close()
+    assert not worker.is_alive
+
+
+BATCH = [("the cat", 16, []), ("a", 9, []), ("日本", 13, []), ("the cat", 12, ["zzz"])]
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(30, "maps of attention")
+def test_attention_is_the_page_of_attend(client):
+    page = client.post("/attention", json={"source": "the cat"}).json()["html"]
+    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+    assert "".join(data["tokens"]["target"]) == "theĠcat"
+    assert [entry["heads"] for entry in data["maps"]] == [2]
+
+
+def test_page_requests_nothing_from_elsewhere_and_names_the_model(client):
+    response = client.get("/")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert not re.search(r"https?:|src=|<link|@import|url\(", response.text)
+    assert '"name": "small \\u003cgpt>"' in response.text
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/v1/models").json()["data"][0]["id"] == "small <gpt>"
+    assert 'tfx_jax_requests_total{path="/health",status="200"} ' in client.get("/metrics").text
+
+
+VALUES = [
+    {},
+    [],
+    None,
+    {"prompt": "a", "max_tokens": 33},
+    {"prompt": "a", "max_tokens": True},
+    {"prompt": "a", "max_tokens": 1.5},
+    {"prompt": "a" * 20_001},
+    {"prompt": []},
+    {"prompt": ["a", 3]},
+    {"prompt": "a", "logprobs": 5},
+    {"prompt": "a", "n": 2},
+    {"prompt": "a", "top_p": 0},
+    {"prompt": "a", "stop": ""},
+    {"prompt": "a", "seed": -1},
+    {"prompt": "a", "temperature": "hot"},
+]
+
+
+def test_schema_refuses_what_the_server_refuses(client):
+    """By an independent implementation of JSON Schema."""
+    paths = client.get("/openapi.json").json()["paths"]
+    content = paths["/v1/completions"]["post"]["requestBody"]["content"]
+    schema = content["application/json"]["schema"]
+    for value in VALUES:
+        assert list(jsonschema.Draft202012Validator(schema).iter_errors(value)), value
+        headers = {"Content-Type": "application/json"}
+        message_of(client.post("/v1/completions", content=json.dumps(value), headers=headers), 400)
+    for value in ({"prompt": "a", "stop": None, "n": 1, "top_p": 1, "user": "me"}, {"prompt": ["a", "b"]}):
+        jsonschema.validate(value, schema)
+        assert server.violation(value, schema, "the body") is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "status", "message"),
+    [
+        ({"Host": "evil.example"}, 421, "which is not this server"),
+        ({"Host": "127.0.0.1.evil.example:8000"}, 421, "which is not this server"),
+        ({"Origin": "http://evil.example"}, 403, "other sites"),
+        ({"Origin": "null"}, 403, "other sites"),
+        ({"Origin": "http://127.0.0.1:9000"}, 403, "other sites"),
+        ({"Sec-Fetch-Site": "cross-site"}, 403, "other sites"),
+        ({"Content-Type": "text/plain"}, 415, "application/json"),
+        ({"Content-Length": "1000000001"}, 413, "at most 16,777,216 bytes"),
+    ],
+)
+def test_hostile_headers(client, headers, status, message):
+    content = json.dumps({"prompt": "a"})
+    response = client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"} | headers)
+    assert message in message_of(response, status)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"prompt": NaN}', b'{"prompt": "\\ud800"}', b"9" * 5_000]
+)
+def test_wrong_json_costs_one_line(client, content):
+    response = client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert "\n" not in message_of(response, 400)
+
+
+@pytest.mark.parametrize("path", ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/v1/%2e%2e", "/x"])
+def test_paths_lead_to_no_file(client, path):
+    assert "is not offered" in message_of(client.get(path), 404)
+
+
+def test_other_addresses_are_served_on_request_only():
+    guard = server._Guard(None, None, lambda *_: None)
+    assert guard._is_known("192.168.1.7:8000")
+    assert guard._is_known("[::1]:8000")
+    assert not guard._is_known("evil.example:8000")
+    assert not server._Guard(None, frozenset({"localhost"}), lambda *_: None)._is_known("192.168.1.7:8000")
+
+
+def test_mistakes_cost_one_line(capsys, monkeypatch, tmp_path, draw_model):
+    def fails(*arguments):
+        assert main(["serve", *arguments]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "exactly one of --model" in fails()
+    assert "must be at most 65,535" in fails("--model=x", "--port=70000")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "cannot listen on 127.0.0.1" in fails("--model=x", f"--port={taken.getsockname()[1]}")
+    config = BertConfig(vocab_size=9, num_layers=1, d_model=8, num_heads=2, d_ff=16)
+    encoder = tfx_jax.training.LoadedModel(draw_model(lambda: Bert(config, rngs=nnx.Rngs(0))))
+    with pytest.raises(tfx_jax.training.predictor.UserError, match="has no task that takes text or files"):
+        ModelWorker(encoder)
+    monkeypatch.delitem(sys.modules, "tfx_jax.cli.support.server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert re.search(r'serve needs Starlette and uvicorn .*: pip install "tfx-jax\[serve\] @ ', fails("--model=x"))
+
+
+# ---- The command itself, in a process
+
+
+@contextlib.contextmanager
+def served(*arguments):
+    """Runs the command on a free port; yields (process, port)."""
+    command = [sys.executable, "-m", "tfx_jax", "serve", "--port=0", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        assert "serving" in line, process.stderr.read()
+        yield process, int(re.search(r":(\d+)/", line)[1])
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def post(port, path, body, timeout=120):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    with contextlib.closing(connection):
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+def memory_of(process):
+    """Resident memory of a process in bytes."""
+    with open(f"/proc/{process.pid}/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def load_test(folder, model, num_requests, num_clients=64):
+    """Sends requests by that many clients; returns figures, after checking that every answer is that of Python."""
+    prompts = [f"text {number} " + "ab" * (number % 7) for number in range(32)]
+    lengths = (5, 9, 12)
+    keys = [(prompt, length) for prompt in prompts for length in lengths]
+    expected = {
+        (prompt, length): text
+        for length in lengths
+        for prompt, text in zip(
+            prompts, tfx_jax.generate(model, prompts, max_new_tokens=length, temperature=0), strict=True
+        )
+    }
+    with served(f"--model={folder}") as (process, port):
+        body = {"temperature": 0}
+
+        def ask(number):
+            prompt, length = keys[number % len(keys)]
+            start = time.monotonic()
+            status, answer = post(port, "/v1/completions", body | {"prompt": prompt, "max_tokens": length})
+            is_right = status == 200 and answer["choices"][0]["text"] == expected[prompt, length]
+            return status, is_right, time.monotonic() - start
+
+        with ThreadPoolExecutor(num_clients) as pool:
+            list(pool.map(ask, range(4 * num_clients)))  # compiles
+            before, start = memory_of(process), time.monotonic()
+            results = list(pool.map(ask, range(num_requests)))
+            seconds, after = time.monotonic() - start, memory_of(process)
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(timeout=60)
+    times = np.array([result[2] for result in results])
+    return {
+        "requests": len(results),
+        "lost": sum(result[0] != 200 for result in results),
+        "wrong": sum(not result[1] for result in results),
+        "per second": len(results) / seconds,
+        "median seconds": float(np.median(times)),
+        "99th percentile": float(np.quantile(times, 0.99)),
+        "memory before MB": before / 1e6,
+        "memory growth MB": (after - before) / 1e6,
+        "exit": status,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="memory is read from /proc")
+def test_load_of_64_clients(folder, model):
+    """TFX_JAX_LOAD=10000 sends that many requests."""
+    figures = load_test(folder, model, int(os.environ.get("TFX_JAX_LOAD", "600")))
+    print(figures)
+    assert (figures["lost"], figures["wrong"], figures["exit"]) == (0, 0, 0)
+    assert figures["memory growth MB"] < 100
+
+
+@pytest.mark.slow
+def test_hostile_clients_leave_the_server_well(folder, model):
+    with served(f"--model={folder}") as (process, port):
+        post(port, "/v1/completions", {"prompt": "the cat", "max_tokens": 16, "temperature": 0})
+        before = memory_of(process)
+
+        with socket.create_connection(("127.0.0.1", port)) as huge:  # chunked, so that no length warns the server
+            headers = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            huge.sendall(f"{headers}Transfer-Encoding: chunked\r\n\r\n".encode())
+            sent, part = 0, b"100000\r\n" + b"x" * 2**20 + b"\r\n"
+            with contextlib.suppress(ConnectionError):
+                for _ in range(1_000):
+                    huge.sendall(part)
+                    sent += len(part)
+        assert sent < 1e9
+        assert memory_of(process) - before < 100e6
+
+        lorises = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+        for loris in lorises:
+            loris.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localh")
+        start = time.monotonic()
+        expected = tfx_jax.generate(model, "the cat", max_new_tokens=16, temperature=0)
+        body = {"prompt": "the cat", "max_tokens": 16, "temperature": 0}
+        assert post(port, "/v1/completions", body)[1]["choices"][0]["text"] == expected  # meanwhile
+        for loris in lorises:
+            loris.settimeout(30)
+            with contextlib.suppress(ConnectionError):
+                assert loris.recv(1_000) == b""
+            loris.close()
+        assert 5 < time.monotonic() - start < 25
+
+        for _ in range(20):  # clients that vanish while their text is streamed
+            with socket.create_connection(("127.0.0.1", port)) as gone:
+                content = json.dumps({"prompt": "the cat", "max_tokens": 48, "stream": True}).encode()
+                gone.sendall(f"{headers}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+                gone.recv(20)
+        assert post(port, "/v1/completions", body)[1]["choices"][0]["text"] == expected
+
+        # A signal while a request is answered: it is answered.
+        answers = []
+        late = threading.Thread(target=lambda: answers.append(post(port, "/v1/completions", body | {"max_tokens": 40})))
+        late.start()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+        late.join()
+        assert answers[0][0] == 200
+
+
+# ---- The page in a browser, and the commands of docs/serving.md
+
+STEPS = """
+<script>
+const result = {};
+const send = () => fetch("/result", { method: "POST", body: JSON.stringify(result) });
+const until = async test => { while (!test()) await new Promise(resolve => setTimeout(resolve, 10)); };
+// The frame of the attention tells its width: its own page is closed to this one.
+const ask = window.fetch;
+window.fetch = async (...given) => {
+  const response = await ask(...given);
+  if (given[0] !== "/attention") return response;
+  const answer = await response.json();
+  const tell = "<script>setTimeout(() => parent.postMessage([element('said').textContent, " +
+    "document.documentElement.scrollWidth, self.origin], '*'), 500)</" + "script></html>";
+  answer.html = answer.html.replace("</html>", tell);
+  return { ok: true, json: async () => answer };
+};
+let told = null;
+window.addEventListener("message", event => told = event.data);
+(async () => {
+  result.title = document.title;
+  result.colors = getComputedStyle(document.body).backgroundColor;
+  element("input0").value = "the cat";
+  element("tokens").value = 12;
+  element("go").click();
+  await until(() => element("stop").hidden && element("answer").textContent);
+  result.text = element("answer").textContent;
+  element("attend").click();
+  await until(() => told);
+  result.told = told;
+  Object.assign(result, { width: document.documentElement.scrollWidth,
+    frame: document.querySelector("iframe").clientWidth });
+  element("tokens").value = 999;
+  element("form").noValidate = true;
+  element("go").click();
+  await until(() => element("answer").classList.contains("bad"));
+  result.error = element("answer").textContent;
+})().catch(error => { result.failure = String(error.stack); }).finally(send);
+</script></html>
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_in_a_browser_of_a_narrow_window(model, tmp_path, scheme):
+    """The page as it is served, its content security policy included, with a script that uses it."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next((path for name in names if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip("there is no Chromium to open the page with")
+    app, worker = server.make_app(model, "small <gpt>", max_tokens=32)
+    results = queue.Queue()
+
+    async def with_steps(scope, receive, send):
+        if scope["path"] == "/result":
+            results.put(json.loads((await receive())["body"]))
+            await Response()(scope, receive, send)
+        elif scope["path"] == "/frame":  # windows of Chromium have at least 500 pixels
+            frame = '<iframe src="/" style="width:420px;height:900px;border:0"></iframe>'
+            await HTMLResponse(frame)(scope, receive, send)
+        elif scope["path"] == "/":
+
+            async def send_more(message):
+                if message["type"] == "http.response.start":
+                    headers = [header for header in message["headers"] if header[0] != b"content-length"]
+                    message = message | {"headers": headers}
+                elif message["type"] == "http.response.body":
+                    message = message | {"body": message["body"].replace(b"</html>", STEPS.encode())}
+                await send(message)
+
+            await app(scope, receive, send_more)
+        else:
+            await app(scope, receive, send)
+
+    config = uvicorn.Config(with_steps, port=0, http=server._Protocol, lifespan="off", log_level="error")
+    listener = socket.create_server(("127.0.0.1", 0))
+    runner = uvicorn.Server(config)
+    thread = threading.Thread(target=runner.run, kwargs={"sockets": [listener]})
+    thread.start()
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
+    options += [f"--user-data-dir={tmp_path}", "--window-size=1400,1000"]
+    options += ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+    command = [browser, *options, f"http://127.0.0.1:{listener.getsockname()[1]}/frame"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        result = results.get(timeout=90)
+    finally:
+        process.terminate()
+        process.wait()
+        runner.should_exit = True
+        thread.join()
+        worker.close()
+    assert "failure" not in result, result["failure"]
+    assert result["title"] == "small <gpt>"
+    assert result["colors"] == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 22, 26)"}[scheme]
+    expected = tfx_jax.generate(model, "the cat", max_new_tokens=12, temperature=0)
+    assert result["text"] == expected
+    assert result["width"] <= 420
+    said, width, origin = result["told"]
+    assert said.startswith("Point at a token or a cell")
+    assert width <= result["frame"]
+    assert origin == "null"  # the frame cannot call the server
+    assert result["error"] == "max_tokens violates maximum 32"
+
+
+def commands(name, port):
+    """Commands of the page's block of this name, with another port."""
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    (text,) = re.findall(rf"^```sh {name}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    lines = text.replace("\\\n", " ").splitlines()
+    return [line.replace("localhost:8000", f"127.0.0.1:{port}") for line in lines]
+
+
+def shell(command, folder):
+    return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, check=True).stdout.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_commands_of_the_page_for_a_language_model(folder, model, tmp_path):
+    pytest.importorskip("jinja2", reason="templates need jinja2")
+    with served(f"--model={folder}") as (_, port):
+        whole, streamed, reply = (shell(command, tmp_path) for command in commands("generate", port))
+    expected = tfx_jax.generate(model, "Once upon", max_new_tokens=20, temperature=0)
+    assert json.loads(whole)["choices"][0]["text"] == expected
+    assert streamed.endswith("data: [DONE]\n\n")
+    assert json.loads(reply)["choices"][0]["message"]["role"] == "assistant"
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(150, "two trainings")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+@pytest.mark.parametrize(("experiment", "block"), [("bert_banking77", "predict"), ("vit_digits", "file")])
+def test_answers_are_those_of_the_command(tmp_path, capfd, experiment, block):
+    """By the commands of the page, for texts and for a file."""
+    workdir = tmp_path / "run"
+    assert main(["train", f"--config={experiment}:test", f"--workdir={workdir}"]) == 0
+    PIL.Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8) * 4).save(tmp_path / "cat.png")
+    (tmp_path / "texts.txt").write_text("The market fell.\nThey won.\n")
+    capfd.readouterr()
+    name = "texts.txt" if block == "predict" else "cat.png"
+    assert main(["predict", f"--workdir={workdir}", "--json", str(tmp_path / name)]) == 0
+    expected = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    with served(f"--workdir={workdir}") as (_, port):
+        (command,) = commands(block, port)
+        found = json.loads(shell(command, tmp_path))["predictions"]
+        broken = shell(command.replace("@cat.png", "@texts.txt"), tmp_path)
+    assert len(found) == len(expected)
+    for answer, wanted in zip(found, expected, strict=True):
+        assert answer["label"] == wanted["label"]
+        assert answer["probabilities"] == pytest.approx(wanted["probabilities"], abs=1e-6)
+        assert "file" not in answer
+    if block == "file":
+        assert "the file cannot be read as an image" in json.loads(broken)["error"]["message"]
