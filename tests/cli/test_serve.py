@@ -311,7 +311,7 @@ def load_test(folder, model, num_requests, num_clients=64):
             return status, is_right, time.monotonic() - start
 
         with ThreadPoolExecutor(num_clients) as pool:
-            list(pool.map(ask, range(4 * num_clients)))  # compiles
+            list(pool.map(ask, range(32 * num_clients)))  # compiles all shapes of batches
             before, start = memory_of(process), time.monotonic()
             results = list(pool.map(ask, range(num_requests)))
             seconds, after = time.monotonic() - start, memory_of(process)
