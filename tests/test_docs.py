@@ -145,6 +145,7 @@ def test_columns_of_formats_are_the_ones_meant(tmp_path, monkeypatch):
     assert read("stars")[0] == ("Slow, but warm.", "3")
     assert read("pairs")[1] == ("A dog runs.", "The dog sleeps.", "contradiction")
     assert read("topics")[2] == ("What is the rate for yen?", "exchange")
+    assert read("fasttext") == read("topics")
     assert read("conll2003")[0].tags == ["B-ORG", "O", "B-MISC", "O"]
 
 

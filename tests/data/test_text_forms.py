@@ -52,7 +52,7 @@ def _pairs(path):
     return [pairs[index] for index in range(len(pairs))]
 
 
-# How to read a file, and two rows of one in which "_" may be any text.
+# How to read a file, and two rows of one in which the "_" of "a_b" may be any text.
 READERS = {
     "lines": (lambda path: list(read_lines(path)), "a_b\nc\n"),
     "standard input": (_stdin, "a_b\nc\n"),
@@ -60,6 +60,7 @@ READERS = {
     "tags": (read_tagged, "a_b\tO\nc\tB-x\n"),
     "columns of tags": (read_tagged, "a_b NN O\nc NN B-x\n"),
     "labels": (read_labeled, "x\ta_b\ny\tc\n"),
+    "labels of fastText": (read_labeled, "__label__x a_b\n__label__y c\n"),
     "tsv": (lambda path: list(read_columns(path, ["t", "l"])), "t\tl\na_b\tx\nc\ty\n"),
     "trees": (read_trees, "(S (N a_b))\n(S (N c))\n"),
     "articles": (lambda path: list(read_articles(path)), " = T = \n\na_b\nc\n"),
@@ -98,7 +99,7 @@ def test_a_line_separator_of_unicode_ends_no_line(tmp_path, name):
     plain = _read(read, tmp_path / "data", content)
     between_words = "\r" if name in ("trees", "columns of tags") else ""
     for separator in set(SEPARATORS) - set(between_words):
-        found = _read(read, tmp_path / "data", content.replace("_", separator))
+        found = _read(read, tmp_path / "data", content.replace("a_b", f"a{separator}b"))
         assert len(found) == len(plain), ascii(separator)
         shown = " " if name == "speech" else repr(separator)[1:-1]  # transcripts have single spaces
         assert str(found) == str(plain).replace("a_b", f"a{shown}b")
@@ -121,6 +122,8 @@ def test_a_line_that_shows_nothing_is_blank_to_all_readers(tmp_path, blank):
     assert _read(_pairs, path, "a\tb\n" + (f"{blank}\tc\nd\t{blank}\n" if blank != "\t" else "")) == [
         {"source": "a", "target": "b"}
     ]
+    with pytest.raises(UserError, match=r"line 2: .* is not __label__NAME, a space and its text"):
+        _read(read_labeled, path, f"__label__x a\n__label__x {blank}\n")
     if blank != "\t":
         with pytest.raises(UserError, match=r"line 1: .* is not a label, one TAB and its text"):
             _read(read_labeled, path, f"x\t{blank}\n")

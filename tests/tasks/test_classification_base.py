@@ -64,8 +64,10 @@ def test_predictions_are_labels_and_are_compared_with_those_of_the_split(task):
     said = Told(lambda batch: (batch["place"][:, 0].astype(int) // 2, batch["label"]))  # 0, 0, 1, 1 of 0, 1, 0, 1
     assert task.predict(said, POINTS["validation"]) == ["high", "high", "low", "low"]
     metrics, summary = task.evaluate(said)
-    assert metrics == {"accuracy": 50.0, "macro_f1": pytest.approx(100 / 3), "balanced_accuracy": 50.0}
-    assert summary == "accuracy 50.00 %, macro F1 33.33 %, balanced accuracy 50.00 %, 4 points"
+    macro_f1 = pytest.approx(100 / 3)
+    assert metrics == {"accuracy": 50.0, "macro_f1": macro_f1, "balanced_accuracy": 50.0, "matthews_correlation": 0.0}
+    scores = "accuracy 50.00 %, macro F1 33.33 %, balanced accuracy 50.00 %, Matthews correlation 0.00 %"
+    assert summary == f"{scores}, 4 points"
 
 
 def test_a_report_shows_classes_confusions_and_samples(task, monkeypatch):

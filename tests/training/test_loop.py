@@ -171,6 +171,30 @@ def test_evaluations_rank_checkpoints_and_stop_early(text, tmp_path, monkeypatch
     chex.assert_trees_all_equal(load_params(tmp_path, "best"), load_params(tmp_path, 3))
 
 
+def test_another_metric_may_rank_checkpoints(text, tmp_path, monkeypatch, capfd):
+    """Whose best value is bold in the report, named at the end, and wrong names are refused before the first step."""
+    bleus, matches = iter([3.0, 7.0, 8.0, 9.0]), iter([1.0, 5.0, 4.0, 3.0])
+
+    def evaluate(*_):
+        return EvalResult({"bleu": next(bleus), "exact_match": next(matches)}, "as it may be")
+
+    monkeypatch.setattr(TranslationTask, "evaluate", evaluate)
+    config = tiny_config(text, num_steps=9, eval_every=1, patience=2, keep_last=1, validation="validation.tsv")
+    config.best_metric = "exact"
+    with pytest.raises(
+        UserError, match=r"^config\.best_metric must be one of bleu, exact_match, or empty, got 'exact'$"
+    ):
+        train(config, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    config.best_metric = "exact_match"
+    assert train(config, tmp_path / "kept").step == 4
+    chex.assert_trees_all_equal(load_params(tmp_path / "kept", "best"), load_params(tmp_path / "kept", 2))
+    assert "stopped early: no better exact match in the last 2" in capfd.readouterr().err
+    report = (tmp_path / "kept" / "report.md").read_text()
+    assert "stopped early, without a better exact match" in report
+    assert "| 2 | 7.00 | **5.0 %** |" in report
+
+
 @pytest.mark.slow
 def test_a_score_that_is_no_number_is_never_the_best(text, tmp_path, monkeypatch, capfd):
     nan, inf = np.nan, np.inf

@@ -185,6 +185,10 @@ def test_the_first_metric_ranks_evaluations_and_a_loss_the_other_way(workdir):
 
     run = Run(run.config, Scored())
     assert run.rank({"f1": 2.0, "loss": 7.0}) > run.rank({"f1": 1.0, "loss": 1.0})
+    run = Run(dataclasses.replace(run.config, best_metric="loss"), Scored())
+    assert run.rank({"f1": 2.0, "loss": 7.0}) < run.rank({"f1": 1.0, "loss": 1.0})
+    with pytest.raises(UserError, match=r"^config\.best_metric must be one of f1, loss, or empty, got 'f2'$"):
+        Run(dataclasses.replace(run.config, best_metric="f2"), Scored())
 
 
 def test_examples_that_do_not_go_on_have_no_carry(workdir):

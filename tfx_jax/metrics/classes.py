@@ -1,5 +1,6 @@
-"""Scores of predicted classes: accuracy, macro F1 and balanced accuracy, also by class."""
+"""Scores of predicted classes: accuracy, macro F1, balanced accuracy, Matthews correlation; and by class."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,11 +15,13 @@ class ClassScores(NamedTuple):
       accuracy: share of the predictions that are right.
       macro_f1: unweighted mean over classes of F1, the harmonic mean of precision and recall.
       balanced_accuracy: unweighted mean of recall over the classes that occur.
+      matthews_correlation: correlation of predicted with correct classes, from -100 to 100; see `class_scores`.
     """
 
     accuracy: float
     macro_f1: float
     balanced_accuracy: float
+    matthews_correlation: float
 
 
 class ScoresOfClass(NamedTuple):
@@ -73,9 +76,13 @@ def scores_by_class(counts: Int[np.ndarray, "C C"], labels: Sequence[Any]) -> li
 def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: Sequence[Any]) -> ClassScores:
     """Scores predicted classes.
 
-    The values are those of scikit-learn's `accuracy_score`, of its `f1_score` with `labels` and average="macro", and of
-    its `balanced_accuracy_score`, times 100. A class that neither occurs nor is predicted has an F1 of 0. A class that
-    does not occur in `references` is left out of the balanced accuracy.
+    The values are those of scikit-learn's `accuracy_score`, of its `f1_score` with `labels` and average="macro", of its
+    `balanced_accuracy_score`, and of its `matthews_corrcoef`, times 100. A class that neither occurs nor is predicted
+    has an F1 of 0. A class that does not occur in `references` is left out of the balanced accuracy.
+
+    Matthews correlation is that of K classes, R_K of "Comparing two K-category assignments by a K-category correlation
+    coefficient" (Gorodkin, 2004, https://doi.org/10.1016/j.compbiolchem.2004.09.006). It is 0 if the predictions, or
+    the references, are all of one class.
 
     Args:
       predictions: predicted class of each example, as name or id.
@@ -85,8 +92,8 @@ def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: 
     Raises:
       ValueError: if the numbers of predictions and references differ or are 0, or a class is not in `labels`.
 
-    >>> class_scores(["b", "a", "b", "a"], ["b", "a", "a", "a"], labels=["a", "b"])
-    ClassScores(accuracy=75.0, macro_f1=73.33333333333334, balanced_accuracy=83.33333333333333)
+    >>> [round(score, 1) for score in class_scores(["b", "a", "b", "a"], ["b", "a", "a", "a"], labels=["a", "b"])]
+    [75.0, 73.3, 83.3, 57.7]
     """
     if len(predictions) != len(references) or not len(references):
         raise ValueError(
@@ -110,4 +117,18 @@ def class_scores(predictions: Sequence[Any], references: Sequence[Any], labels: 
         accuracy=100 * float(is_correct.mean()),
         macro_f1=100 * float(f1.mean()),
         balanced_accuracy=100 * float(recall.mean()),
+        matthews_correlation=100 * _correlation(num_correct.tolist(), num_predicted.tolist(), num_expected.tolist()),
     )
+
+
+def _correlation(num_correct: list[int], num_predicted: list[int], num_expected: list[int]) -> float:
+    """Returns Matthews correlation, from numbers by class: of right predictions, of all predictions, of examples."""
+    total = sum(num_expected)
+
+    def covariance(left: list[int], right: list[int], num_both: int) -> int:
+        return total * num_both - sum(a * b for a, b in zip(left, right, strict=True))
+
+    variances = [covariance(counts, counts, total) for counts in (num_predicted, num_expected)]
+    # Integers of Python do not overflow, and the root of an exact square is exact: right predictions score 1.
+    spread = math.sqrt(math.prod(variances))
+    return covariance(num_predicted, num_expected, sum(num_correct)) / spread if spread else 0.0

@@ -31,6 +31,7 @@ CLASS_METRICS = (
     MetricInfo("accuracy", "accuracy", " %"),
     MetricInfo("macro_f1", "macro F1", " %"),
     MetricInfo("balanced_accuracy", "balanced accuracy", " %", note="mean recall of the classes that occur"),
+    MetricInfo("matthews_correlation", "Matthews correlation", " %", note="0 is chance"),
 )
 """Metrics of all classification tasks: the fields of `ClassScores`."""
 

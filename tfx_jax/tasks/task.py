@@ -190,7 +190,8 @@ class Task(Protocol):
     is short enough. All processes call it.
 
     Attributes:
-      metrics: metrics of evaluations; the first decides which checkpoint is best.
+      metrics: metrics of evaluations; the first decides which checkpoint is best, unless `config.best_metric` names
+        another.
       unit: unit over which the loss is a mean, and which the throughput counts.
       model_config: configuration of the model with the real vocabulary size and labels.
     """

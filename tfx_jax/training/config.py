@@ -87,6 +87,9 @@ class ExperimentConfig:
     patience: int = at_least(0, 0)  # evaluations without a better score before training stops; 0: never
     keep_last: int = at_least(1, 5)  # newest checkpoints to keep; `tfx-jax average` averages them by default
     keep_best: int = at_least(0, 1)  # checkpoints with the best validation scores to keep in addition
+    # Name of the metric whose validation score decides which checkpoint is best and when training stops early, such as
+    # matthews_correlation; empty: the first metric of the task.
+    best_metric: str = ""
     keep_every: int = at_least(0, 0)  # checkpoints at multiples of this step count are never deleted; 0: none
     # Seconds after which a step counts as hung and the process exits; must exceed the compilation time; 0: never.
     hang_seconds: float = at_least(0, 1_800.0)

@@ -244,8 +244,7 @@ class _Trainer:
                 self.progress.message(f"stopped, saved at step {self.saved_step}: rerun the same command to resume")
             elif self._has_converged() and int(self.state.step) < config.num_steps:
                 self.progress.message(
-                    f"stopped early: no better {self.run.task.metrics[0].title} "
-                    f"in the last {config.patience} evaluations"
+                    f"stopped early: no better {self.run.best_metric.title} in the last {config.patience} evaluations"
                 )
             self._report(stop.signum)
         finally:
@@ -365,11 +364,11 @@ class _Trainer:
         write_attention(self.run.task, model, self.progress, step)
         self.evaluations.append({"step": step} | metrics)
         self.progress.scalars(step, {f"validation/{name}": value for name, value in metrics.items()})
-        first_metric = self.run.task.metrics[0]
+        best_metric = self.run.best_metric
         rank = self.run.rank(metrics)
         self._save(score=rank if math.isfinite(rank) else None)
         if not math.isfinite(rank):
-            summary += f", {first_metric.title} is {metrics[first_metric.name]}: this checkpoint cannot be the best"
+            summary += f", {best_metric.title} is {metrics[best_metric.name]}: this checkpoint cannot be the best"
         self.progress.message(f"step {step}: validation {summary}, {time.monotonic() - started_at:.0f} s")
 
     def _has_converged(self) -> bool:

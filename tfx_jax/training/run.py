@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import grain
@@ -19,7 +19,7 @@ from tfx_jax.errors import UserError, one_line
 from tfx_jax.models.config import SelfAttentionConfig
 from tfx_jax.nn.lora import Frozen, adapt
 from tfx_jax.tasks.prediction import OnBatch, TrainedModel
-from tfx_jax.tasks.task import EvalResult, Task
+from tfx_jax.tasks.task import EvalResult, MetricInfo, Task
 from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
 from tfx_jax.training.config import ExperimentConfig, load_valid_config, validate
 from tfx_jax.training.init_from import tokenizer_folder
@@ -37,10 +37,12 @@ class Run(Generic[AnyTask]):
     Attributes:
       config: configuration of the whole run.
       task: task with its tokenizer, labels and data.
+      best_metric: metric that decides which checkpoint is best: `config.best_metric`, by default the task's first.
     """
 
     def __init__(self, config: ExperimentConfig, task: AnyTask):
         self.config, self.task = config, task
+        self.best_metric = _best_metric(config.best_metric, task.metrics)
         self._models_by_mesh: dict[Mesh, TrainedModel] = {}  # without parameters; they keep compiled programs
 
     def make_model(self) -> Any:
@@ -134,13 +136,13 @@ class Run(Generic[AnyTask]):
         return self._models_by_mesh[mesh].replace(params, on_batch)
 
     def rank(self, metrics: Mapping[str, float]) -> float:
-        """Returns a value that is higher for better evaluations: the first metric, negated if it is a loss.
+        """Returns a value that is higher for better evaluations: the `best_metric`, negated if it is a loss.
 
         NaN and infinity rank lowest (-inf), because a model that produces them is broken.
         """
-        first_metric = self.task.metrics[0]
-        value = metrics[first_metric.name]
-        rank = -value if first_metric.is_loss else value
+        best_metric = self.best_metric
+        value = metrics[best_metric.name]
+        rank = -value if best_metric.is_loss else value
         return rank if math.isfinite(rank) else -math.inf
 
     @functools.cached_property
@@ -152,6 +154,18 @@ class Run(Generic[AnyTask]):
         """The model without parameters, which `replace` adds; it keeps the compiled programs."""
         shard = ProcessShard(jax.process_index(), jax.process_count())
         return TrainedModel(self.graphdef, None, shard=shard, gather=gather_lists)
+
+
+def _best_metric(name: str, metrics: Sequence[MetricInfo]) -> MetricInfo:
+    """Returns the metric of a name, for "" the first one.
+
+    Raises:
+      UserError: if there is no metric of that name.
+    """
+    named = {metric.name: metric for metric in metrics}
+    if name and name not in named:
+        raise UserError(f"config.best_metric must be one of {', '.join(named)}, or empty, got {name!r}")
+    return named[name] if name else metrics[0]
 
 
 def make_model(config: ExperimentConfig, task: Task) -> Any:
@@ -185,7 +199,7 @@ def make_run(
       can_make: whether missing files may be created, as in training; else they are an error.
 
     Raises:
-      UserError: as `tfx_jax.tasks.task.TaskConfig.setup`.
+      UserError: as `tfx_jax.tasks.task.TaskConfig.setup`, and if the task has no metric `config.best_metric`.
     """
     artifacts = WorkdirArtifacts(
         workdir,

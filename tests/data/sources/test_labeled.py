@@ -53,6 +53,54 @@ def test_a_line_that_names_no_columns(tmp_path, name, line):
         read_labeled(_write(tmp_path / name, line))
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_fasttext(tmp_path, name):
+    """Labels are without the prefix; a TAB or several spaces may follow; text stays, with commas and TABs, as it is."""
+    lines = [
+        "__label__a,b hello  there, you\r",
+        " __label__c++\tone\ttwo ",
+        "__label__日本   x__label__ _label_ __label",
+        "",
+    ]
+    path = _write(tmp_path / name, *lines)
+    expected = [("hello  there, you", "a,b"), ("one\ttwo", "c++"), ("x__label__ _label_ __label", "日本")]
+    assert read_labeled(path) == expected
+    assert read_labeled(path, labels=["a,b", "c++", "日本"]) == expected
+    with pytest.raises(UserError, match=r"line 2: the label 'c\+\+' is not one of the 2 known ones"):
+        read_labeled(path, labels=["a,b", "日本"])
+
+
+@pytest.mark.parametrize("line", ["__label__a __label__b hi", "__label__a hi __label__b", "__label__a\t__label__b"])
+@pytest.mark.parametrize("before", [[], ["__label__a hello"]])
+def test_several_labels_of_fasttext(tmp_path, line, before):
+    path = _write(tmp_path / "a.txt", *before, line)
+    message = (
+        rf"a\.txt, line {len(before) + 1}: __label__a and __label__b: a text must have one label, so keep one of them$"
+    )
+    with pytest.raises(UserError, match=message):
+        read_labeled(path)
+
+
+@pytest.mark.parametrize(
+    "line", ["hello", "", "a\thello", "__label__ hello", "__label__a", "hi __label__a", "__label__\u200b x"]
+)
+def test_lines_that_are_not_fasttext(tmp_path, line):
+    path = _write(tmp_path / "a.txt", "__label__a hello", line, "__label__b hi")
+    with pytest.raises(
+        UserError, match=r"a\.txt, line 2: .* is not __label__NAME, a space and its text, as line 1 begins$"
+    ):
+        read_labeled(path)
+    if line.startswith("__label__"):  # in line 1 too, where nothing says what columns there are
+        with pytest.raises(UserError, match=r"a\.txt, line 1: .* is not __label__NAME, a space and its text"):
+            read_labeled(_write(tmp_path / "a.txt", line))
+
+
+def test_fasttext_behind_another_line_is_no_format(tmp_path):
+    path = _write(tmp_path / "a.txt", "a\thello", "__label__a hello")
+    with pytest.raises(UserError, match=r"line 2: .* is not a label, one TAB and its text$"):
+        read_labeled(path)
+
+
 def test_unknown_label(tmp_path):
     path = _write(tmp_path / "a.tsv", "greeting\thello", "greting\thi")
     with pytest.raises(UserError, match=r"a\.tsv, line 2: the label 'greting' is not one of the 2 known ones"):

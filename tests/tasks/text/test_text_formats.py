@@ -142,7 +142,9 @@ def test_scores_without_a_label_are_those_of_sklearn():
     """f1_score(references, predictions, labels=labels, average="macro", zero_division=0) and the others, by hand."""
     labels, references = ["a", "b", "c"], ["a", "a", "b", "c", "c"]
     predictions = ["a", NO_LABEL, "b", "b", NO_LABEL]
-    accuracy, macro_f1, balanced_accuracy = label_scores(predictions, references, labels)
+    accuracy, macro_f1, balanced_accuracy, correlation = label_scores(predictions, references, labels)
     assert accuracy == pytest.approx(40)
     assert macro_f1 == pytest.approx(100 * (2 / 3 + 2 / 3 + 0) / 3)
     assert balanced_accuracy == pytest.approx(100 * (1 / 2 + 1 + 0) / 3)
+    # Right: 2 of 5. Said: a 1, b 2, nothing 2; true: a 2, b 1, c 2. NO_LABEL is a class that is never right.
+    assert correlation == pytest.approx(100 * (5 * 2 - 4) / ((25 - 9) * (25 - 9)) ** 0.5)

@@ -72,14 +72,16 @@ def test_examples_are_the_texts_between_special_tokens(run):
 def test_what_the_model_says_is_scored(run):
     task, texts = run.task, texts_of(run)
     metrics, summary = task.evaluate(Told(lambda batch: (batch["label"], batch["label"])))
-    assert metrics == {"accuracy": 100, "macro_f1": 100, "balanced_accuracy": 100}
-    assert summary == "accuracy 100.00 %, macro F1 100.00 %, balanced accuracy 100.00 %, 200 texts"
+    assert metrics == {"accuracy": 100, "macro_f1": 100, "balanced_accuracy": 100, "matthews_correlation": 100}
+    scores = "accuracy 100.00 %, macro F1 100.00 %, balanced accuracy 100.00 %, Matthews correlation 100.00 %"
+    assert summary == f"{scores}, 200 texts"
     metrics, _ = task.evaluate(Told(lambda batch: (0 * batch["label"], batch["label"])))
     share = np.mean([text.label == task.labels[0] for text in texts])
     assert 0 < share < 1
     assert metrics["accuracy"] == pytest.approx(100 * share)
     assert metrics["macro_f1"] == pytest.approx(200 * share / (1 + share) / len(task.labels))
     assert metrics["balanced_accuracy"] == pytest.approx(100 / len(task.labels))
+    assert metrics["matthews_correlation"] == 0
 
 
 def test_metrics_do_not_depend_on_the_size_of_batches(run, tmp_path, draw_model):
@@ -211,7 +213,7 @@ def run_test_variant(name, workdir, capsys, *options):
     assert evaluate_cli.run([f"--workdir={workdir}", "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)
     assert f"validation accuracy {scores['accuracy']:.2f} %" in told
-    assert scores.keys() == {"accuracy", "macro_f1", "balanced_accuracy"}
+    assert scores.keys() == {"accuracy", "macro_f1", "balanced_accuracy", "matthews_correlation"}
     return scores
 
 

@@ -146,7 +146,7 @@ def test_what_the_model_says_is_scored(tmp_path):
     task = opened(ListOpsData(0, 3, 3, 4, 16, num_train=8, num_heldout=30, tokens_per_batch=64), tmp_path).task
     metrics, summary = task.evaluate(Told(lambda batch: (batch["label"], batch["label"])))
     macro_f1 = pytest.approx(10 * len({*references(task)}))
-    assert metrics == {"accuracy": 100, "macro_f1": macro_f1, "balanced_accuracy": 100}
+    assert metrics == {"accuracy": 100, "macro_f1": macro_f1, "balanced_accuracy": 100, "matthews_correlation": 100}
     assert summary.endswith(", 30 texts")
     metrics, _ = task.evaluate(Told(lambda batch: (0 * batch["label"], batch["label"])))
     assert metrics["accuracy"] == pytest.approx(100 * references(task).count("0") / 30)

@@ -92,8 +92,9 @@ def test_what_cannot_be_swapped_or_is_no_pair_is_refused(files, tmp_path):
 def test_what_the_model_says_is_scored(files, tmp_path):
     task = opened(tmp_path / "run", **files).task
     metrics, summary = task.evaluate(Told(lambda batch: (batch["label"], batch["label"])))
-    assert metrics == {"accuracy": 100, "macro_f1": 100, "balanced_accuracy": 100}
-    assert summary == "accuracy 100.00 %, macro F1 100.00 %, balanced accuracy 100.00 %, 3 texts"
+    assert metrics == {"accuracy": 100, "macro_f1": 100, "balanced_accuracy": 100, "matthews_correlation": 100}
+    scores = "accuracy 100.00 %, macro F1 100.00 %, balanced accuracy 100.00 %, Matthews correlation 100.00 %"
+    assert summary == f"{scores}, 3 texts"
     metrics, _ = task.evaluate(Told(lambda batch: (0 * batch["label"], batch["label"])))
     assert metrics["accuracy"] == pytest.approx(100 / 3)
 

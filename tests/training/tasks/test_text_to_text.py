@@ -143,6 +143,7 @@ def test_command_line_evaluates(trained, capsys):
     last = result.evaluations[-1]
     lines = [f"accuracy: {last['accuracy']:.2f} %", f"macro F1: {last['macro_f1']:.2f} %"]
     lines.append(f"balanced accuracy: {last['balanced_accuracy']:.2f} %")
+    lines.append(f"Matthews correlation: {last['matthews_correlation']:.2f} %")
     assert capsys.readouterr().out.splitlines() == lines
 
 

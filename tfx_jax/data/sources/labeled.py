@@ -1,5 +1,6 @@
 """Readers of labeled texts and of labeled pairs of texts."""
 
+import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -9,6 +10,8 @@ from tfx_jax.data.sources.columns import describe_columns, read_columns
 from tfx_jax.data.sources.lines import is_blank, read_lines
 from tfx_jax.data.sources.parquet import is_columnar
 from tfx_jax.errors import UserError
+
+_PREFIX = "__label__"  # of labels in the format of fastText
 
 
 class LabeledText(NamedTuple):
@@ -29,19 +32,26 @@ class LabeledPair(NamedTuple):
 def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) -> list[LabeledText]:
     """Reads lines of the form label, TAB, text from a UTF-8 file, plain or `.gz`.
 
+    If the first line begins with `__label__`, all lines have the format of fastText instead: `__label__NAME text`.
+
     Args:
       path: path of the file.
       labels: allowed labels, such as those of the training split; None allows any.
 
     Raises:
       UserError: if the file cannot be read, is empty, not UTF-8, a `.parquet` or an `.arrow`, a line is not a label,
-        one TAB and a text, or a label is not allowed.
+        one TAB and a text, or is not one label and a text in fastText's format, or a label is not allowed.
     """
     if is_columnar(path):
         raise UserError(f"{path} has columns: name two as config.task.data.first_column and label_column")
-    examples = []
+    examples, is_fasttext = [], False
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}, line {number}"
+        is_fasttext = line.lstrip().startswith(_PREFIX) if number == 1 else is_fasttext
+        if is_fasttext:
+            label, text = _fasttext(line, where)
+            examples.append(LabeledText(text, _known(label, labels, where)))
+            continue
         fields = [field.strip() for field in line.split("\t")]
         if len(fields) != 2 or any(map(is_blank, fields)):
             problem = f"{where}: {line[:40]!r} is not a label, one TAB and its text"
@@ -51,6 +61,20 @@ def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) ->
         label, text = fields
         examples.append(LabeledText(text, _known(label, labels, where)))
     return examples
+
+
+def _fasttext(line: str, where: str) -> tuple[str, str]:
+    """Returns label and text of a line in the format of fastText, in which each word with the prefix is a label."""
+    word, *rest = re.split("[ \t]+", line.strip(), maxsplit=1)
+    label, text = word.removeprefix(_PREFIX), "".join(rest)
+    others = [other for other in text.split() if other.startswith(_PREFIX)]
+    if word.startswith(_PREFIX) and others:
+        raise UserError(
+            f"{where}: {word} and {', '.join(others)[:40]}: a text must have one label, so keep one of them"
+        )
+    if not word.startswith(_PREFIX) or is_blank(label) or is_blank(text):
+        raise UserError(f"{where}: {line[:40]!r} is not {_PREFIX}NAME, a space and its text, as line 1 begins")
+    return label, text
 
 
 def read_labeled_columns(
@@ -109,8 +133,8 @@ def check_repeated(texts: Sequence[LabeledText] | Sequence[LabeledPair], path: e
     if len(texts) >= 20 and 2 * len(labels) > len(texts):
         raise UserError(
             f"{path} has {len(texts):,} texts with {len(labels):,} different labels, for example the label "
-            f"{min(labels)[:40]!r}: are the columns swapped? A line is label, TAB, text, unless "
-            "config.task.data.label_column names a column"
+            f"{min(labels)[:40]!r}: are the columns swapped? A line is label, TAB, text or "
+            "__label__NAME text, unless config.task.data.label_column names a column"
         )
 
 

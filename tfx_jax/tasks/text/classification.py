@@ -69,7 +69,8 @@ class LabeledData(FileData):
     )  # grammar: built-in texts; grammar_pairs: pairs of them
     # files: folder of the files below; each field may list several, as "a.txt,b.txt" or "part-*.txt" (sorted)
     data_dir: str = ""
-    # files: lines of label, TAB, text; or, with the column names below, TSV, .csv, .jsonl or .parquet.
+    # files: lines of label, TAB, text, or fastText's `__label__NAME text`; or, with the column names below, TSV, .csv,
+    # .jsonl or .parquet.
     train_file: str = ""
     validation_file: str = ""
     validation_share: float = fraction(0.0)  # without validation_file: fraction of the training rows held out for it

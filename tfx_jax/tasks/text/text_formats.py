@@ -78,8 +78,10 @@ def read_label(text: str, labels: Mapping[str, str]) -> str:
 def label_scores(predictions: Sequence[str], references: Sequence[str], labels: Sequence[str]) -> ClassScores:
     """Computes `class_scores` of predictions that may be NO_LABEL: these are wrong, and count for no class.
 
-    >>> label_scores(["a", "", "b", "b"], ["a", "b", "b", "b"], ["a", "b"])
-    ClassScores(accuracy=75.0, macro_f1=90.0, balanced_accuracy=83.33333333333333)
+    Only for Matthews correlation NO_LABEL is one more class, which is predicted and never right.
+
+    >>> [round(score, 1) for score in label_scores(["a", "", "b", "b"], ["a", "b", "b", "b"], ["a", "b"])]
+    [75.0, 90.0, 83.3, 64.5]
     """
     # As a class, NO_LABEL has an F1 of 0 and adds one class to the mean; it has no recall, so that mean is unaffected.
     scores = class_scores(predictions, references, [*labels, NO_LABEL])

@@ -1,4 +1,4 @@
-"""Learning curves of a run: its loss and the first metric of its evaluations, by step."""
+"""Learning curves of a run: its loss and the metric that ranks its evaluations, by step."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -67,7 +67,7 @@ def write_report(
         from tfx_jax.training.reporting.learning_curves import draw_learning_curves  # Matplotlib is slow to import
 
         folder, history, config = epath.Path(workdir), read_history(workdir), run.config
-        figure = draw_learning_curves(history, evaluations, run.task.metrics[0], unit=run.task.unit)
+        figure = draw_learning_curves(history, evaluations, run.best_metric, unit=run.task.unit)
         if figure is not None:
             picture = io.BytesIO()
             figure.savefig(picture, format="png", dpi=150)
@@ -77,7 +77,7 @@ def write_report(
             "" if figure is None else "![Learning curves](learning_curves.png)",
             _table(("", ""), _facts(history, run, step, num_params, device_kinds)),
             _time_table(history),
-            _evaluation_table(evaluations, run.task.metrics),
+            _evaluation_table(evaluations, run.task.metrics, run.best_metric),
             *(f"## {table.title}\n\n{_table(table.header, table.rows)}" for table in tables if table.rows),
             "## How to repeat it\n\n" + _table(("", ""), _origin(folder, config)),
             f"## Configuration\n\n{config_table(config)}",
@@ -94,7 +94,7 @@ def _ending(run: Run[Any], step: int, signum: int | None) -> str:
     if signum is not None:
         return f"interrupted by {signal.Signals(signum).name}, the same command goes on"
     if step < config.num_steps:
-        return f"stopped early, without a better {run.task.metrics[0].title} in the last {config.patience} evaluations"
+        return f"stopped early, without a better {run.best_metric.title} in the last {config.patience} evaluations"
     return "finished"
 
 
@@ -205,20 +205,21 @@ def _time_table(history: History) -> str:
     return "## Where the time went\n\n" + _table(("", "time", "share"), rows)
 
 
-def _evaluation_table(evaluations: Sequence[Evaluation], metrics: Sequence[MetricInfo]) -> str:
-    """Returns the table of all evaluations, with the best value of the first metric in bold; "" if there are none."""
+def _evaluation_table(evaluations: Sequence[Evaluation], metrics: Sequence[MetricInfo], best_metric: MetricInfo) -> str:
+    """Returns the table of all evaluations, with the best value of `best_metric` in bold; "" if there are none."""
     if not evaluations:
         return ""
-    values = [evaluation[metrics[0].name] for evaluation in evaluations]
+    values = [evaluation[best_metric.name] for evaluation in evaluations]
     finite_values = [value for value in values if math.isfinite(value)]
-    best = (min if metrics[0].is_loss else max)(finite_values, default=None)
+    best = (min if best_metric.is_loss else max)(finite_values, default=None)
     rows = []
     for evaluation in evaluations:
         # Evaluations from before a metric was added lack it.
-        cells = (metric.format(evaluation[metric.name]) if metric.name in evaluation else "" for metric in metrics)
-        first, *others = cells
-        is_best = evaluation[metrics[0].name] == best
-        rows.append((f"{evaluation['step']:,}", f"**{first}**" if is_best else first, *others))
+        cells = [metric.format(evaluation[metric.name]) if metric.name in evaluation else "" for metric in metrics]
+        if evaluation[best_metric.name] == best:
+            index = metrics.index(best_metric)
+            cells[index] = f"**{cells[index]}**"
+        rows.append((f"{evaluation['step']:,}", *cells))
     titles = (f"{metric.title} ({metric.note})" if metric.note else metric.title for metric in metrics)
     return "## Evaluations on the validation split\n\n" + _table(("step", *titles), rows)
 
