@@ -27,6 +27,7 @@ HEADS = {
     "Esim": {"classifier"},
     "LlamaClassifier": {"classifier"},
     "LongEncoder": {"classifier"},
+    "PatchPooling": {"classifier"},
     "SanCTC": {"classifier"},
     "Seq2Vec": {"classifier"},
     "TransformerClassifier": {"dense", "classifier"},

@@ -69,6 +69,8 @@ class PatchPoolingConfig:
 class PatchPooling(nnx.Module):
     """Embeds the patches of an image, pools them by the attention of one learned query, and classifies linearly."""
 
+    heads: ClassVar[tuple[str, ...]] = ("classifier",)  # what adapters leave trainable
+
     def __init__(self, config: PatchPoolingConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters.
 
