@@ -118,11 +118,11 @@ plt.show()
 
 # %% cellView="form" jupyter={"source_hidden": true}
 # @title Answer
-for sharpness in (1, 2, 4, 8, 16, 32):
+for sharpness in (1, 2, 4, 8, 9, 16):
     scores = -sharpness * jnp.abs(QUERY - keys)
     answer, _ = attention_from_logits(scores[None, None, None], values[None, :, None, None])
     print(f"sharpness {sharpness:>2}: {answer.item():.3f}")
-# 16: the second key, 0.6 further away, then has exp(-0.6 * 16) of the weight of the first, 1 in 15,000.
+# About 9: the second key, 0.6 further away, then has exp(-0.6 * 9) of the weight of the first, 1 in 220.
 
 # %% [markdown]
 # ## 2. Kernel regression
@@ -714,7 +714,7 @@ plt.show()
 places = [place for place, word in enumerate(LINCOLN) if word == "people"]
 for name, weights in word_maps.items():
     print(f"{name:<20}", " ".join(f"{weights[places[-1], place]:.2f}" for place in places), "on positions", *places)
-# From one "people" to the next are four words, as far as a window of 4 reaches: it sees the last one, not the first.
+# From one "people" to the next are four words, as far as a window of 4 reaches: it sees the second, not the first.
 # LSH leaves out the word itself.
 
 # %% [markdown]

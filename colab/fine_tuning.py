@@ -221,7 +221,7 @@ for name, model in (("before", tfx.load(BASE)), ("after", tuned)):
 #
 # <details><summary>Answer</summary>
 #
-# What the base model writes, both times. W + 0 / r A B is W, and a gradient times 0 moves neither A nor B.
+# What the base model writes, both times: W + 0 / r A B is W, whatever A and B are.
 #
 # </details>
 

@@ -286,8 +286,8 @@ print(f"{len(words)} words, {len(distances)} of them said before")
 # @title Answer
 for share in (0.5, 0.9):
     print(f"{share:.0%}: a window of {int(np.quantile(distances, share, method='higher'))} words")
-# Most of what matters is near, and some is far away: windows in most layers and a long look in a few fit such text. In
-# the task above everything that matters is 31 tokens back.
+# Half of the repeated words are near, and a tenth is more than a hundred words away: windows in most layers and a long
+# look in a few fit such text. In the task above every answer is at one distance, 31 tokens.
 
 # %% [markdown]
 # ## 3. What they looked at
@@ -319,7 +319,7 @@ plt.show()
 run, params = runs["dense"]
 _, maps = jax.jit(lambda model, tokens: model(tokens, return_attention=True))(nnx.merge(run.graphdef, params), sequence)
 largest = np.asarray(maps["decoder/0/self"][0]).argmax(axis=-1)  # [heads, queries], positions of keys
-asking = np.arange(LENGTH // 2, LENGTH - 1)  # the positions of the second w
+asking = np.arange(LENGTH // 2, LENGTH - 1)  # positions from which the second w is predicted
 print("share in each head:", (asking - largest[:, asking] == LENGTH // 2 - 1).mean(axis=-1).round(2))
 
 # %% [markdown]
@@ -345,8 +345,8 @@ for rounds in (1, 2) if IS_TEST else (1, 2, 4, 8, 16):
 #
 # <details><summary>Answer</summary>
 #
-# With probability p to the power of n. If one round misses 40 %, four rounds miss 3 % and eight less than 0.1 %; do
-# the numbers above fall like that?
+# With probability p to the power of n, if the rounds are independent: if one misses 40 %, four miss 3 % and eight less
+# than 0.1 %.
 #
 # </details>
 
@@ -487,7 +487,7 @@ print(f"lines without a memory {first:.3f}, with a perfect one {(first + second)
 # %% cellView="form" jupyter={"source_hidden": true}
 # @title Answer
 letters_of_line = 50
-print(f"the same place is {letters_of_line + 1} characters back, so a memory of at least that")
+print(f"the answer stands {letters_of_line} characters before the query: one layer needs a memory of {letters_of_line}")
 print(f"{np.log(26) * letters_of_line / (letters_of_line + 1) / 2:.3f} nats: the first time all letters, then nothing")
 
 # %% [markdown]

@@ -1,5 +1,6 @@
 """The documentation's generator: coverage of public names, Markdown of docstrings, and checks of built pages."""
 
+import inspect
 import posixpath
 import re
 
@@ -123,6 +124,9 @@ def test_every_attention_has_a_formula():
     unbiased = [part for spec in SPECS.values() if not spec.bias for part in formulas.parts(spec)]
     assert [part for part in unbiased if re.search(r"\+ (B|b_\{ts\})", part)] == []
     for spec in SPECS.values():
+        formula, arguments = " ".join(formulas.parts(spec)), inspect.signature(spec.function).parameters
+        assert not spec.bias or re.search(r"\+ (B|b_\{ts\})", formula), spec.name
+        assert "scale" not in arguments or r"\beta" in formula, spec.name
         for part in formulas.parts(spec):
             assert part.count("{") == part.count("}"), part
             assert part.count(r"\left") == part.count(r"\right"), part

@@ -230,7 +230,7 @@ def _page(spec: AttentionSpec, images: pathlib.Path) -> str:
         f"*{inline(spec.reference)}* · [`{symbol.name}`](../{symbol.page}.md) · [source]({symbol.source})",
         "",
         *(f"```{{math}}\n{part}\n```\n" for part in formulas.parts(spec)),
-        "Rows of *Q*, *K* and *V* are the queries, keys and values of one head; *β* is the argument `scale`.",
+        formulas.LEGEND,
         "",
         prose(_without_examples(sections(symbol.doc)[""]), link="../"),
         "",

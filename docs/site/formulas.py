@@ -1,8 +1,4 @@
-"""Formulas of the attention catalogue, in LaTeX, which the site shows as MathML (`mathml` in `conf.py`).
-
-Letters: q_t, k_s and v_s are the query, key and value of one head, Q, K and V all of them as rows, o_t is the output,
-beta the argument `scale`, B the bias, l_ts a logit and w_ts a weight.
-"""
+"""Formulas of the attention catalogue, in LaTeX, which the site shows as MathML (`_math` in `conf.py`)."""
 
 from tfx_jax.functional.attention import AttentionSpec
 
@@ -21,6 +17,12 @@ def _visible(keys: str) -> str:
 def _recurrent(update: str) -> str:
     """Returns the reading of a state, with the update of the state."""
     return rf"o_t = \beta\, S_t^\top q_t, \quad S_t = {update}"
+
+
+def _delta(update: str) -> str:
+    """Returns a delta rule, whose queries and keys have the length 1."""
+    units = r"q_t = \frac{\text{query}_t}{|\text{query}_t|}, \quad k_t = \frac{\text{key}_t}{|\text{key}_t|}"
+    return rf"{_recurrent(update)}, \quad b_t = \sigma(\text{{beta}}_t), \quad {units}"
 
 
 FORMULAS = {
@@ -50,13 +52,14 @@ FORMULAS = {
     "native_sparse": r"o_t = g_t^{(1)} \operatorname{attend}\left(q_t, \tilde{K}, \tilde{V}\right) + "
     r"g_t^{(2)} \operatorname{attend}\left(q_t, K_{\text{selected}}, V_{\text{selected}}\right) + "
     r"g_t^{(3)} \operatorname{attend}\left(q_t, K_{\text{window}}, V_{\text{window}}\right), \quad "
-    r"g_t = \sigma(\text{gate}_t)",
+    r"g_t = \sigma(\text{gate}_t), \quad "
+    rf"\operatorname{{attend}}(q, K, V) = {_SOFTMAX}\left(\beta\, K q\right)^\top V",
     "indexed": _visible(r"S_t = \operatorname{top}_n \text{ keys } s \text{ by } \text{index score}_{ts}"),
     "favor": r"o_t = \frac{\sum_s \phi(\sqrt{\beta}\, q_t) \cdot \phi(\sqrt{\beta}\, k_s)\, v_s}"
     r"{\sum_s \phi(\sqrt{\beta}\, q_t) \cdot \phi(\sqrt{\beta}\, k_s)}, \quad "
     r"\phi(x) = \frac{1}{\sqrt{M}} e^{W x - |x|^2 / 2}",
-    "linear": r"o_t = \frac{\left(\sum_s v_s \phi(k_s)^\top\right) \phi(q_t)}"
-    r"{\phi(q_t) \cdot \sum_s \phi(k_s)}",
+    "linear": r"o_t = \frac{\left(\sum_s v_s \phi(\sqrt{\beta}\, k_s)^\top\right) \phi(\sqrt{\beta}\, q_t)}"
+    r"{\phi(\sqrt{\beta}\, q_t) \cdot \sum_s \phi(\sqrt{\beta}\, k_s)}",
     "nystrom": rf"O = {_SOFTMAX}\left(\beta\, Q \tilde{{K}}^\top\right) Z\, "
     rf"{_SOFTMAX}\left(\beta\, \tilde{{Q}} K^\top\right) V, \quad "
     rf"Z \approx {_SOFTMAX}\left(\beta\, \tilde{{Q}} \tilde{{K}}^\top\right)^{{+}}",
@@ -66,8 +69,9 @@ FORMULAS = {
     "latent": rf"O = {_SOFTMAX}\left(\beta\, Q \left[R, C W_K\right]^\top + B\right) C W_V",
     "hard": rf"o_t = v_{{s_t}}, \quad s_t \sim \operatorname{{Categorical}}\left({_SOFTMAX}_s\, l_{{ts}}\right), "
     rf"\quad {_LOGITS}",
-    "additive": rf"{_SUM}, \quad w_{{ts}} = {_SOFTMAX}_s\left(v \cdot \tanh(W_q q_t + W_k k_s)\right)",
-    "general": rf"{_SUM}, \quad w_{{ts}} = {_SOFTMAX}_s\left(q_t \cdot W k_s\right)",
+    "additive": rf"{_SUM}, \quad "
+    rf"w_{{ts}} = {_SOFTMAX}_s\left(\beta\, v \cdot \tanh(W_q q_t + W_k k_s) + b_{{ts}}\right)",
+    "general": rf"{_SUM}, \quad w_{{ts}} = {_SOFTMAX}_s\left(\beta\, q_t \cdot W k_s + b_{{ts}}\right)",
     "cosine": rf"{_SUM}, \quad w_{{ts}} = {_SOFTMAX}_s\left(\frac{{\beta\, q_t \cdot k_s}}{{\tau\, |q_t|\, |k_s|}} + "
     r"b_{ts}\right)",
     "relative": rf"{_SUM}, \quad w_{{ts}} = {_SOFTMAX}_s\left(\beta \left((q_t + u) \cdot k_s + "
@@ -78,9 +82,9 @@ FORMULAS = {
     "stick_breaking": rf"{_SUM}, \quad w_{{ts}} = \sigma(l_{{ts}}) \prod_{{s < j}} \left(1 - \sigma(l_{{tj}})\right), "
     rf"\quad {_LOGITS}",
     "topk": _visible(r"S_t = \operatorname{top}_n \text{ keys } s \text{ by } l_{ts}"),
-    "differential": r"O = (1 - \lambda_{\text{init}}) \operatorname{RMSNorm} "
-    rf"\left({_SOFTMAX}\left(\beta\, Q_1 K_1^\top\right) - "
-    rf"\lambda\, {_SOFTMAX}\left(\beta\, Q_2 K_2^\top\right)\right) \left[V_1, V_2\right], \quad "
+    "differential": r"O = (1 - \lambda_{\text{init}}) \operatorname{RMSNorm}\left(W \left[V_1, V_2\right]\right) "
+    rf"\text{{norm_scale}}, \quad W = {_SOFTMAX}\left(\beta\, Q_1 K_1^\top + B\right) - "
+    rf"\lambda\, {_SOFTMAX}\left(\beta\, Q_2 K_2^\top + B\right), \quad "
     r"\lambda = e^{a_1 \cdot b_1} - e^{a_2 \cdot b_2} + \lambda_{\text{init}}",
     "talking_heads": rf"O_n = \sum_m P^w_{{mn}}\, {_SOFTMAX}\left(\sum_h P^l_{{hm}}\, \beta\, Q_h K_h^\top "
     r"+ B_m\right) V_n",
@@ -92,20 +96,27 @@ FORMULAS = {
     "gated_linear": _recurrent(
         r"\operatorname{diag}(a_t)\, S_{t-1} + k_t v_t^\top, \quad a_t = \sigma(\text{gate}_t)^{1 / \text{temperature}}"
     ),
-    "state_space_duality": r"y_t = S_t^\top C_t, \quad S_t = e^{-\text{rate}\, d_t} S_{t-1} + d_t B_t x_t^\top, \quad "
-    r"d_t = \operatorname{softplus}(\text{dt}_t + \text{dt_bias})",
-    "delta_rule": _recurrent(
-        r"S_{t-1} + b_t k_t \left(v_t - S_{t-1}^\top k_t\right)^\top, \quad b_t = \sigma(\text{beta}_t)"
+    "state_space_duality": _recurrent(
+        r"e^{-\text{rate}\, d_t} S_{t-1} + d_t k_t v_t^\top, \quad "
+        r"d_t = \operatorname{softplus}(\text{dt}_t + \text{dt_bias})"
     ),
-    "gated_delta_rule": _recurrent(
+    "delta_rule": _delta(r"S_{t-1} + b_t k_t \left(v_t - S_{t-1}^\top k_t\right)^\top"),
+    "gated_delta_rule": _delta(
         r"a_t S_{t-1} + b_t k_t \left(v_t - a_t S_{t-1}^\top k_t\right)^\top, \quad "
         r"a_t = e^{-\text{rate}\, \operatorname{softplus}(\text{dt}_t + \text{dt_bias})}"
     ),
-    "kimi_delta": _recurrent(
-        r"A_t S_{t-1} + b_t k_t \left(v_t - (A_t S_{t-1})^\top k_t\right)^\top, \quad A_t = \operatorname{diag}(a_t)"
+    "kimi_delta": _delta(
+        r"A_t S_{t-1} + b_t k_t \left(v_t - (A_t S_{t-1})^\top k_t\right)^\top, \quad A_t = \operatorname{diag}(a_t), "
+        r"\quad a_t = e^{-\text{rate}\, \operatorname{softplus}(\text{dt}_t + \text{dt_bias})}"
     ),
 }
 """The formula of each attention by its name; `, \\quad ` separates equations, which the site shows as lines."""
+
+
+LEGEND = (
+    "*q*, *k* and *v* are a query, a key and a value of one head, and *Q*, *K* and *V* all of them, as rows; *o* "
+    "or *O* is the output, *l* a logit, *w* a weight, *b* with two indices or *B* the bias, *β* the argument `scale`."
+)
 
 
 def parts(spec: AttentionSpec) -> list[str]:

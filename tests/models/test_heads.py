@@ -33,6 +33,7 @@ HEADS = {
     "TransformerClassifier": {"dense", "classifier"},
     "ViTClassifier": {"classifier", "distillation_classifier"},
 }
+BODIES = {"Bert", "Elmo", "ElmoLanguageModel", "Llama", "LlamaBody", "Transformer", "ViT"}  # ignore `labels`
 CLASSES = [name for name in models.__all__ if not name.endswith("Config")]
 ADAPTED = [name for name in CLASSES if name not in ("Captioner", "Seq2Seq")]  # those have no matrices for adapters
 # Options with which a head has all its modules.
@@ -66,6 +67,12 @@ def made(name, num_classes, lora=None):
 def test_each_model_names_its_heads():
     named = {name: set(heads) for name in CLASSES if (heads := getattr(getattr(models, name), "heads", ()))}
     assert named == HEADS
+
+
+def test_each_model_of_classes_has_a_head():
+    configs = {name: typing.get_type_hints(getattr(models, name).__init__)["config"] for name in CLASSES}
+    classifiers = {name for name, config in configs.items() if "labels" in {x.name for x in dataclasses.fields(config)}}
+    assert classifiers - set(HEADS) == BODIES
 
 
 @pytest.mark.parametrize("name", slow_but(ADAPTED, "BertClassifier", "LlamaClassifier", "ViTClassifier"))

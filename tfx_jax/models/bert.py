@@ -431,12 +431,12 @@ class MaskedLMHead(nnx.Module):
 
 
 class BertWithHead(nnx.Module):
-    """A `Bert` encoder in `self.bert` with an output head: subclasses define `_make_head` and `_score`.
+    """A `Bert` encoder in `self.bert` with an output head: subclasses define `heads`, `_make_head` and `_score`.
 
     `tagger.load_encoder(masked_lm)` copies a pre-trained encoder into a model with another head.
 
     Attributes:
-      heads: the attributes of the head's modules.
+      heads: the attributes of the head's modules, which adapters leave trainable.
     """
 
     heads: ClassVar[tuple[str, ...]] = ()

@@ -119,6 +119,10 @@ def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int 
             example = f"such as {matrices[0][0]}" if matrices else "of which this model has none"
             raise ValueError(f"lora.targets={config.targets!r} matches none of the matrices, {example}")
     heads = getattr(model, "heads", ())
+    if config.rank and not heads:
+        parts = [name for name, part in vars(model).items() if hasattr(part, "name_below_heads")]
+        if parts:  # the rest of this model is a head over a pretrained encoder
+            raise ValueError(f"{type(model).__name__} must name its new modules in a class attribute `heads`")
     for path, owner, name in [*_params(model)]:  # a list, because the loop changes the model
         if is_frozen(path) or (config.rank and path.partition("/")[0] not in heads):
             setattr(owner, name, Frozen(getattr(owner, name)[...]))

@@ -137,7 +137,7 @@ class SpeechRecognitionTask:
         data = self.config.data
         fixed_lengths = {"labels": data.max_characters}
         boundaries = few_boundaries(data.max_length)
-        if data.dataset == "files":  # own sounds are often few, and each length is compiled: powers of two only
+        if data.dataset == "files":  # each length is compiled: powers of two, so a quarter of a batch is padding
             boundaries = tuple(n for n in boundaries if n == data.max_length or (n >= 64 and n & (n - 1) == 0))
         return BatchSpec(boundaries, data.tokens_per_batch, fixed_lengths=fixed_lengths)
 
