@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from tests.nn.programs import draw, jitted, normal
-from tfx_jax.functional import alibi_bias
+from tfx_jax.functional import alibi_bias, retention
 from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
 from tfx_jax.nn.attention import KVCache, RotaryConfig
 from tfx_jax.nn.decoding import fused_step, fusing_obstacle, init_fused_cache
@@ -374,3 +374,8 @@ def test_product_adds_its_bias_and_takes_a_dtype_for_its_result(int8):
     half, full = run(kernel, bias, x)
     chex.assert_type([half, full], [jnp.bfloat16, jnp.float32])
     np.testing.assert_allclose(full, x @ kernel + bias, atol=0.15)
+
+
+def test_a_recurrent_cross_attention_has_no_fused_step():
+    with pytest.raises(ValueError, match=r"^cross-attention must decode from cached keys and values, got an attention"):
+        nnx.eval_shape(lambda: fused(_decoder_layer(attention_fn=retention), int8=False))

@@ -115,3 +115,12 @@ def test_items_that_do_not_fit(sizes):
 
 def test_rows_of_one_length():
     assert TokenBlocks(np.arange(22), 7).lengths.tolist() == [7] * 3
+
+
+def test_an_index_out_of_range_is_named():
+    blocks = TokenBlocks(np.arange(10), 4, pad_id=PAD)
+    rows = PackedDocuments(np.arange(10, 17), np.array([3, 7]), 8, pad_id=PAD)
+    for examples, what in ((blocks, "example"), (rows, "row")):
+        for index in (-1, len(examples)):
+            with pytest.raises(IndexError, match=f"^there is no {what} {index}: {what}s are numbered from 0 to "):
+                examples[index]

@@ -268,6 +268,13 @@ def test_conversations_that_a_task_cannot_read(model, task, message):
         validate(config)
 
 
+def test_conversations_are_read_from_files():
+    config = tiny_variant(ExperimentConfig(model=GPTConfig(), task=LanguageModelConfig()))
+    config.task.data.dataset, config.task.data.documents, config.task.is_packed = "grammar", "messages", True
+    with pytest.raises(UserError, match=r'documents="messages" needs config\.task\.data\.dataset="files", got '):
+        validate(config)
+
+
 def test_conversations_need_a_model_with_a_template(tmp_path):
     (tmp_path / "talk.jsonl").write_text('[{"role": "user", "content": "a"}]\n')
     config = tiny_config(dataset="files", data_dir=str(tmp_path), train_file="talk.jsonl", documents="messages")
