@@ -43,7 +43,7 @@ DeepseekV3ForCausalLM Dinov2Model ElectraForMultipleChoice FalconForCausalLM FNe
 GPT2ForSequenceClassification GPT2Model GPTJForCausalLM GPTNeoForCausalLM GPTNeoXForCausalLM
 LEDForConditionalGeneration LongT5ForConditionalGeneration Mamba2ForCausalLM MambaForCausalLM
 MBartForSequenceClassification MobileBertForMaskedLM Olmo3ForCausalLM OPTForCausalLM PhiForCausalLM
-ProphetNetForConditionalGeneration Qwen2MoeForCausalLM Qwen3NextForCausalLM StableLmForCausalLM Starcoder2ForCausalLM
+ProphetNetForConditionalGeneration Qwen2MoeForCausalLM Qwen3NextForCausalLM Starcoder2ForCausalLM
 SwinForImageClassification T5ForSequenceClassification T5ForTokenClassification T5Model Wav2Vec2ForCTC
 WhisperForAudioClassification XLNetLMHeadModel
 """
@@ -66,6 +66,8 @@ _SIZES: dict[str, Any] = {
     **{"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
     **{"decoder_start_token_id": _START, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "local_attention": 8},
 }
+# What differs from _SIZES, by model_type.
+_OWN_SIZES = {"stablelm": {"partial_rotary_factor": 1 / 3}}  # an even number of the six features of a head
 _CONFIGS = {
     "OpenAIGPTLMHeadModel": "OpenAIGPTConfig",
     "GPT2LMHeadModel": "GPT2Config",
@@ -110,7 +112,7 @@ def make(architecture: str) -> Any:
         default = kind()
         return {
             name: value for name, value in _SIZES.items() if hasattr(default, name) and name not in kind.attribute_map
-        }
+        } | _OWN_SIZES.get(kind.model_type, {})
 
     parts = {name: sized(part) for name, part in kind.sub_configs.items() if name in ("text_config", "vision_config")}
     net = cls(kind(**(parts or sized(kind)))).eval()

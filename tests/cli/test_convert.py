@@ -166,6 +166,7 @@ SIZES |= {
     | {"num_experts": 3, "num_local_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
     for kind in llama.MODEL_TYPES
 }
+SIZES["stablelm"] |= {"hidden_size": 16}  # a quarter of a head's features is a pair
 
 
 # A body with one of several heads, an encoder with a decoder, and images; GPT-2 is what the other tests convert.

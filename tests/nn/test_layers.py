@@ -28,10 +28,11 @@ def _attention(**options):
 
 
 @functools.cache
-def _encoder_layer(pre_norm=False, dropout_rate=0.0, **options):
+def _encoder_layer(pre_norm=False, dropout_rate=0.0, is_parallel=False, **options):
     def make(rngs):
         residual = functools.partial(Residual, D, pre_norm=pre_norm, dropout_rate=dropout_rate)
-        return EncoderLayer(_attention(rngs=rngs, **options), FeedForward(D, F, rngs=rngs), residual)
+        attention, feed_forward = _attention(rngs=rngs, **options), FeedForward(D, F, rngs=rngs)
+        return EncoderLayer(attention, feed_forward, residual, is_parallel=is_parallel)
 
     return _drawn(lambda: make(nnx.Rngs(0)))
 
@@ -112,6 +113,21 @@ def test_encoder_layer_is_its_sublayers(pre_norm):
     np.testing.assert_array_equal(with_weights, out)
     chex.assert_shape(weights["self"], (B, N, S, S))
     assert not weights["self"][1, ..., 3:].any()
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_parallel_sublayers_are_added(pre_norm):
+    @jitted
+    def run(layer, x):
+        norm = layer.self_attention_residual.norm
+        y = norm(x) if pre_norm else x
+        want = x + layer.self_attention(y, mask=MASK) + layer.feed_forward(y)
+        return want if pre_norm else norm(want), layer(x, mask=MASK)[0]
+
+    layer = _encoder_layer(pre_norm, is_parallel=True)
+    want, out = run(layer, normal(0, B, S, D))
+    np.testing.assert_allclose(out, want, atol=1e-5)
+    assert layer.feed_forward_residual is None
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])

@@ -1,6 +1,6 @@
 """Llama, and the decoders that differ from it by options.
 
-These are Mistral, Mixtral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss and Granite.
+These are Mistral, Mixtral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss, Granite and StableLM.
 
 A layer is x = x + attention(norm(x)), then x = x + feed_forward(norm(x)), with rotary positions, grouped queries, RMS
 norms and a gated feed-forward network or a mixture of such networks. `tfx_jax.models.hf.load` reads Hugging Face
@@ -19,20 +19,24 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of, within
+from tfx_jax.functional import layer_norm, rms_norm
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.language_model import LanguageModel
 from tfx_jax.models.padding import last_index
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
-from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, Linear, RMSNorm, drop
+from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear, RMSNorm, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import REMATS, stack_layers
 
 NORMS = ("pre", "output", "both")
 """Values of `LlamaConfig.norms`: a norm before each sublayer, on its output (OLMo 2), or both (Gemma 2)."""
-QK_NORMS = ("none", "head", "all")
-"""Values of `LlamaConfig.qk_norm`: no norm of queries and keys, one for each head separately (Qwen3, Gemma 3), or one
-over all heads together (OLMo 2)."""
+QK_NORMS = ("none", "head", "all", "each")
+"""Values of `LlamaConfig.qk_norm`: no norm of queries and keys, one for each head separately (Qwen3, Gemma 3), one over
+all heads together (OLMo 2), or one for each head separately with a scale of its own (StableLM 2)."""
+NORM_KINDS = ("rms", "layer")
+"""Values of `LlamaConfig.norm_kind`: RMS norms, or layer norms (StableLM), which have a bias but for queries and
+keys."""
 
 
 @documented
@@ -54,9 +58,11 @@ class LlamaConfig:
     ff_limit: float | None = None  # bounds both factors of hidden units: 7 in gpt-oss
     experts: ExpertsConfig = dataclasses.field(default_factory=lambda: ExpertsConfig(every=1))
     norms: str = one_of(NORMS, "pre")  # norms of a branch: before it, of its output, or both
+    norm_kind: str = one_of(NORM_KINDS, "rms")  # RMS norms, or layer norms with a bias
     norm_epsilon: float = at_least(0, 1e-5)
     norm_scale_offset: float = within(0, 1, 0.0)  # added to the scales of norms: 1 in Gemma
-    qk_norm: str = one_of(QK_NORMS, "none")  # norms of queries and keys: of each head, or of all heads together
+    qk_norm: str = one_of(QK_NORMS, "none")  # of queries and keys: of a head, all together, or "each" with its scale
+    is_parallel: bool = False  # whether attention and feed-forward network read the same norm
     use_qkv_bias: bool = False  # whether queries, keys and values have a bias
     use_out_bias: bool = False  # whether the output projection of the attention has one
     use_sinks: bool = False  # whether each head has a logit that takes a share of the softmax
@@ -107,6 +113,10 @@ class LlamaConfig:
             )
         if round(self.rotary.fraction * self.head_size / 2) < 1:
             raise ValueError(f"rotary.fraction={self.rotary.fraction} leaves no feature of {self.head_size} to rotate")
+        if self.norm_kind == "layer" and self.norm_scale_offset:
+            raise ValueError(f"norm_scale_offset={self.norm_scale_offset} is for RMS norms: set norm_kind to 'rms'")
+        if self.is_parallel and self.norms != "pre":
+            raise ValueError(f"is_parallel is for norms='pre', got norms={self.norms!r}")
         if self.logits_divisor <= 0:
             raise ValueError(f"logits_divisor must be above 0, got {self.logits_divisor}")
         self.experts.validate()
@@ -125,7 +135,7 @@ class LlamaConfig:
 
 
 class Llama(LanguageModel):
-    """A language model with rotary positions, RMS norms, gated feed-forward networks and grouped queries."""
+    """A language model with rotary positions, gated feed-forward networks and grouped queries."""
 
     def __init__(self, config: LlamaConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes all matrices from a normal distribution with standard deviation 0.02.
@@ -143,7 +153,12 @@ class Llama(LanguageModel):
         c.validate()
         c.attention.check(is_causal=True, num_heads=c.num_heads, num_kv_heads=c.num_kv_heads, d_k=c.head_size)
         dtype = jnp.dtype(c.dtype)
-        make_norm = functools.partial(RMSNorm, epsilon=c.norm_epsilon, scale_offset=c.norm_scale_offset)
+        if c.norm_kind == "layer":
+            make_norm = functools.partial(LayerNorm, epsilon=c.norm_epsilon)
+            make_head_norm = functools.partial(make_norm, use_bias=False)
+        else:
+            make_norm = functools.partial(RMSNorm, epsilon=c.norm_epsilon, scale_offset=c.norm_scale_offset)
+            make_head_norm = make_norm
         residual = functools.partial(
             Residual,
             c.d_model,
@@ -169,7 +184,10 @@ class Llama(LanguageModel):
             if c.qk_norm != "none":
                 is_shared = c.qk_norm == "all"  # one norm over all heads together
                 for name, heads in (("query_norm", c.num_heads), ("key_norm", num_kv_heads)):
-                    qk_norms[name] = make_norm(c.head_size * heads if is_shared else c.head_size)
+                    if c.qk_norm == "each":
+                        qk_norms[name] = NormOfEachHead(c, heads)
+                    else:
+                        qk_norms[name] = make_head_norm(c.head_size * heads if is_shared else c.head_size)
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
@@ -209,7 +227,7 @@ class Llama(LanguageModel):
             for param in (network.up, network.gate, network.down):
                 if param is not None:
                     param[...] = _normal(rngs, param)
-            return EncoderLayer(attention, feed_forward, residual)
+            return EncoderLayer(attention, feed_forward, residual, is_parallel=c.is_parallel)
 
         attention_configs, experts_pattern = c.attention.pattern(), c.experts.pattern()
         makers = [
@@ -303,6 +321,22 @@ class LlamaClassifier(nnx.Module):
         exists = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
         x = jnp.take_along_axis(x, last_index(exists)[:, None, None], axis=1)  # [B, 1, D]
         return self.classifier(self.llama.last_norm(x)[:, 0].astype(jnp.float32))
+
+
+class NormOfEachHead(nnx.Module):
+    """Normalizes queries or keys of each head separately, without a bias; each head has a scale of its own."""
+
+    def __init__(self, config: LlamaConfig, num_heads: int):
+        """Initializes the scales, [N, H]."""
+        self.scale = nnx.Param(jnp.full((num_heads, config.head_size), 1.0 - config.norm_scale_offset))
+        self.scale_offset = config.norm_scale_offset
+        normalize = layer_norm if config.norm_kind == "layer" else rms_norm
+        self.normalize = functools.partial(normalize, epsilon=config.norm_epsilon)
+
+    def __call__(self, heads: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
+        """Normalizes the last axis."""
+        scale = self.scale[...] + self.scale_offset if self.scale_offset else self.scale[...]
+        return (self.normalize(heads.astype(scale.dtype)) * scale[None, None]).astype(heads.dtype)
 
 
 _INIT_STDDEV = 0.02

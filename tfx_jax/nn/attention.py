@@ -496,7 +496,7 @@ def with_positions(
 
     Args:
       heads: queries or keys, [B, T, N, H].
-      norm: normalization with a `scale` of size H, for each head, or N * H, for all heads together.
+      norm: normalization with a `scale` [H] or [N, H], for each head, or [N * H], for all heads together.
       rotary: rotary embedding.
       positions: positions of the tokens, [B or 1, T]; None means 0 .. T - 1.
     """

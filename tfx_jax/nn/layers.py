@@ -109,19 +109,25 @@ class Residual(nnx.Module):
 
 
 class EncoderLayer(nnx.Module):
-    """Self-attention, then feed-forward. With `is_causal` it is the layer of a language model such as GPT."""
+    """Self-attention, then feed-forward. With `is_causal` it is the layer of a language model such as GPT.
+
+    With `is_parallel` one residual connection adds the sum of both, as in StableLM 2:
+    x + attention(norm(x)) + feed_forward(norm(x)).
+    """
 
     def __init__(
         self,
         self_attention: MultiHeadAttention,
         feed_forward: FeedForward | MixtureOfExperts,
         make_residual: Callable[[], Residual],
+        *,
+        is_parallel: bool = False,
     ):
-        """Composes the layer; `make_residual` makes the residual connection of each of the two sublayers."""
+        """Composes the layer; `make_residual` makes the residual connection of each sublayer, or the one of both."""
         self.self_attention: Any = self_attention
         self.self_attention_residual = make_residual()
         self.feed_forward: Any = feed_forward
-        self.feed_forward_residual = make_residual()
+        self.feed_forward_residual = None if is_parallel else make_residual()
 
     def __call__(
         self,
@@ -153,9 +159,26 @@ class EncoderLayer(nnx.Module):
             requested = {"return_weights": return_weights, "return_cache": return_cache}
             return _attend(self.self_attention, x, cache, rngs=rngs, **requested, **options)
 
-        x, extras = self.self_attention_residual.with_extra(attend, x, rngs)
-        x = self.feed_forward_residual(lambda x: _transform(self.feed_forward, x, token_mask, rngs), x, rngs)
+        x, extras = self._run(attend, lambda x: _transform(self.feed_forward, x, token_mask, rngs), x, rngs)
         return x, extras or None
+
+    def _run(
+        self,
+        attend: Callable[[Array], tuple[Array, Any]],
+        transform: Callable[[Array], Array],
+        x: Array,
+        rngs: nnx.Rngs | None = None,
+    ) -> tuple[Array, Any]:
+        """Applies both sublayers, in succession or in parallel; returns the output and the extra of `attend`."""
+        if self.feed_forward_residual is not None:
+            x, extra = self.self_attention_residual.with_extra(attend, x, rngs)
+            return self.feed_forward_residual(transform, x, rngs), extra
+
+        def both(x: Array) -> tuple[Array, Any]:
+            y, extra = attend(x)
+            return y + transform(x), extra
+
+        return self.self_attention_residual.with_extra(both, x, rngs)
 
     def step(self, x: Float[Array, "R 1 D"], past: Any, **options: Any) -> tuple[Float[Array, "R 1 D"], Any]:
         """Processes one token per row; for a layer that `fused` returned.
@@ -175,9 +198,7 @@ class EncoderLayer(nnx.Module):
         if options.keys() & {"memory", "memory_mask"}:
             raise ValueError("this layer has no cross-attention: pass no memory")
         attend = functools.partial(_fused_part(self.self_attention), past=past, **options)
-        x, past = self.self_attention_residual.with_extra(attend, x)
-        x = self.feed_forward_residual(self.feed_forward, x)
-        return x, past
+        return self._run(attend, self.feed_forward, x)
 
 
 class DecoderLayer(nnx.Module):

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from tests.models.hf.folders import (
+    LEFT_OUT,
     assert_comes_back,
     assert_refused,
     assert_same,
@@ -21,6 +22,8 @@ from tests.nn.programs import draw, jitted, started
 from tfx_jax.functional import greedy_search
 from tfx_jax.models import Llama, LlamaBody, LlamaClassifier, LlamaConfig, hf
 from tfx_jax.models.hf.llama import ARCHITECTURES, BODIES, CLASSIFIERS
+from tfx_jax.models.llama import NormOfEachHead
+from tfx_jax.nn import RotaryConfig
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -81,6 +84,11 @@ FOLDERS = {
     "GptOss yarn": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": GPT_OSS, "swiglu_limit": 0.5},
     "Granite": GRANITE,
     "Granite without multipliers": {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+    "StableLm": {"use_qkv_bias": True},
+    "StableLm norms of heads": {"qk_layernorm": True, "rope_parameters": HALF, "tie_word_embeddings": True},
+    "StableLm parallel": {"use_parallel_residual": True},
+    "StableLm 2": {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+    "StableLm whole heads": {"rope_parameters": {**HALF, "partial_rotary_factor": 1.0}},
 }
 
 
@@ -164,6 +172,53 @@ def test_logits_are_not_divided_by_zero(tmp_path, divisor):
     net.save_pretrained(tmp_path)
     change_config(tmp_path, logits_scaling=divisor)
     assert_refused(tmp_path, r"config.json: logits_divisor must be above 0, got")
+
+
+@pytest.mark.parametrize(
+    ("folder", "fields", "message"),
+    [
+        ("StableLm", {"head_dim": 16}, "head_dim is 16, but only 8 is supported"),
+        (
+            "StableLm",
+            {"rope_parameters": {"partial_rotary_factor": 0.4}},
+            "is 0.4, which is no even number of a head's",
+        ),
+        ("Llama", {"partial_rotary_factor": 0.5}, "is 0.5, but only Phi3ForCausalLM, StableLmForCausalLM have it"),
+    ],
+)
+def test_heads_that_are_refused(tmp_path, folder, fields, message):
+    config = getattr(transformers, f"{folder}Config")(**SIZES)
+    getattr(transformers, f"{folder}ForCausalLM")(config).save_pretrained(tmp_path)
+    change_config(tmp_path, **fields)
+    assert_refused(tmp_path, message)
+
+
+def test_without_a_share_a_stablelm_rotates_a_quarter_of_a_head(tmp_path):
+    transformers.StableLmForCausalLM(transformers.StableLmConfig(**SIZES)).save_pretrained(tmp_path)
+    change_config(tmp_path, rope_parameters=LEFT_OUT, partial_rotary_factor=LEFT_OUT)
+    assert hf.load(tmp_path).config.rotary == RotaryConfig(fraction=0.25)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm_kind": "layer", "norm_scale_offset": 1.0}, "norm_scale_offset=1.0 is for RMS norms"),
+        ({"is_parallel": True, "norms": "both"}, "is_parallel is for norms='pre', got norms='both'"),
+    ],
+)
+def test_norms_that_contradict_each_other(options, message):
+    with pytest.raises(ValueError, match=message):
+        LlamaConfig(**options).validate()
+
+
+def test_norms_of_each_head_with_an_offset():
+    """Scales of their own, to which RMS norms add 1."""
+    config = LlamaConfig(V, 64, 1, 32, 4, norm_scale_offset=1.0, qk_norm="each")
+    norm = draw(lambda: NormOfEachHead(config, 4))
+    x = np.random.default_rng(1).normal(size=(B, T, 4, 8)).astype(np.float32)
+    scales = np.asarray(norm.scale[...], np.float64)
+    want = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=-1, keepdims=True) + 1e-5) * (1 + scales)
+    np.testing.assert_allclose(jitted(lambda norm: norm(x))(norm), want, atol=1e-5)
 
 
 @pytest.mark.parametrize("multiplier", [0.0, 1e-200])

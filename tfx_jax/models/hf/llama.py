@@ -1,6 +1,6 @@
 """Llama and its relatives in Hugging Face folders.
 
-These are Mistral, Mixtral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss and Granite.
+These are Mistral, Mixtral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss, Granite and StableLM.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from typing import Any
 
 from tfx_jax.errors import UserError
 from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, classifier_fields
-from tfx_jax.models.hf.names import Row, linear, table, under, vector
+from tfx_jax.models.hf.names import Row, linear, norm, table, under, vector
 from tfx_jax.models.llama import Llama as Llama
 from tfx_jax.models.llama import LlamaBody as LlamaBody
 from tfx_jax.models.llama import LlamaClassifier as LlamaClassifier
@@ -33,6 +33,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Qwen3MoeForCausalLM": {"qk_norm": "head"},
     "GptOssForCausalLM": {"use_sinks": True, "use_ff_bias": True, "ff_gate_offset": 1.0, "activation": "quick_gelu"},
     "GraniteForCausalLM": {},
+    "StableLmForCausalLM": {"norm_kind": "layer"},
 }
 MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -49,6 +50,7 @@ MODEL_TYPES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM",
+    "stablelm": "StableLmForCausalLM",
 }
 # Classifiers, and the architecture that each has below its head.
 CLASSIFIERS = {
@@ -61,6 +63,7 @@ BODIES = {name.replace("Gemma3", "Gemma3Text").replace("ForCausalLM", "Model"): 
 IGNORED = (r"lm_head\.weight", r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 COPIES = ((r"lm_head\.weight", "model.embed_tokens.weight"),)
 _WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM", "GraniteForCausalLM")
+_WITHOUT_WINDOWS += ("StableLmForCausalLM",)
 # Every layer has the window if "layer_types" is absent.
 _WITHOUT_LAYER_TYPES = ("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
 _PAD_IDS = {"Phi3ForCausalLM": 32_000, "SmolLM3ForCausalLM": 128_004}  # defaults of transformers
@@ -75,6 +78,8 @@ _MULTIPLIERS = {
     "residual_scale": "residual_multiplier",
     "logits_divisor": "logits_scaling",
 }
+# Architectures that can rotate a share of the features, and that share if config.json has none.
+_FRACTIONS = {"Phi3ForCausalLM": 1.0, "StableLmForCausalLM": 0.25}
 # Our names of rotary scalings by their names in config.json.
 _SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _SCALINGS |= {"dynamic": "dynamic", "longrope": "longrope"}
@@ -107,6 +112,11 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
     num_layers = fields.get("num_hidden_layers", 32)
     has_bias = fields.get("attention_bias", False)
     options = dict(ARCHITECTURES[architecture])
+    if architecture == "StableLmForCausalLM":
+        fields.require(head_dim=d_model // max(num_heads, 1))
+        options["use_qkv_bias"] = fields.get("use_qkv_bias", False)
+        options["qk_norm"] = "each" if fields.get("qk_layernorm", False) else "none"
+        options["is_parallel"] = fields.get("use_parallel_residual", False)
     if "use_qkv_bias" not in options:
         options |= {"use_qkv_bias": has_bias, "use_out_bias": has_bias}
     if is_gemma:
@@ -125,9 +135,11 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
         name = "hidden_activation" if is_gemma else "hidden_act"
         options["activation"] = fields.choose(name, ACTIVATIONS, _activation(is_gemma))
     d_ff = fields.get("intermediate_size", 11_008)
-    rotary, window_base = _rotary(fields)
-    if rotary.fraction != 1.0 and architecture != "Phi3ForCausalLM":
-        raise UserError(f"partial_rotary_factor is {rotary.fraction}, but only Phi3ForCausalLM has it")
+    rotary, window_base = _rotary(fields, _FRACTIONS.get(architecture, 1.0))
+    if rotary.fraction != 1.0 and architecture not in _FRACTIONS:
+        raise UserError(f"partial_rotary_factor is {rotary.fraction}, but only {', '.join(_FRACTIONS)} have it")
+    if architecture == "StableLmForCausalLM" and int(rotary.fraction * d_model / max(num_heads, 1)) % 2:
+        raise UserError(f"partial_rotary_factor is {rotary.fraction}, which is no even number of a head's features")
     return LlamaConfig(
         vocab_size=fields.get("vocab_size", 32_000),
         max_length=_max_length(fields, rotary),
@@ -138,7 +150,7 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
         d_k=None if d_k is not None and d_k * num_heads == d_model else d_k,
         d_ff=d_ff,
         experts=_experts(architecture, fields, d_ff),
-        norm_epsilon=fields.get("rms_norm_eps", 1e-6),
+        norm_epsilon=fields.get(*_norm_epsilon(architecture)),
         is_tied=fields.get("tie_word_embeddings", is_gemma),
         rotary=rotary,
         window_rotary_base=window_base,
@@ -158,6 +170,11 @@ def _max_length(fields: Fields, rotary: RotaryConfig) -> int:
 def _activation(is_gemma: bool) -> str:
     """Returns the activation that a config.json means if it names none."""
     return "gelu_pytorch_tanh" if is_gemma else "silu"
+
+
+def _norm_epsilon(architecture: str) -> tuple[str, float]:
+    """Returns the name of the epsilon of norms in config.json, and its value if it is missing."""
+    return ("layer_norm_eps", 1e-5) if architecture == "StableLmForCausalLM" else ("rms_norm_eps", 1e-6)
 
 
 def _no_rotary_every(fields: Fields, num_layers: int) -> int:
@@ -203,7 +220,7 @@ def _with_capacity(experts: ExpertsConfig) -> ExpertsConfig:
     return dataclasses.replace(experts, capacity_factor=1.25 * experts.experts_per_token)
 
 
-def _rotary(fields: Fields) -> tuple[RotaryConfig, float | None]:
+def _rotary(fields: Fields, default_fraction: float) -> tuple[RotaryConfig, float | None]:
     """Returns the rotary positions, and the rotary base of window layers, or None if it is the same."""
     parameters = fields.get("rope_parameters", {}) or fields.get("rope_scaling", {})
     window_base = fields.optional("rope_local_base_freq", float)
@@ -216,7 +233,7 @@ def _rotary(fields: Fields) -> tuple[RotaryConfig, float | None]:
     if not isinstance(scaling, str) or scaling not in _SCALINGS:
         raise UserError(f"rope_parameters: rope_type is {scaling!r}, but only {', '.join(_SCALINGS)} are supported")
     base = parameters.get("rope_theta", fields.get("rope_theta", 10_000.0))
-    fraction = parameters.get("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
+    fraction = parameters.get("partial_rotary_factor", fields.get("partial_rotary_factor", default_fraction))
     values: dict[str, Any] = {"base": float(base), "fraction": float(fraction), "scaling": _SCALINGS[scaling]}
     if scaling == "yarn":
         values["is_truncated"] = bool(parameters.get("truncate", True))
@@ -301,12 +318,15 @@ def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
         "hidden_activation" if is_gemma else "hidden_act": activation_field(
             "swish" if architecture == "GptOssForCausalLM" else config.activation
         ),
-        "rms_norm_eps": config.norm_epsilon,
+        _norm_epsilon(architecture)[0]: config.norm_epsilon,
         "tie_word_embeddings": config.is_tied,
         "attention_dropout": config.attention_dropout_rate,
         "attention_bias": config.use_out_bias,
-        "rope_parameters": _rope_parameters(config),
+        "rope_parameters": _rope_parameters(config, _FRACTIONS.get(architecture, 1.0)),
     }
+    if architecture == "StableLmForCausalLM":
+        values |= {"use_qkv_bias": config.use_qkv_bias, "qk_layernorm": config.qk_norm != "none"}
+        values["use_parallel_residual"] = config.is_parallel
     if architecture == "GraniteForCausalLM":
         scaled = dataclasses.replace(config, attention_scale=_attention_scale(config))
         values |= {theirs: getattr(scaled, ours) for ours, theirs in _MULTIPLIERS.items()}
@@ -343,12 +363,12 @@ def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
     return values
 
 
-def _rope_parameters(config: LlamaConfig) -> dict[str, Any]:
+def _rope_parameters(config: LlamaConfig, default_fraction: float) -> dict[str, Any]:
     """Returns the field "rope_parameters", the inverse of `_rotary`."""
     rotary = config.rotary
     scaling = next(theirs for theirs, ours in _SCALINGS.items() if ours == rotary.scaling)
     values: dict[str, Any] = {"rope_type": scaling, "rope_theta": rotary.base}
-    if rotary.fraction != 1.0:
+    if rotary.fraction != default_fraction:
         values["partial_rotary_factor"] = rotary.fraction
     if rotary.scaling != "none":
         values["factor"] = rotary.factor
@@ -461,9 +481,14 @@ def rows(architecture: str, config: LlamaConfig) -> list[Row]:
     return [
         table("embedding/table", "model.embed_tokens.weight"),
         *layers,
-        vector("norm/scale", "model.norm.weight"),
+        *_norm_rows(config, "norm", "model.norm"),
         *output,
     ]
+
+
+def _norm_rows(config: LlamaConfig, path: str, tensor: str) -> list[Row]:
+    """Returns the rows of a norm, which has a bias if it is a layer norm."""
+    return norm(path, tensor) if config.norm_kind == "layer" else [vector(f"{path}/scale", f"{tensor}.weight")]
 
 
 def _expert_rows(architecture: str, path: str, tensor: str) -> list[Row]:
@@ -532,8 +557,9 @@ def _layer_rows(architecture: str, config: LlamaConfig, path: str, has_experts: 
     if config.use_out_bias:
         rows.append(vector(f"{attention}/out/bias", f"{tensor}.self_attn.o_proj.bias"))
     if config.qk_norm != "none":
+        their_norm = "layernorm.norms.{}" if config.qk_norm == "each" else "norm"
         rows += [
-            vector(f"{attention}/{name}_norm/scale", f"{tensor}.self_attn.{name[0]}_norm.weight")
+            vector(f"{attention}/{name}_norm/scale", f"{tensor}.self_attn.{name[0]}_{their_norm}.weight")
             for name in ("query", "key")
         ]
     output_norms = {
@@ -541,16 +567,14 @@ def _layer_rows(architecture: str, config: LlamaConfig, path: str, has_experts: 
         "feed_forward_residual": "post_feedforward_layernorm",
     }
     input_norms = {"self_attention_residual": "input_layernorm"}
-    input_norms["feed_forward_residual"] = (
-        "pre_feedforward_layernorm" if config.norms == "both" else "post_attention_layernorm"
-    )
+    if not config.is_parallel:
+        input_norms["feed_forward_residual"] = (
+            "pre_feedforward_layernorm" if config.norms == "both" else "post_attention_layernorm"
+        )
     if config.norms != "output":
-        rows += [
-            vector(f"{path}/{branch}/norm/scale", f"{tensor}.{name}.weight") for branch, name in input_norms.items()
-        ]
+        for branch, name in input_norms.items():
+            rows += _norm_rows(config, f"{path}/{branch}/norm", f"{tensor}.{name}")
     if config.norms != "pre":
-        rows += [
-            vector(f"{path}/{branch}/output_norm/scale", f"{tensor}.{name}.weight")
-            for branch, name in output_norms.items()
-        ]
+        for branch, name in output_norms.items():
+            rows += _norm_rows(config, f"{path}/{branch}/output_norm", f"{tensor}.{name}")
     return rows
