@@ -183,11 +183,12 @@ def test_logits_are_not_divided_by_zero(tmp_path, divisor):
             {"rope_parameters": {"partial_rotary_factor": 0.4}},
             "is 0.4, which is no even number of a head's",
         ),
+        ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.4}}, "is 0.4, which is no even number of a head's"),
         ("Llama", {"partial_rotary_factor": 0.5}, "is 0.5, but only Phi3ForCausalLM, StableLmForCausalLM have it"),
     ],
 )
 def test_heads_that_are_refused(tmp_path, folder, fields, message):
-    config = getattr(transformers, f"{folder}Config")(**SIZES)
+    config = getattr(transformers, f"{folder}Config")(**SIZES, pad_token_id=0)
     getattr(transformers, f"{folder}ForCausalLM")(config).save_pretrained(tmp_path)
     change_config(tmp_path, **fields)
     assert_refused(tmp_path, message)

@@ -138,7 +138,8 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
     rotary, window_base = _rotary(fields, _FRACTIONS.get(architecture, 1.0))
     if rotary.fraction != 1.0 and architecture not in _FRACTIONS:
         raise UserError(f"partial_rotary_factor is {rotary.fraction}, but only {', '.join(_FRACTIONS)} have it")
-    if architecture == "StableLmForCausalLM" and int(rotary.fraction * d_model / max(num_heads, 1)) % 2:
+    # transformers gives an odd number of features other frequencies than ours.
+    if rotary.fraction != 1.0 and int(rotary.fraction * (d_k or d_model / max(num_heads, 1))) % 2:
         raise UserError(f"partial_rotary_factor is {rotary.fraction}, which is no even number of a head's features")
     return LlamaConfig(
         vocab_size=fields.get("vocab_size", 32_000),
