@@ -188,7 +188,7 @@ def test_logits_are_not_divided_by_zero(tmp_path, divisor):
     ],
 )
 def test_heads_that_are_refused(tmp_path, folder, fields, message):
-    config = getattr(transformers, f"{folder}Config")(**SIZES, pad_token_id=0)
+    config = getattr(transformers, f"{folder}Config")(**SIZES | {"pad_token_id": 0})
     getattr(transformers, f"{folder}ForCausalLM")(config).save_pretrained(tmp_path)
     change_config(tmp_path, **fields)
     assert_refused(tmp_path, message)
