@@ -30,7 +30,7 @@ from flax import nnx
 import tfx_jax
 from tfx_jax.cli import main, serve
 from tfx_jax.errors import UserError
-from tfx_jax.models import GPT, Bert, BertConfig, GPTConfig, hf
+from tfx_jax.models import GPT, Bert, BertConfig, GPTConfig, Whisper, WhisperConfig, hf
 
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn serves; it comes with the extra `serve`")
 testclient = pytest.importorskip("starlette.testclient", reason="Starlette comes with the extra `serve`")
@@ -398,6 +398,22 @@ def test_models_without_a_template_offer_no_chat(model, monkeypatch):
         assert "is not offered" in message_of(client.post("/v1/chat/completions", json={}), 404)
         assert "/v1/chat/completions" not in client.get("/openapi.json").json()["paths"]
     worker.close()
+
+
+def test_a_whisper_is_loaded_once(folder, tmp_path, draw_model, monkeypatch):
+    assert not serve._is_whisper(str(folder))
+    sizes = {"num_bands": 8, "d_model": 8, "num_heads": 2, "d_ff": 16, "num_layers": 1, "num_decoder_layers": 1}
+    sizes |= {"vocab_size": 40, "source_positions": 10, "learned_positions": 8, "pad_id": 0, "start_id": 1, "eos_id": 0}
+    hf.save(draw_model(lambda: Whisper(WhisperConfig(**sizes), rngs=nnx.Rngs(0))), tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    load, served = Mock(wraps=hf.load), Mock()
+    monkeypatch.setattr(hf, "load", load)
+    monkeypatch.setattr(server, "run_server", served)
+    assert main(["serve", f"--model={tmp_path}", "--port=0"]) == 0
+    worker = served.call_args.args[1]
+    assert worker.suffixes == (".wav",)
+    worker.close()
+    load.assert_called_once()
 
 
 def test_clients_see_no_paths(folder, monkeypatch):
