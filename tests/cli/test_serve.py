@@ -1,5 +1,7 @@
-"""`tfx-jax serve` on a small GPT and on a trained translator, by Starlette's client and by sockets."""
+"""`tfx-jax serve` on a small GPT, by Starlette's client and by sockets."""
 
+import argparse
+import asyncio
 import contextlib
 import http.client
 import json
@@ -16,6 +18,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import jsonschema
 import numpy as np
@@ -25,8 +28,9 @@ import tokenizers
 from flax import nnx
 
 import tfx_jax
-from tfx_jax.cli import main
-from tfx_jax.models import GPT, Bert, BertConfig, GPTConfig, hf
+from tfx_jax.cli import main, serve
+from tfx_jax.errors import UserError
+from tfx_jax.models import GPT, Bert, BertConfig, GPTConfig, Whisper, WhisperConfig, hf
 
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn serves; it comes with the extra `serve`")
 testclient = pytest.importorskip("starlette.testclient", reason="Starlette comes with the extra `serve`")
@@ -34,7 +38,7 @@ testclient = pytest.importorskip("starlette.testclient", reason="Starlette comes
 from starlette.responses import HTMLResponse, Response  # noqa: E402
 
 from tfx_jax.cli.support import server  # noqa: E402
-from tfx_jax.cli.support.model_worker import Job, ModelWorker  # noqa: E402
+from tfx_jax.cli.support.model_worker import BusyError, Job, ModelWorker  # noqa: E402
 
 HOST = "http://127.0.0.1:8000"
 
@@ -207,7 +211,7 @@ def test_schema_refuses_what_the_server_refuses(client):
         ({"Origin": "http://127.0.0.1:9000"}, 403, "other sites"),
         ({"Sec-Fetch-Site": "cross-site"}, 403, "other sites"),
         ({"Content-Type": "text/plain"}, 415, "application/json"),
-        ({"Content-Length": "1000000001"}, 413, "at most 16,777,216 bytes"),
+        ({"Content-Length": "1000000001"}, 413, "at most 2,097,152 bytes"),
     ],
 )
 def test_hostile_headers(client, headers, status, message):
@@ -224,9 +228,204 @@ def test_wrong_json_costs_one_line(client, content):
     assert "\n" not in message_of(response, 400)
 
 
-@pytest.mark.parametrize("path", ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/v1/%2e%2e", "/x"])
+def call(app, path, body=None):
+    """Sends a request whose client is gone as soon as it has sent it; returns what it would have received."""
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "GET" if body is None else "POST", "path": path, "headers": headers}
+    scope |= {"http_version": "1.1", "query_string": b"", "root_path": "", "asgi": {"spec_version": "2.3"}}
+    messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+    sent = []
+
+    async def receive():
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    return sent
+
+
+@pytest.mark.parametrize("path", ["/../../etc/passwd", "//etc/passwd", "/v1/..", "/x", "/v1/models/../../etc/passwd"])
 def test_paths_lead_to_no_file(client, path):
-    assert "is not offered" in message_of(client.get(path), 404)
+    """As the server receives them: clients would shorten them."""
+    start, content = call(client.app, path)
+    assert start["status"] == 404
+    assert json.loads(content["body"])["error"]["type"] == "invalid_request_error"
+
+
+def test_model_is_described_by_its_name(client):
+    entry = client.get("/v1/models/small%20%3Cgpt%3E").json()
+    assert [entry] == client.get("/v1/models").json()["data"]
+    assert "this server has 'small <gpt>'" in message_of(client.get("/v1/models/x"), 404)
+    assert 'path="/v1/models/{model}",status="404"' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_page", "status"),
+    [
+        ({"host": "Api.example:81", "origin": "https://api.example:81", "sec-fetch-site": "same-origin"}, False, None),
+        ({"host": "127.0.0.1:8000", "origin": "https://api.example"}, False, None),  # a proxy that changes Host
+        ({"host": "b.example:8443"}, False, None),
+        ({"host": "b.example"}, False, 421),
+        ({"host": "127.0.0.1:8000", "origin": "https://b.example"}, False, 403),
+        ({"host": "127.0.0.1:8000", "origin": "http://["}, False, 403),
+        ({"host": "127.0.0.1:8000", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, True, None),
+        ({"host": "127.0.0.1:8000", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, False, 403),
+        ({"host": "127.0.0.1:8000", "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, True, 403),
+    ],
+)
+def test_allowed_hosts_and_links_to_the_page(headers, is_page, status):
+    guard = server._Guard(None, frozenset({"127.0.0.1"}), lambda *_: None, ["api.Example", "b.example:8443"])
+    problem = guard._problem(headers, is_page=is_page)
+    assert (problem and problem[0]) == status
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    """Requests that the worker receives, and answers by a constant."""
+    submitted = []
+
+    def submit(self, job):
+        submitted.append(job)
+        job.result.set_result([("text", 4, "length", 7)])
+        return job
+
+    monkeypatch.setattr(ModelWorker, "submit", submit)
+    return submitted
+
+
+def test_chats_of_openai_clients(client, jobs):
+    pytest.importorskip("jinja2", reason="templates need jinja2")
+    names = ("max_tokens", "n", "stop", "seed", "temperature", "top_p", "stream", "stream_options", "user")
+    body = dict.fromkeys(names) | {"presence_penalty": 0, "frequency_penalty": 0.0}
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    for content in ("hello", parts, "x" * 40):
+        body["messages"] = [{"role": "user", "content": content}]
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+    assert [job.inputs[0]["content"] for job in jobs] == ["hello", "hello", "x" * 40]
+    assert [job.max_tokens for job in jobs] == [32, 32, 64 - len("u:" + "x" * 40 + " a:")]
+    client.post("/v1/completions", json={"prompt": "a", "max_tokens": None})
+    assert jobs[-1].max_tokens == 16
+    for name in ("presence_penalty", "n"):
+        assert name in message_of(client.post("/v1/chat/completions", json=body | {name: 2}), 400)
+
+
+def test_streams_count_tokens_on_request(client, jobs):
+    body = {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}}
+    events = client.post("/v1/completions", json=body).text.split("\n\n")
+    *parts, last = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
+    assert [part["usage"] for part in parts] == [None]
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": 7, "completion_tokens": 4, "total_tokens": 11}
+    body = {"prompt": "x" * 63, "stream": True, "max_tokens": 9}
+    assert "the prompt has 63 tokens" in message_of(client.post("/v1/completions", json=body), 400)
+
+
+def test_failures_are_server_errors(client, monkeypatch):
+    for error, status in ((RuntimeError("secret"), 500), (BusyError(), 503)):
+        monkeypatch.setattr(ModelWorker, "submit", Mock(side_effect=error))
+        response = client.post("/v1/completions", json={"prompt": "a"})
+        assert "secret" not in message_of(response, status)
+        assert response.json()["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_requests_of_vanished_clients_are_cancelled(client, monkeypatch, is_stream):
+    submitted = []
+    monkeypatch.setattr(ModelWorker, "submit", lambda self, job: submitted.append(job) or job)
+    call(client.app, "/v1/completions", {"prompt": "a", "stream": is_stream})
+    assert [job.is_cancelled for job in submitted] == [True]
+
+
+def test_clients_that_read_some_of_a_full_buffer_have_more_time():
+    protocol = Mock()
+    protocol.transport.get_write_buffer_size.return_value = 7
+    server._Protocol._expect_reading(protocol, 8)
+    protocol.loop.call_later.assert_called_once_with(server.READ_SECONDS, protocol._expect_reading, 7)
+    protocol.transport.abort.assert_not_called()
+    server._Protocol._expect_reading(protocol, 7)
+    protocol.transport.abort.assert_called_once_with()
+
+
+SHUTDOWN = """
+import asyncio, os, signal, socket, sys
+from unittest.mock import Mock
+from starlette.responses import Response
+from tfx_jax.cli.support import server
+
+seconds, num_left = float(sys.argv[1]), int(sys.argv[2])
+server.SHUTDOWN_SECONDS = 6.0
+worker = Mock(**{"close.return_value": num_left})
+
+async def app(scope, receive, send):
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(seconds)
+    await Response()(scope, receive, send)
+
+listener = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(listener.getsockname())
+client.sendall(b"GET / HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n")
+server.run_server(app, worker, listener, "x")
+print(worker.close.call_args.args[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seconds", "num_left", "message"),
+    [(0, 0, "all requests are answered"), (0, 3, "dropped requests: 3"), (60, 0, "dropped requests: 1")],
+)
+def test_shutdown_has_one_deadline_and_counts_what_it_drops(seconds, num_left, message):
+    """Six seconds, of which the worker has what requests leave, at least almost five."""
+    command = [sys.executable, "-c", SHUTDOWN, str(seconds), str(num_left)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == message
+    remaining = float(done.stdout.split()[-1])
+    assert 4 < remaining < 5 if seconds else 5 < remaining < 6
+
+
+def test_numbers_that_json_lacks_are_null():
+    assert server._without_nan([{"p": {"a": float("nan"), "b": 0.5}, "t": (float("inf"), 1, "x")}]) == [
+        {"p": {"a": None, "b": 0.5}, "t": [None, 1, "x"]}
+    ]
+
+
+def test_models_without_a_template_offer_no_chat(model, monkeypatch):
+    monkeypatch.setattr(type(model), "chat_template", property(Mock(side_effect=UserError("there is none"))))
+    app, worker = server.make_app(model, "x")
+    with testclient.TestClient(app, base_url=HOST) as client:
+        assert "is not offered" in message_of(client.post("/v1/chat/completions", json={}), 404)
+        assert "/v1/chat/completions" not in client.get("/openapi.json").json()["paths"]
+    worker.close()
+
+
+def test_a_whisper_is_loaded_once(folder, tmp_path, draw_model, monkeypatch):
+    assert not serve._is_whisper(str(folder))
+    sizes = {"num_bands": 8, "d_model": 8, "num_heads": 2, "d_ff": 16, "num_layers": 1, "num_decoder_layers": 1}
+    sizes |= {"vocab_size": 40, "source_positions": 10, "learned_positions": 8, "pad_id": 0, "start_id": 1, "eos_id": 0}
+    hf.save(draw_model(lambda: Whisper(WhisperConfig(**sizes), rngs=nnx.Rngs(0))), tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    load, served = Mock(wraps=hf.load), Mock()
+    monkeypatch.setattr(hf, "load", load)
+    monkeypatch.setattr(server, "run_server", served)
+    assert main(["serve", f"--model={tmp_path}", "--port=0"]) == 0
+    worker = served.call_args.args[1]
+    assert worker.suffixes == (".wav",)
+    worker.close()
+    load.assert_called_once()
+
+
+def test_clients_see_no_paths(folder, monkeypatch):
+    for workdir, source, expected in (
+        ("/home/me/runs/topics/", None, "topics"),
+        ("gs://bucket/runs/topics", None, "topics"),
+        (None, str(folder), folder.name),
+        (None, "openai/gpt2", "openai/gpt2"),
+    ):
+        assert serve._name(argparse.Namespace(workdir=workdir, model=source)) == expected
+    monkeypatch.chdir(folder)
+    assert serve._name(argparse.Namespace(workdir=".", model=None)) == folder.name
 
 
 def test_other_addresses_are_served_on_request_only():
@@ -372,12 +571,22 @@ def test_hostile_clients_leave_the_server_well(folder, model):
             loris.close()
         assert 5 < time.monotonic() - start < 25
 
+        def num_tokens():
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+                connection.request("GET", "/metrics")
+                metrics = connection.getresponse().read().decode()
+            return int(re.search(r"^tfx_jax_generated_tokens_total (\d+)", metrics, re.MULTILINE)[1])
+
+        long = body | {"max_tokens": 48}
+        num_whole = post(port, "/v1/completions", long)[1]["usage"]["completion_tokens"]
+        num_before = num_tokens()
         for _ in range(20):  # clients that vanish while their text is streamed
             with socket.create_connection(("127.0.0.1", port)) as gone:
-                content = json.dumps({"prompt": "the cat", "max_tokens": 48, "stream": True}).encode()
+                content = json.dumps(long | {"stream": True}).encode()
                 gone.sendall(f"{headers}Content-Length: {len(content)}\r\n\r\n".encode() + content)
                 gone.recv(20)
         assert post(port, "/v1/completions", body)[1]["choices"][0]["text"] == expected
+        assert num_tokens() - num_before < 20 * num_whole
 
         # A signal while a request is answered: it is answered.
         answers = []

@@ -2,6 +2,7 @@
 
 import argparse
 import ipaddress
+import os
 import socket
 from collections.abc import Sequence
 
@@ -10,9 +11,10 @@ from tfx_jax.cli.support.options import add_folder_options, check_one_source, lo
 from tfx_jax.errors import UserError, install_command, one_line
 from tfx_jax.generation import Transcriber
 from tfx_jax.hub import local_folder
-from tfx_jax.models import Whisper
-from tfx_jax.training import load
+from tfx_jax.models import WhisperConfig, hf
+from tfx_jax.training import LoadedModel, load
 from tfx_jax.training.predictor import load_from_run
+from tfx_jax.training.workdir import is_workdir
 
 
 def run(argv: Sequence[str]) -> int:
@@ -36,6 +38,13 @@ def run(argv: Sequence[str]) -> int:
         default=512,
         help="most new tokens that a request may ask for; %(default)s by default",
     )
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME[:PORT]",
+        help="host name by which browsers and clients reach this server, such as that of a proxy; repeatable",
+    )
     arguments = parser.parse_args(argv)
     check_one_source(arguments)
     try:
@@ -46,20 +55,40 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"serve needs Starlette and uvicorn ({one_line(error)}): {install_command('serve')}") from None
     set_up_program()
     with _listener(arguments.host, arguments.port) as listener:
-        name = str(arguments.workdir or arguments.model)
+        name = _name(arguments)
         transcriber = None
         if arguments.workdir is not None:
             run, params = load_model(arguments)
             model = load_from_run(run, params, source=local_folder(arguments.workdir) / "tokenizer")
+        elif _is_whisper(arguments.model):
+            transcriber = Transcriber.load(arguments.model, allow_nonfinite=arguments.allow_nonfinite)
+            model = LoadedModel(transcriber._model)
         else:
             model = load(arguments.model, allow_nonfinite=arguments.allow_nonfinite)
-            if isinstance(model.model, Whisper):
-                transcriber = Transcriber.load(arguments.model, allow_nonfinite=arguments.allow_nonfinite)
         app, worker = make_app(
-            model, name, transcriber=transcriber, max_tokens=arguments.max_new_tokens, hosts=_hosts(listener)
+            model,
+            name,
+            transcriber=transcriber,
+            max_tokens=arguments.max_new_tokens,
+            hosts=_hosts(listener),
+            allowed_hosts=arguments.allowed_host,
         )
         run_server(app, worker, listener, name)
     return 0
+
+
+def _name(arguments: argparse.Namespace) -> str:
+    """Returns the name of the model for clients: the last part of a folder's path, or the name on the hub."""
+    source = str(arguments.workdir or arguments.model)
+    if arguments.workdir is None and "://" not in source and not os.path.isdir(source):
+        return source
+    return os.path.basename(os.path.abspath(source))
+
+
+def _is_whisper(source: str) -> bool:
+    """Returns whether a pretrained model is a Whisper; False for a workdir."""
+    folder = local_folder(source)
+    return not is_workdir(folder) and isinstance(hf.load_config(folder), WhisperConfig)
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -4,7 +4,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tfx_jax.data.sources.images import image_of, read_center, read_image
+from tfx_jax.data.sources.images import IMAGE_SUFFIXES, image_of, read_center, read_image
 from tfx_jax.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (7, 7, 3)).astype(np.uint8)
@@ -41,6 +41,29 @@ def test_what_cannot_be_read_is_named_in_one_line(tmp_path):
             read_image(tmp_path / name, 7)
         assert str(caught.value).startswith(message.format(tmp_path / name))
         assert "\n" not in str(caught.value)
+
+
+def test_images_of_other_formats_and_of_too_many_pixels_are_not_decoded(tmp_path, monkeypatch):
+    """As an EPS would start Ghostscript, whatever the name of its file."""
+    (tmp_path / "eps.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 7\n%%EndComments\nshowpage\n")
+    with PIL.Image.open(tmp_path / "eps.png") as picture:
+        assert picture.format == "EPS"  # if Pillow may choose
+    PIL.Image.new("1", (8_001, 8_000)).save(tmp_path / "large.png")
+    monkeypatch.setattr(PIL.Image.Image, "load", lambda self: pytest.fail("it is decoded"))
+    for name, message in (
+        ("eps.png", "{} cannot be read as an image: cannot identify image file"),
+        ("large.png", "{} has 8001 x 8000 pixels, more than 64,000,000: make it smaller"),
+    ):
+        for read in (lambda path: read_image(path, 7), lambda path: read_center(path, 7, 3)):
+            with pytest.raises(UserError) as caught:
+                read(tmp_path / name)
+            assert str(caught.value).startswith(message.format(tmp_path / name))
+
+
+@pytest.mark.parametrize("suffix", IMAGE_SUFFIXES)
+def test_all_suffixes_are_of_formats_that_are_read(tmp_path, suffix):
+    PIL.Image.fromarray(PIXELS).save(tmp_path / f"a{suffix}")
+    assert read_image(tmp_path / f"a{suffix}", 7).shape == (7, 7, 3)
 
 
 @pytest.mark.parametrize("read", [lambda path: read_image(path, 7), lambda path: read_center(path, 7, 3)])

@@ -14,6 +14,8 @@ from tfx_jax.errors import UserError
 TABLE = "transcripts.tsv"
 """Name of the file with transcripts in a zip. Each line is the name of a WAV file, a TAB and the transcript."""
 
+_RATES = 4_000, 192_000  # Hz that are resampled; others would need much memory and time
+
 
 class SoundFiles:
     """The files of a folder or a zip.
@@ -73,18 +75,19 @@ def read_wav_file(path: epath.PathLike, sample_rate: int) -> np.ndarray:
 
 
 def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
-    """Decodes a WAV file with integer or floating-point samples, any sample rate and any number of channels.
+    """Decodes a WAV file with integer or floating-point samples and any number of channels.
 
     Args:
       content: bytes of the file.
-      sample_rate: sample rate of the result in Hz; other rates are resampled by `scipy.signal.resample_poly`.
+      sample_rate: sample rate of the result in Hz; rates from 4,000 to 192,000 Hz are resampled to it by
+        `scipy.signal.resample_poly`.
       name: name of the file for error messages.
 
     Returns:
       The mean of the channels, [samples] int16, clipped to full scale.
 
     Raises:
-      UserError: if it is not a WAV file, has no samples, or a sample is NaN or infinite.
+      UserError: if it is not a WAV file, has no samples or an unsupported rate, or a sample is NaN or infinite.
     """
     try:
         with warnings.catch_warnings():  # about unknown chunks and truncated data
@@ -95,6 +98,8 @@ def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
         raise UserError(f"{name} cannot be read as a WAV file: {reason}") from None
     if not samples.size or rate < 1:
         raise UserError(f"the recording {name} is empty (0 audio samples)")
+    if rate != sample_rate and not _RATES[0] <= rate <= _RATES[1]:
+        raise UserError(f"{name} has a sample rate of {rate:,} Hz, not {_RATES[0]:,} to {_RATES[1]:,} Hz: resample it")
     if samples.dtype == np.uint8:
         sound = (samples.astype(np.float64) - 128) / 128  # 8-bit WAV is unsigned, with silence at 128
     elif np.issubdtype(samples.dtype, np.integer):

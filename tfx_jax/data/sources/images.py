@@ -13,11 +13,21 @@ from tfx_jax.errors import UserError
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of the names of image files."""
 
+_FORMATS = (
+    "BMP",
+    "GIF",
+    "JPEG",
+    "PNG",
+    "PPM",
+    "TIFF",
+    "WEBP",
+)  # Pillow's other readers are less safe: EPS runs programs
+_MAX_PIXELS = 64_000_000  # of a file: small files can decode to gigabytes
 _MODES = {1: "L", 3: "RGB"}  # Pillow's modes of grayscale and color, by the number of channels
 
 
 def read_image(path: epath.PathLike, size: int, num_channels: int = 3) -> np.ndarray:
-    """Reads an image in any format that Pillow supports.
+    """Reads an image file in the format BMP, GIF, JPEG, PNG, PPM, TIFF or WebP.
 
     Args:
       path: path of the file.
@@ -29,7 +39,7 @@ def read_image(path: epath.PathLike, size: int, num_channels: int = 3) -> np.nda
       and the EXIF orientation is applied; `read_center` does the same.
 
     Raises:
-      UserError: if the file does not exist, is not an image, or has another size.
+      UserError: if the file does not exist, is not an image, has more than 64 megapixels, or has another size.
     """
     picture = _read(path, _MODES[num_channels])
     if picture.size != (size, size):
@@ -51,7 +61,7 @@ def read_center(path: epath.PathLike, size: int, num_channels: int) -> np.ndarra
       [size, size, num_channels] uint8.
 
     Raises:
-      UserError: if the file does not exist or is not an image.
+      UserError: if the file does not exist, is not an image, or has more than 64 megapixels.
     """
     picture = _read(path, _MODES[num_channels])
     fitted = PIL.ImageOps.fit(picture, (size, size), PIL.Image.Resampling.BICUBIC)
@@ -85,7 +95,11 @@ def image_of(source: Any, size: int, num_channels: int, *, is_cropped: bool = Tr
 def _read(path: epath.PathLike, mode: str) -> PIL.Image.Image:
     """Returns an upright image converted to Pillow's mode "RGB" or "L" (grayscale); raises UserError on failure."""
     try:
-        with PIL.Image.open(io.BytesIO(epath.Path(path).read_bytes())) as picture:
+        with PIL.Image.open(io.BytesIO(epath.Path(path).read_bytes()), formats=_FORMATS) as picture:
+            if picture.width * picture.height > _MAX_PIXELS:
+                raise UserError(
+                    f"{path} has {picture.width} x {picture.height} pixels, more than {_MAX_PIXELS:,}: make it smaller"
+                )
             return _eight_bits(PIL.ImageOps.exif_transpose(picture), path).convert(mode)
     except FileNotFoundError:
         raise UserError(f"there is no image {path}") from None
