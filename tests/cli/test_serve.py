@@ -735,3 +735,24 @@ def test_attention_of_too_many_tokens_is_refused(model, monkeypatch):
         job.result.exception(timeout=60)
     )
     worker.close()
+
+
+def test_retry_streams_no_text_twice_and_counts_each_request_once(model):
+    with paused_worker(model) as (worker, release):
+        jobs, calls = [greedy("a", on_text=str), greedy("b"), greedy("c")], []
+
+        def fail_once(batch):
+            calls.append(len(batch))
+            if len(batch) > 1:
+                batch[0].has_streamed = True
+                raise RuntimeError("out of memory")
+            return [job.inputs for job in batch]
+
+        worker._generate = fail_once
+        for job in jobs:
+            worker.submit(job)
+        release.set()
+        assert "out of memory" in str(jobs[0].result.exception(timeout=60))
+        assert [job.result.result(timeout=60) for job in jobs[1:]] == [["b"], ["c"]]
+    assert calls == [3, 1, 1]
+    assert (worker.num_batches, worker.num_inputs) == (3, 3)  # with the pause
