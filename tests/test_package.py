@@ -79,7 +79,7 @@ def _name(requirement):
 
 def test_every_import_is_declared():
     declared = {_name(requirement) for requirement in PROJECT["dependencies"]}
-    for extra in ("chat", "tfds"):
+    for extra in ("chat", "serve", "tfds"):
         declared |= {_name(requirement) for requirement in PROJECT["optional-dependencies"][extra]}
     providers = importlib.metadata.packages_distributions()
     missing = {}

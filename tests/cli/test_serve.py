@@ -37,8 +37,11 @@ testclient = pytest.importorskip("starlette.testclient", reason="Starlette comes
 
 from starlette.responses import HTMLResponse, Response  # noqa: E402
 
-from tfx_jax.cli.support import server  # noqa: E402
-from tfx_jax.cli.support.model_worker import BusyError, Job, ModelWorker  # noqa: E402
+from tfx_jax.cli.support import model_worker, server  # noqa: E402
+from tfx_jax.cli.support.model_worker import BusyError, Job, ModelWorker, StoppedError  # noqa: E402
+from tfx_jax.data.tokenizers import hf_tokenizer  # noqa: E402
+from tfx_jax.data.tokenizers.streaming import TextStream  # noqa: E402
+from tfx_jax.generation import Sampling  # noqa: E402
 
 HOST = "http://127.0.0.1:8000"
 
@@ -754,3 +757,211 @@ def test_answers_are_those_of_the_command(tmp_path, capfd, experiment, block):
         assert "file" not in answer
     if block == "file":
         assert "the file cannot be read as an image" in json.loads(broken)["error"]["message"]
+
+
+# ---- The worker alone
+
+
+@contextlib.contextmanager
+def paused_worker(model):
+    """Yields a worker whose thread waits inside `pause` until `release` is set, and both."""
+    worker, release, entered = ModelWorker(model), threading.Event(), threading.Event()
+    worker._pause = lambda batch: (entered.set(), release.wait(60)) and [None]
+    job = worker.submit(Job("pause", [], seed=0))
+    assert entered.wait(60)
+    try:
+        yield worker, release
+    finally:
+        release.set()
+        worker.close()
+        assert job.result.done()
+
+
+def greedy(text, max_tokens=9, **options):
+    return Job("generate", [text], sampling=Sampling(temperature=0), max_tokens=max_tokens, **options)
+
+
+def test_full_queue_raises_busy_error_and_ignores_cancelled_requests(model, monkeypatch):
+    monkeypatch.setattr(model_worker, "MAX_WAITING", 2)
+    with paused_worker(model) as (worker, _):
+        jobs = [worker.submit(greedy("a")) for _ in range(2)]
+        with pytest.raises(BusyError):
+            worker.submit(greedy("a"))
+        jobs[0].is_cancelled = True
+        assert worker.num_waiting == 1
+        worker.submit(greedy("a", is_cancelled=True))
+        worker.submit(greedy("a", is_cancelled=True))
+        assert jobs[0].result.cancelled()
+        for job in jobs:
+            job.is_cancelled = True
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_dead_worker_fails_its_requests_and_refuses_others(model):
+    def die(batch):
+        raise SystemExit
+
+    with paused_worker(model) as (worker, release):
+        worker._predict = die
+        jobs = [worker.submit(Job("predict", ["a"])), worker.submit(greedy("a"))]
+        release.set()
+        for job in jobs:
+            assert isinstance(job.result.exception(timeout=60), StoppedError)
+        worker._thread.join(60)
+        assert not worker.is_alive
+        with pytest.raises(StoppedError):
+            worker.submit(greedy("a"))
+
+
+def test_error_is_set_although_stderr_is_broken(model, monkeypatch):
+    class Broken:
+        def write(self, text):
+            raise BrokenPipeError
+
+    def fail(batch):
+        raise RuntimeError("out of memory")
+
+    with paused_worker(model) as (worker, release):
+        monkeypatch.setattr(sys, "stderr", Broken())
+        worker._predict = fail
+        job = worker.submit(Job("predict", ["a"]))
+        release.set()
+        assert "out of memory" in str(job.result.exception(timeout=60))
+        assert worker.is_alive
+
+
+def test_close_cancels_what_remains_after_its_deadline(model):
+    with paused_worker(model) as (worker, _):
+        jobs = [worker.submit(greedy("a")) for _ in range(3)]
+        start = time.monotonic()
+        assert worker.close(0.1) == 4  # the running one too
+        assert time.monotonic() - start < 30
+        assert all(isinstance(job.result.exception(timeout=1), StoppedError) for job in jobs)
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(40, "programs of generation")
+def test_too_long_prompt_among_good_ones_leaves_one_batch(model):
+    """And requests that do not fit together, though each fits alone, are two batches."""
+    texts = ["the cat", "a", "日本"]
+    with paused_worker(model) as (worker, release):
+        bad = worker.submit(greedy("x" * 60))
+        jobs = [worker.submit(greedy(text)) for text in texts]
+        release.set()
+        answers = [job.result.result(timeout=120)[0][0] for job in jobs]
+        assert "prompt 1 has 60 tokens" in str(bad.result.exception(timeout=1))
+        assert answers == [tfx_jax.generate(model, text, max_new_tokens=9, temperature=0) for text in texts]
+    assert (worker.num_batches, worker.num_inputs) == (2, 4)  # with the pause
+    with paused_worker(model) as (worker, release):
+        long, short = worker.submit(greedy("x" * 50)), worker.submit(greedy("the", 16))
+        release.set()
+        assert long.result.result(timeout=120)[0][1] == 9
+        assert short.result.result(timeout=120)[0][1] == 16
+    assert (worker.num_batches, worker.num_inputs) == (3, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(40, "programs of generation")
+def test_request_with_many_prompts_is_split_into_programs(model, monkeypatch):
+    monkeypatch.setattr(model_worker, "MAX_BATCH_TOKENS", 2 * (16 + 16))
+    texts = ["a", "the cat", "日本", "b", "c"]
+    worker, sizes = ModelWorker(model), []
+    observe = type(worker._rows).__call__
+    monkeypatch.setattr(type(worker._rows), "__call__", lambda rows, t: (sizes.append(len(t)), observe(rows, t))[1])
+    sampling = Sampling(temperature=0.7)
+    job = worker.submit(Job("generate", texts, sampling=sampling, max_tokens=9, seed=5))
+    answer = job.result.result(timeout=120)
+    worker.close()
+    assert set(sizes) == {1, 2}
+    expected = tfx_jax.generate(model, texts, max_new_tokens=9, temperature=0.7, seed=5)
+    assert [text for text, *_ in answer] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(40, "programs of generation")
+def test_temperatures_share_one_program_and_one_decoder(model):
+    worker = ModelWorker(model)
+    for temperature in (0.3, 0.7, 1.0):
+        sampling = Sampling(temperature=temperature)
+        job = worker.submit(Job("generate", ["the cat"], sampling=sampling, max_tokens=9, seed=5))
+        expected = tfx_jax.generate(model, "the cat", max_new_tokens=9, temperature=temperature, seed=5)
+        assert job.result.result(timeout=120)[0][0] == expected
+    worker.close()
+    (driver,) = worker._drivers.values()
+    assert driver._run._cache_size() == 1
+
+
+@pytest.mark.parametrize("stop", [[], ["n't"], ["zz"]])
+@pytest.mark.parametrize("cleans_up", [False, True])
+def test_streamed_text_is_the_whole_text(cleans_up, stop):
+    """Also for tokenizers that remove spaces before punctuation, and where EOS is an ordinary token."""
+    text = "it is , it does n't . I 'm  ' s here ! so"
+    parts = []
+    jobs = [
+        Job("generate", ["a"], max_tokens=60, stop=stop, on_text=parts.append),
+        Job("generate", [""], on_text=parts),
+    ]
+    tokenizer = Letters(cleans_up)
+    rows, ids = model_worker._Rows(), [ord(letter) for letter in text]
+    rows.start(jobs, [False, True], tokenizer, [3])
+    num_seen = 0
+    for token in ids[:-1]:  # the program does not show the last token
+        num_seen += 1
+        is_finished = rows(np.array([token, 65]))
+        assert is_finished[1]
+        if is_finished[0]:
+            break
+    else:
+        rows(np.array([3, -1]))
+        num_seen += 1
+    whole, _, reason = rows.finish(0, ids[:num_seen])
+    assert "".join(parts) == whole
+    expected = tokenizer.clean_up(text)
+    assert whole == (expected[: expected.index("n't")] if stop == ["n't"] else expected)
+    assert reason == "stop"
+    assert rows.finish(1, [65]) == ("", 0, "stop")
+    assert len(parts) > 4
+
+
+class Letters:
+    """A tokenizer of characters."""
+
+    def __init__(self, cleans_up):
+        self._cleans_up = cleans_up
+
+    def stream(self):
+        return TextStream(lambda ids: "".join(map(chr, ids)))
+
+    def clean_up(self, text):
+        return hf_tokenizer._clean_up(text) if self._cleans_up else text
+
+
+def test_attention_of_too_many_tokens_is_refused(model, monkeypatch):
+    monkeypatch.setattr(model_worker, "MAX_ATTENTION_WEIGHTS", 2 * 6**2)
+    worker = ModelWorker(model)
+    job = worker.submit(Job("attend", ("the cat", None)))
+    assert "the text has 7 tokens, but the attention maps of this model are drawn for at most 6" in str(
+        job.result.exception(timeout=60)
+    )
+    worker.close()
+
+
+def test_retry_streams_no_text_twice_and_counts_each_request_once(model):
+    with paused_worker(model) as (worker, release):
+        jobs, calls = [greedy("a", on_text=str), greedy("b"), greedy("c")], []
+
+        def fail_once(batch):
+            calls.append(len(batch))
+            if len(batch) > 1:
+                batch[0].has_streamed = True
+                raise RuntimeError("out of memory")
+            return [job.inputs for job in batch]
+
+        worker._generate = fail_once
+        for job in jobs:
+            worker.submit(job)
+        release.set()
+        assert "out of memory" in str(jobs[0].result.exception(timeout=60))
+        assert [job.result.result(timeout=60) for job in jobs[1:]] == [["b"], ["c"]]
+    assert calls == [3, 1, 1]
+    assert (worker.num_batches, worker.num_inputs) == (3, 3)  # with the pause

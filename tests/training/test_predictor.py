@@ -171,7 +171,7 @@ def test_the_chat_template_of_a_workdir_is_that_of_its_tokenizer(tmp_path, monke
     (tmp_path / "config.json").write_text('{"num_steps": 1}')
     monkeypatch.setattr(predictor_module, "load_chat_template", lambda folder: folder)
     monkeypatch.setattr(predictor_module, "load_run", lambda folder: run)
-    monkeypatch.setattr(predictor_module, "load_best_params", lambda folder: params)
+    monkeypatch.setattr(predictor_module, "load_best_params", lambda folder, **_: params)
     assert load(tmp_path).chat_template == tmp_path / "tokenizer"  # where `_copy_tokenizer` puts it
 
 

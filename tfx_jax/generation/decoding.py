@@ -294,7 +294,7 @@ class DecodeDriver:
         if not 0 <= seed < 2**32:
             raise UserError(f"seed must be in 0 .. {2**32 - 1}, got {seed}")
         for number, ids in enumerate(inputs, start=first + 1):
-            _check_prompt(decoder, number, ids, max_new_tokens(len(ids)))
+            check_prompt(decoder, number, ids, max_new_tokens(len(ids)))
         outputs: list[list[int]] = [[] for _ in inputs]
         for num_rows, members in _batches([len(ids) for ids in inputs], padded, tokens_per_batch):
             # The batch is filled up with copies of its first input, limited to one new token.
@@ -320,7 +320,7 @@ class DecodeDriver:
         return outputs
 
 
-def _check_prompt(decoder: Decoder, number: int, ids: Sequence[int], max_new_tokens: int) -> None:
+def check_prompt(decoder: Decoder, number: int, ids: Sequence[int], max_new_tokens: int) -> None:
     """Raises UserError if input `number` is empty, has an id outside the vocabulary or too many tokens."""
     length = len(ids)
     if not length:

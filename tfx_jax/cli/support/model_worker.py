@@ -1,10 +1,11 @@
 """The thread that answers the requests of `tfx-jax serve`: batches what waits, one program at a time."""
 
 import base64
+import contextlib
 import dataclasses
 import io
+import math
 import os
-import queue
 import random
 import sys
 import tempfile
@@ -12,10 +13,12 @@ import threading
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
+import jax
 import numpy as np
+from flax import nnx
 
 from tfx_jax.cli.support.attention_view import AttentionView
 from tfx_jax.data.sources.audio import read_wav
@@ -23,20 +26,29 @@ from tfx_jax.data.sources.images import read_center, read_image
 from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.errors import UserError, one_line
 from tfx_jax.functional.audio import WHISPER_SAMPLE_RATE
-from tfx_jax.generation import Generator, Sampling, Transcriber
+from tfx_jax.generation import DecodeDriver, Sampling, Transcriber
+from tfx_jax.generation.decoding import check_prompt
 from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.tasks.vision.captioning import CaptioningTask
 from tfx_jax.training import LoadedModel, attention
 from tfx_jax.training.reporting.image_plot import plot_maps
 
 MAX_WAITING = 512  # requests; more are refused
-MAX_BATCH = 64  # requests answered by one call of the model
-_MAX_PROGRAMS = 4  # generators that are kept: each holds compiled programs
+MAX_ROWS = 64  # prompts or inputs processed by one call of the model
+MAX_BATCH_TOKENS = 2**15  # rows * (prompt + new tokens) of one call, padding included
+MAX_ATTENTION_WEIGHTS = 2**24  # tokens^2 * heads * layers: each weight is about 16 bytes of the page
+_MAX_PROGRAMS = 64  # compiled programs that are kept
+_MIN_PROMPT = 16  # shorter prompts are padded to this length
+_NUM_UNSTABLE = 8  # characters at the end of a text that removing spaces before punctuation may still change
 _NO_FILE = "the file"  # what messages call an uploaded file
 
 
 class BusyError(Exception):
     """Too many requests wait."""
+
+
+class StoppedError(BusyError):
+    """The model's thread has ended or ends, so the request is not answered."""
 
 
 @dataclasses.dataclass
@@ -45,15 +57,17 @@ class Job:
 
     Attributes:
       kind: "predict", "generate" or "attend".
-      inputs: what is answered: inputs of `predict`, prompts or a conversation, or the input of `attention`.
+      inputs: inputs of `predict`, prompts or a conversation, or the input of `attention`.
       result: the answer, or the error.
-      sampling: how tokens are chosen.
+      sampling: sampling options.
       max_tokens: maximum number of new tokens.
       stop: strings that end a text.
       seed: sampling seed; None leaves it to the server.
       is_chat: whether `inputs` are the messages of one conversation.
       on_text: called, in the worker's thread, with each new part of the text.
-      is_cancelled: whether no one waits for the answer any longer.
+      is_cancelled: whether the client no longer waits for the answer.
+      prompts: token ids of each prompt, checked; None before the worker has encoded them.
+      has_streamed: whether `on_text` has been called.
     """
 
     kind: str
@@ -66,25 +80,49 @@ class Job:
     is_chat: bool = False
     on_text: Callable[[str], object] | None = None
     is_cancelled: bool = False
+    prompts: list[list[int]] | None = None
+    has_streamed: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a client waits for the answer."""
+        return not self.is_cancelled and not self.result.done()
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the model's inputs."""
+        return 1 if self.is_chat or self.kind == "attend" else len(self.inputs)
 
     def key(self) -> Any:
         """Returns what the requests of a batch have in common; a unique value for one that is answered alone."""
         is_seeded = self.seed is not None and self.sampling.temperature != 0  # samples depend on the row's number
         if self.kind == "attend" or is_seeded:
             return id(self)
-        return self.kind, self.sampling, 1 << (self.max_tokens - 1).bit_length()
+        return self.kind, self.sampling, _power_of_two(self.max_tokens)
+
+    def fail(self, error: BaseException) -> bool:
+        """Sets the error; returns False if the request has a result already or is cancelled."""
+        with contextlib.suppress(InvalidStateError):
+            self.result.set_exception(error)
+            return True
+        return False
 
 
 class ModelWorker:
     """Answers requests with one model in one thread; those that wait meanwhile are the next batch.
+
+    Generation keeps one decoder, a copy of the weights arranged for decoding, and `_MAX_PROGRAMS` compiled programs.
+    Requests of all temperatures share programs. Each new combination of `top_k`, `top_p`, `min_p` and
+    `repetition_penalty` compiles its own, which takes seconds for a large model.
 
     Attributes:
       model: the model.
       suffixes: ends of the names of files that are inputs; () for a model of text.
       inputs: names of the parts of an input of `predict`; () if the model generates instead.
       generates: whether the model continues or answers texts, and has no other task.
-      max_positions: number of tokens that it takes, prompt and new ones together; None if that is not limited.
-      num_batches: number of batches so far.
+      max_positions: maximum number of tokens, of prompt and output together for a model that continues its prompt; None
+        without a limit.
+      num_batches: number of batches answered.
       num_inputs: number of requests in these batches.
       num_tokens: number of generated tokens.
     """
@@ -94,7 +132,7 @@ class ModelWorker:
 
         Args:
           model: the model.
-          transcriber: what transcribes, if the model is a Whisper.
+          transcriber: transcribes the sound, if the model is a Whisper.
 
         Raises:
           UserError: if the model neither predicts nor generates.
@@ -108,20 +146,25 @@ class ModelWorker:
             raise UserError(f"{type(model.model).__name__} has no task that takes text or files, and writes no text")
         self._continues, self.max_positions = True, None
         if self.generates:
-            decoder = model.model.decoder()
-            self._continues, self.max_positions = decoder.continues_inputs, decoder.max_input_length(0)
+            self._graphdef, params = nnx.split(model.model)
+            self._decoder: Any = self._make_driver(Sampling()).decoder(params)
+            self._continues, self.max_positions = self._decoder.continues_inputs, self._decoder.max_input_length(0)
         self.num_batches = self.num_inputs = self.num_tokens = 0
-        self._jobs: queue.Queue[Job | None] = queue.Queue()
-        self._kept: list[Job] = []  # taken from the queue, for a later batch
-        self._generators: OrderedDict[Any, tuple[Generator, _Rows]] = OrderedDict()
+        self._changed = threading.Condition()  # guards the next three
+        self._jobs: list[Job] = []  # requests that wait
+        self._running: list[Job] = []  # the batch that is being answered
+        self._is_closed = False
+        self._rows = _Rows()
+        self._drivers: OrderedDict[Any, DecodeDriver] = OrderedDict()
         self._seeds = random.SystemRandom()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that wait."""
-        return self._jobs.qsize() + len(self._kept)
+        """Number of requests that wait, without cancelled ones."""
+        with self._changed:
+            return sum(job.is_live for job in self._jobs)
 
     @property
     def is_alive(self) -> bool:
@@ -129,54 +172,142 @@ class ModelWorker:
         return self._thread.is_alive()
 
     def submit(self, job: Job) -> Job:
-        """Adds a request; raises BusyError if too many wait."""
-        if self.num_waiting >= MAX_WAITING:
-            raise BusyError
-        self._jobs.put(job)
+        """Adds a request.
+
+        Raises:
+          BusyError: if too many requests wait.
+          StoppedError: if the worker is closed or its thread has ended.
+        """
+        with self._changed:
+            if self._is_closed:
+                raise StoppedError("the model's thread has ended: restart the server")
+            self._remove_ended()
+            if len(self._jobs) >= MAX_WAITING:
+                raise BusyError
+            self._jobs.append(job)
+            self._changed.notify()
         return job
 
-    def close(self, timeout: float = 60.0) -> None:
-        """Answers what waits, then ends the thread."""
-        self._jobs.put(None)
+    def close(self, timeout: float = 60.0) -> int:
+        """Answers the requests that wait, ends the thread, and cancels what remains after `timeout` seconds.
+
+        Returns:
+          The number of cancelled requests.
+        """
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
         self._thread.join(timeout)
+        return self._drop()
+
+    def _drop(self) -> int:
+        """Fails all requests; returns how many clients waited for them."""
+        with self._changed:
+            jobs, self._jobs = [job for job in (*self._running, *self._jobs) if job.is_live], []
+        error = StoppedError("the server ended before it answered")
+        num_dropped = sum(job.fail(error) for job in jobs)
+        for job in jobs:
+            job.is_cancelled = True  # ends its rows at the next token
+        return num_dropped
+
+    def _remove_ended(self) -> None:
+        """Removes cancelled and failed requests from those that wait; `_changed` must be held."""
+        for job in self._jobs:
+            if job.is_cancelled:
+                job.result.cancel()
+        self._jobs = [job for job in self._jobs if job.is_live]
 
     def _run(self) -> None:
-        """Answers batches until `close`."""
-        is_closed = False
-        while not is_closed or self._kept:
-            try:
-                while True:  # all that wait now
-                    job = self._jobs.get(block=not self._kept and not is_closed)
-                    is_closed |= job is None
-                    self._kept += [] if job is None else [job]
-                    if self._jobs.empty():
-                        break
-            except queue.Empty:
-                pass
-            waiting = [job for job in self._kept if not job.is_cancelled]
-            batch = [job for job in waiting if job.key() == waiting[0].key()][:MAX_BATCH]
-            chosen = set(map(id, batch))
-            self._kept = [job for job in waiting if id(job) not in chosen]
-            # No result may be set for a request that is cancelled; from here on, none can be.
-            if batch := [job for job in batch if job.result.set_running_or_notify_cancel()]:
+        """Answers batches until `close`; at its end, also by an error, no request waits any longer."""
+        try:
+            while batch := self._next_batch():
                 self._answer(batch)
+        finally:
+            with self._changed:
+                self._is_closed = True
+            self._drop()
+
+    def _next_batch(self) -> list[Job]:
+        """Waits for requests and returns those of the next batch; [] after `close` once none waits."""
+        while True:
+            with self._changed:
+                self._running = []
+                self._changed.wait_for(lambda: self._jobs or self._is_closed)
+                self._remove_ended()
+                waiting = list(self._jobs)
+                if not waiting and self._is_closed:
+                    return []
+            chosen = set(map(id, self._choose(waiting)))  # without the lock, because it tokenizes
+            with self._changed:
+                batch = [job for job in self._jobs if id(job) in chosen]
+                self._jobs = [job for job in self._jobs if id(job) not in chosen]
+                # No result may be set for a request that is cancelled; from here on, none can be.
+                self._running = [job for job in batch if job.is_live and job.result.set_running_or_notify_cancel()]
+                if self._running:
+                    return self._running
+
+    def _choose(self, waiting: list[Job]) -> list[Job]:
+        """Returns the first request and those that fit into one batch with it; fails bad ones that it meets."""
+        batch: list[Job] = []
+        for job in waiting:
+            if batch and job.key() != batch[0].key():
+                continue
+            try:
+                self._prepare(job)
+            except Exception as error:
+                self._fail(job, error)
+                continue
+            if not batch or self._fits([*batch, job]):
+                batch.append(job)
+            if sum(job.num_rows for job in batch) >= MAX_ROWS:
+                break
+        return batch
+
+    def _prepare(self, job: Job) -> None:
+        """Encodes the prompts of a request and checks them against its own maximum of new tokens."""
+        if job.kind == "generate" and job.prompts is None:
+            prompts = self.encode(job)
+            for number, ids in enumerate(prompts, start=1):
+                check_prompt(self._decoder, number, ids, job.max_tokens)
+            job.prompts = prompts
+
+    def _fits(self, batch: list[Job]) -> bool:
+        """Whether one call of the model can answer these requests."""
+        if batch[0].kind != "generate":
+            return sum(job.num_rows for job in batch) <= MAX_ROWS
+        return self._rows_fit([(job, ids) for job in batch for ids in job.prompts or ()])
+
+    def _rows_fit(self, rows: Sequence[tuple[Job, list[int]]]) -> bool:
+        """Whether one program can process these rows, each the request and the token ids of a prompt."""
+        prompt_length, max_tokens = max(len(ids) for _, ids in rows), max(job.max_tokens for job, _ in rows)
+        limit = self._decoder.max_input_length(max_tokens)
+        if len(rows) > MAX_ROWS or (limit is not None and prompt_length > limit):
+            return False
+        num_tokens = max(_MIN_PROMPT, _power_of_two(prompt_length)) + _power_of_two(max_tokens)
+        return _power_of_two(len(rows)) * num_tokens <= MAX_BATCH_TOKENS
 
     def _answer(self, batch: list[Job]) -> None:
-        """Answers a batch; if an input of it is bad, each request by itself."""
-        self.num_batches, self.num_inputs = self.num_batches + 1, self.num_inputs + len(batch)
+        """Answers a batch; if that fails, each request by itself, but none whose text is already being streamed."""
         try:
             answers = getattr(self, f"_{batch[0].kind}")(batch)
         except Exception as error:
-            if len(batch) > 1:
-                for job in batch:
+            for job in batch:
+                if len(batch) > 1 and not job.has_streamed:
                     self._answer([job])
-                return
-            if not isinstance(error, UserError):
-                traceback.print_exc(file=sys.stderr)
-            batch[0].result.set_exception(error)
+                else:
+                    self._fail(job, error)
             return
+        self.num_batches, self.num_inputs = self.num_batches + 1, self.num_inputs + len(batch)
         for job, answer in zip(batch, answers, strict=True):
-            job.result.set_result(answer)
+            with contextlib.suppress(InvalidStateError):  # `close` has dropped it
+                job.result.set_result(answer)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        """Fails a request; prints errors that are not the client's."""
+        job.fail(error)
+        if not isinstance(error, UserError):
+            with contextlib.suppress(OSError, ValueError):  # stderr may be broken or closed
+                traceback.print_exception(error, file=sys.stderr)
 
     def _predict(self, batch: list[Job]) -> list[Any]:
         """Returns the predictions of each request."""
@@ -184,7 +315,8 @@ class ModelWorker:
             return [[{"transcript": self._transcribe(item)} for item in job.inputs] for job in batch]
         inputs = [item for job in batch for item in job.inputs]
         if not self.suffixes:
-            predictions = iter(self.model.predict(inputs))
+            parts = [inputs[start : start + MAX_ROWS] for start in range(0, len(inputs), MAX_ROWS)]
+            predictions = iter([prediction for part in parts for prediction in self.model.predict(part)])
         else:
             with tempfile.TemporaryDirectory() as folder:
                 paths = [os.path.join(folder, f"{number}{self.suffixes[0]}") for number in range(len(inputs))]
@@ -192,10 +324,10 @@ class ModelWorker:
                     with open(path, "wb") as file:
                         file.write(item)
                 try:
-                    found = self.model.predict(paths)
+                    outputs = self.model.predict(paths)
                 except UserError as error:
                     raise UserError(_without(str(error), paths)) from None
-                predictions = iter([{k: v for k, v in answer.items() if k != "file"} for answer in found])
+                predictions = iter([{k: v for k, v in output.items() if k != "file"} for output in outputs])
         return [[next(predictions) for _ in job.inputs] for job in batch]
 
     def _transcribe(self, content: bytes) -> str:
@@ -205,54 +337,62 @@ class ModelWorker:
         return self._transcriber(samples)
 
     def _generate(self, batch: list[Job]) -> list[Any]:
-        """Returns (text, number of tokens of the prompt, number of new tokens, reason of the end) of each text."""
-        tokenizer: Any = self.model.tokenizer
-        encoded = [self._encode(job) for job in batch]
-        generator, rows = self._generator(batch, max(len(ids) for prompts in encoded for ids in prompts))
-        jobs = [job for job, prompts in zip(batch, encoded, strict=True) for _ in prompts]
-        rows.start(jobs, tokenizer)
-        seed = self._seeds.randrange(2**32) if batch[0].seed is None else batch[0].seed
-        outputs = generator([ids for prompts in encoded for ids in prompts], seed=seed)
-        texts = []
-        for row, (job, ids) in enumerate(zip(jobs, outputs, strict=True)):
-            ids = ids[: job.max_tokens]
-            text = tokenizer.decode(ids)
-            cut = _until(text, job.stop)
-            self.num_tokens += len(ids)
-            rows.finish(row, cut)
-            is_over = len(ids) < job.max_tokens or cut != text
-            texts.append((cut, len(ids), "stop" if is_over else "length"))
-        remaining = iter(texts)
-        answers = [[(*next(remaining), len(ids)) for ids in prompts] for prompts in encoded]
-        for job, answer in zip(batch, answers, strict=True):
-            if not self._continues and not job.is_chat:  # a blank source has no answer
-                for index, prompt in enumerate(job.inputs):
-                    if is_blank(prompt):
-                        answer[index] = ("", 0, "stop", answer[index][3])
-        return answers
+        """Returns (text, number of new tokens, finish reason, number of prompt tokens) of each prompt of each request.
 
-    def _generator(self, batch: list[Job], prompt_length: int) -> tuple[Generator, "_Rows"]:
-        """Returns the generator for the options of a batch, and the observer of its rows.
-
-        Its texts have room for a power of two of tokens, so that few programs are compiled; each row ends at its own
-        maximum.
+        Rows beyond `MAX_ROWS` or `MAX_BATCH_TOKENS` are processed by further programs.
         """
-        longest = max(job.max_tokens for job in batch)
-        length = 1 << (longest - 1).bit_length()
-        if self.max_positions is not None and prompt_length + length > self.max_positions:
-            length = longest  # exactly, to leave room for the prompt
-        key = batch[0].sampling, length
-        if key not in self._generators:
-            rows, model = _Rows(), self.model
-            options: dict[str, Any] = {"eos_ids": model.eos_ids, "first_ids": model.first_ids}
-            options |= {"search": batch[0].sampling, "max_new_tokens": length, "observer": rows}
-            while len(self._generators) >= _MAX_PROGRAMS:
-                self._generators.popitem(last=False)
-            self._generators[key] = Generator(model.model, **options), rows
-        self._generators.move_to_end(key)
-        return self._generators[key]
+        for job in batch:
+            self._prepare(job)
+        rows = [(job, ids) for job in batch for ids in job.prompts or ()]
+        seed = self._seeds.randrange(2**32) if batch[0].seed is None else batch[0].seed
+        blanks = [self._is_unanswerable(job, index) for job in batch for index in range(len(job.prompts or ()))]
+        outputs: list[Any] = []
+        while (start := len(outputs)) < len(rows):
+            end = start + 1
+            while end < len(rows) and self._rows_fit(rows[start : end + 1]):
+                end += 1
+            outputs += self._generate_rows(rows[start:end], blanks[start:end], seed=seed, first=start)
+        self.num_tokens += sum(num_tokens for _, num_tokens, *_ in outputs)
+        remaining = iter(outputs)
+        return [[next(remaining) for _ in job.prompts or ()] for job in batch]
 
-    def _encode(self, job: Job) -> list[list[int]]:
+    def _is_unanswerable(self, job: Job, index: int) -> bool:
+        """Whether a prompt is a blank source, whose text is empty."""
+        return not self._continues and not job.is_chat and is_blank(job.inputs[index])
+
+    def _generate_rows(
+        self, rows: list[tuple[Job, list[int]]], blanks: list[bool], *, seed: int, first: int
+    ) -> list[tuple[str, int, str, int]]:
+        """Generates with one program; `first` is the number of the first row, which its samples depend on.
+
+        The program has room for a power of two of new tokens, so that few programs are compiled; each row ends at its
+        own maximum.
+        """
+        jobs, prompts = [job for job, _ in rows], [ids for _, ids in rows]
+        prompt_length, longest = max(map(len, prompts)), max(job.max_tokens for job in jobs)
+        length = _power_of_two(longest)
+        limit = self._decoder.max_input_length(length)
+        if limit is not None and prompt_length > limit:
+            length = longest  # exactly, to leave room for the prompt
+        temperature = jobs[0].sampling.temperature
+        sampling = dataclasses.replace(jobs[0].sampling, temperature=1.0 if temperature else 0.0)
+        key = sampling, length, _power_of_two(len(rows)), max(_MIN_PROMPT, _power_of_two(prompt_length))
+        if key not in self._drivers:
+            while len(self._drivers) >= _MAX_PROGRAMS:
+                self._drivers.popitem(last=False)
+            self._drivers[key] = self._make_driver(sampling, self._rows)
+        self._drivers.move_to_end(key)
+        self._rows.start(jobs, blanks, self.model.tokenizer, self.model.eos_ids)
+        decoder: Any = _TemperedDecoder(self._decoder, np.float32(temperature or 1.0))
+        outputs = self._drivers[key](decoder, prompts, max_new_tokens=lambda _: length, seed=seed, first=first)
+        return [(*self._rows.finish(row, ids), len(prompts[row])) for row, ids in enumerate(outputs)]
+
+    def _make_driver(self, sampling: Sampling, observer: "_Rows | None" = None) -> DecodeDriver:
+        """Returns a driver without programs yet."""
+        options: dict[str, Any] = {"eos_ids": self.model.eos_ids, "first_ids": self.model.first_ids}
+        return DecodeDriver(self._graphdef, sampling, observer=observer, **options)
+
+    def encode(self, job: Job) -> list[list[int]]:
         """Returns the token ids of each prompt of a request."""
         tokenizer: Any = self.model.tokenizer
         if job.is_chat:
@@ -267,10 +407,28 @@ class ModelWorker:
         source, target = job.inputs
         if isinstance(source, bytes):
             return [self._attend_to_image(source)]
-        found: Any = attention(self.model, source, target)
-        maps, pieces, target_pieces = found
+        self._check_attention_size(source, target)
+        result: Any = attention(self.model, source, target)
+        maps, pieces, target_pieces = result
         target_inputs = ["<s>", *target_pieces[:-1]] if pieces else target_pieces  # as `tfx-jax attend`
         return [{"html": AttentionView(maps, pieces, target_pieces, target_inputs=target_inputs).page}]
+
+    def _check_attention_size(self, source: str, target: str | None) -> None:
+        """Raises UserError if the attention of a text has too many weights."""
+        tokenizer: Any = self.model.tokenizer
+        config: Any = getattr(self.model._task, "model_config", None) or getattr(self.model.model, "config", None)
+        num_maps = getattr(config, "num_heads", 0) * getattr(config, "num_layers", 0)
+        if tokenizer is None or not num_maps:
+            return
+        num_tokens = len(tokenizer.encode(source)) + len(tokenizer.encode(target or ""))
+        if target is None and getattr(config, "kind", None) == "encoder_decoder":
+            num_tokens *= 2  # the model's output, about as long as its input
+        if num_tokens**2 * num_maps > MAX_ATTENTION_WEIGHTS:
+            limit = math.isqrt(MAX_ATTENTION_WEIGHTS // num_maps)
+            raise UserError(
+                f"the text has {num_tokens:,} tokens, but the attention maps of this model are drawn for at most "
+                f"{limit:,}: shorten it"
+            )
 
     def _attend_to_image(self, content: bytes) -> dict[str, str]:
         """Returns a picture of the attention over an image."""
@@ -295,40 +453,96 @@ class ModelWorker:
         return {"png": base64.b64encode(picture.getvalue()).decode(), "answer": result.answer}
 
 
-class _Rows:
-    """Observer of a batch: streams each row to its request, and ends rows at stop strings, limits and lost clients."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _TemperedDecoder:
+    """A decoder whose logits are divided by an array, so that all temperatures share a program."""
 
-    def start(self, jobs: Sequence[Job], tokenizer: Any) -> None:
-        """Begins a batch whose rows belong to these requests."""
-        self._jobs = jobs
+    decoder: Any
+    temperature: Any  # float32, []
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns an attribute of the decoder."""
+        return getattr(self.decoder, name)
+
+    def step(self, tokens: Any, cache: Any) -> tuple[Any, Any]:
+        """Processes the newest tokens; returns the divided logits, [B, V], and the new cache."""
+        logits, cache = self.decoder.step(tokens, cache)
+        return logits / self.temperature, cache
+
+
+class _Rows:
+    """Observer of a batch: streams each row to its request, and ends rows at stop strings, limits and lost clients.
+
+    The final text of a row is made of the same characters as its streamed parts.
+    """
+
+    def start(self, jobs: Sequence[Job], blanks: Sequence[bool], tokenizer: Any, eos_ids: Sequence[int]) -> None:
+        """Begins a batch whose rows belong to these requests; texts of `blanks` are empty."""
+        self._jobs, self._blanks, self._tokenizer, self._eos_ids = jobs, blanks, tokenizer, frozenset(eos_ids)
         self._streams = [tokenizer.stream() for _ in jobs]
         self._texts, self._counts, self._num_shown = [""] * len(jobs), [0] * len(jobs), [0] * len(jobs)
+        self._num_unstable = _NUM_UNSTABLE if tokenizer.clean_up(" .") == "." else 0
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
         """Adds the newest token of each row, [B] int32, -1 if none; returns True for rows to stop, [B]."""
         is_finished = np.zeros(tokens.shape, bool)
         for row, (job, token) in enumerate(zip(self._jobs, tokens.tolist(), strict=False)):
-            if token < 0:
+            if token < 0 or token in self._eos_ids:
                 continue
-            self._counts[row] += 1
-            if self._counts[row] <= job.max_tokens:
-                self._texts[row] += self._streams[row].push(token)
-            is_over = _until(self._texts[row], job.stop) != self._texts[row]
-            is_finished[row] = is_over or job.is_cancelled or self._counts[row] >= job.max_tokens
+            if self._blanks[row]:
+                is_finished[row] = True
+                continue
+            if self._counts[row] < job.max_tokens:
+                self._push(row, token)
+            text, is_stopped = self._text(row)
             # The last characters may be the beginning of a stop string.
-            self._show(row, _until(self._texts[row], job.stop), max(map(len, job.stop), default=1) - 1)
+            self._show(row, text, max(map(len, job.stop), default=1) - 1 + self._num_unstable)
+            is_finished[row] = is_stopped or job.is_cancelled or self._counts[row] >= job.max_tokens
         return is_finished
 
-    def finish(self, row: int, text: str) -> None:
-        """Streams the rest of a row."""
+    def finish(self, row: int, ids: Sequence[int]) -> tuple[str, int, str]:
+        """Streams the rest of a row with the new tokens `ids`; returns (text, number of tokens, finish reason)."""
+        if self._blanks[row]:
+            return "", 0, "stop"
+        job = self._jobs[row]
+        if ids and ids[-1] in self._eos_ids:
+            ids = ids[:-1]
+        ids = ids[: job.max_tokens]
+        for token in ids[self._counts[row] :]:  # the program does not show its last token
+            self._push(row, token)
+        self._texts[row] += self._streams[row].finish()
+        text, is_stopped = self._text(row)
         self._show(row, text, 0)
+        return text, len(ids), "stop" if is_stopped or len(ids) < job.max_tokens else "length"
+
+    def _push(self, row: int, token: int) -> None:
+        """Adds a token to the text of a row."""
+        self._counts[row] += 1
+        self._texts[row] += self._streams[row].push(token)
+
+    def _text(self, row: int) -> tuple[str, bool]:
+        """Returns the text of a row before its first stop string, and whether there is one."""
+        text = self._tokenizer.clean_up(self._texts[row])
+        until = _until(text, self._jobs[row].stop)
+        return until, until != text
 
     def _show(self, row: int, text: str, num_withheld: int) -> None:
-        """Streams what is new of a text, but its last `num_withheld` characters."""
-        on_text, start, end = self._jobs[row].on_text, self._num_shown[row], len(text) - num_withheld
-        if on_text is not None and end > start:
-            on_text(text[start:end])
-            self._num_shown[row] = end
+        """Streams the new part of a text, without its last `num_withheld` characters."""
+        job, start, end = self._jobs[row], self._num_shown[row], len(text) - num_withheld
+        if job.on_text is None or job.is_cancelled or end <= start:
+            return
+        job.has_streamed = True
+        try:
+            job.on_text(text[start:end])
+        except Exception:  # the client's event loop is closed; the other rows go on
+            job.is_cancelled = True
+        self._num_shown[row] = end
+
+
+def _power_of_two(number: int) -> int:
+    """Returns the smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
 
 
 def _until(text: str, stops: Sequence[str]) -> str:

@@ -422,7 +422,7 @@ class _App:
         """Lowers a default of `max_tokens` to what fits after the prompt; raises UserError for too long a prompt."""
         decoder: Any = self._worker.model.model
         room = decoder.decoder().max_input_length
-        (ids,) = self._worker._encode(job)
+        (ids,) = self._worker.encode(job)
         if is_default and self._worker.max_positions is not None and len(ids) > (room(job.max_tokens) or 0):
             num_free = max(self._worker.max_positions - len(ids), 1)
             job.max_tokens = num_free - num_free % 64 or num_free  # few lengths, and so few compiled programs

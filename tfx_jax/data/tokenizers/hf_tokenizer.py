@@ -419,7 +419,10 @@ class HFTokenizer(abc.ABC):
 
         The unknown token is kept if tokenizer_config.json sets `shows_unknown`, our extension of the format.
         """
-        text = self._text([int(index) for index in ids])
+        return self.clean_up(self._text([int(index) for index in ids]))
+
+    def clean_up(self, text: str) -> str:
+        """Removes spaces before punctuation marks if the configuration asks for it; `stream` leaves them."""
         return _clean_up(text) if self._cleans_up else text
 
     def stream(self) -> TextStream:
