@@ -183,7 +183,7 @@ class ModelWorker:
                 raise StoppedError("the model's thread has ended: restart the server")
             self._remove_ended()
             if len(self._jobs) >= MAX_WAITING:
-                raise BusyError
+                raise BusyError("too many requests wait: try again later")
             self._jobs.append(job)
             self._changed.notify()
         return job

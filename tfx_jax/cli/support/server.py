@@ -95,8 +95,8 @@ def run_server(app: Any, worker: ModelWorker, listener: socket.socket, name: str
     print(f"serving {name} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)", flush=True)
     server = _Server(config)
     server.run(sockets=[listener])
-    num_left: int | None = worker.close(max(server.deadline - time.monotonic(), 0.0))
-    num_dropped = max(server.num_dropped, num_left or 0)
+    num_left = worker.close(max(server.deadline - time.monotonic(), 0.0))
+    num_dropped = max(server.num_dropped, num_left)
     print(f"dropped requests: {num_dropped}" if num_dropped else "all requests are answered", file=sys.stderr)
 
 
@@ -470,8 +470,8 @@ class _App:
     def _submit(self, job: Job) -> Job:
         try:
             return self._worker.submit(job)
-        except BusyError:
-            raise _RequestError(503, "too many requests wait: try again later") from None
+        except BusyError as error:
+            raise _RequestError(503, str(error)) from None
 
     async def _answer(self, request: Request, job: Job) -> Any:
         """Returns the result of a request; stops waiting when the client is gone."""
@@ -482,6 +482,8 @@ class _App:
                 if not future.done() and await request.is_disconnected():
                     raise ClientDisconnect
             return future.result()
+        except BusyError as error:  # the worker ended while the request waited
+            raise _RequestError(503, str(error)) from None
         finally:
             job.is_cancelled = True
 
