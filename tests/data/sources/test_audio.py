@@ -67,9 +67,9 @@ def test_a_sound_of_another_rate_is_the_same_sound(rate):
     np.testing.assert_allclose(found[400:-400], wanted[400:-400], atol=2e-3)
 
 
-@pytest.mark.parametrize("rate", [1, 3_999, 192_001, 10**8])
+@pytest.mark.parametrize("rate", [1, RATE // 4 - 1, 192_001, 10**8])
 def test_rates_that_would_need_much_memory_are_refused(rate):
-    with pytest.raises(UserError, match=f"^a.wav has a sample rate of {rate:,} Hz, not 4,000 to 192,000 Hz"):
+    with pytest.raises(UserError, match=f"^a.wav has a sample rate of {rate:,} Hz, not {RATE // 4:,} to 192,000 Hz"):
         read_wav(wav(SOUND, rate), RATE, name="a.wav")
 
 

@@ -14,7 +14,7 @@ from tfx_jax.errors import UserError
 TABLE = "transcripts.tsv"
 """Name of the file with transcripts in a zip. Each line is the name of a WAV file, a TAB and the transcript."""
 
-_RATES = 4_000, 192_000  # Hz that are resampled; others would need much memory and time
+_MAX_RATE = 192_000  # Hz; the filter that resamples a higher rate would need much memory and time
 
 
 class SoundFiles:
@@ -79,7 +79,7 @@ def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
 
     Args:
       content: bytes of the file.
-      sample_rate: sample rate of the result in Hz; rates from 4,000 to 192,000 Hz are resampled to it by
+      sample_rate: sample rate of the result in Hz; rates from a quarter of it to 192,000 Hz are resampled to it by
         `scipy.signal.resample_poly`.
       name: name of the file for error messages.
 
@@ -98,8 +98,9 @@ def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
         raise UserError(f"{name} cannot be read as a WAV file: {reason}") from None
     if not samples.size or rate < 1:
         raise UserError(f"the recording {name} is empty (0 audio samples)")
-    if rate != sample_rate and not _RATES[0] <= rate <= _RATES[1]:
-        raise UserError(f"{name} has a sample rate of {rate:,} Hz, not {_RATES[0]:,} to {_RATES[1]:,} Hz: resample it")
+    least = -(-sample_rate // 4)  # resampling makes an array at most four times as long
+    if rate != sample_rate and not least <= rate <= _MAX_RATE:
+        raise UserError(f"{name} has a sample rate of {rate:,} Hz, not {least:,} to {_MAX_RATE:,} Hz: resample it")
     if samples.dtype == np.uint8:
         sound = (samples.astype(np.float64) - 128) / 128  # 8-bit WAV is unsigned, with silence at 128
     elif np.issubdtype(samples.dtype, np.integer):
