@@ -15,7 +15,7 @@ V = padding.V
 VALID = np.random.default_rng(0).integers(3, V, (3, 6)).astype(np.int32)
 PLACE = 2
 ATTENTION = {"longformer": "window", "transformer_xl": "relative"}
-WITHOUT_IDS = ("san_ctc", "conformer", "vit")
+WITHOUT_IDS = ("san_ctc", "conformer", "vit", "patch_pooling")
 FAMILIES = [family for family in (padding.FAMILIES | padding.OTHERS) if family not in WITHOUT_IDS]
 GENERATING = [
     family
