@@ -13,6 +13,7 @@ import tokenizers
 from flax import nnx
 
 import tfx_jax
+from tests.cli.small_gpt import save_small_gpt
 from tfx_jax.cli import main
 from tfx_jax.cli.support.lines import LineReader
 from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
@@ -21,12 +22,10 @@ from tfx_jax.errors import UserError
 from tfx_jax.generation.decoding import Sampling
 from tfx_jax.generation.text import Generator
 from tfx_jax.models import (
-    GPT,
     T5,
     Bert,
     BertConfig,
     BertTagger,
-    GPTConfig,
     T5Config,
     Transformer,
     TransformerConfig,
@@ -39,18 +38,7 @@ PROMPTS = ("the cat", "", "日本 a dog", "x")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, draw_model):
     folder = tmp_path_factory.mktemp("gpt")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate(["<|endoftext|>", *alphabet])}
-    pipeline = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
-    pipeline.add_special_tokens(["<|endoftext|>"])
-    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    pipeline.decoder = tokenizers.decoders.ByteLevel()
-    config = GPTConfig(vocab_size=len(vocabulary), max_length=64, num_layers=1, d_model=16, num_heads=2)
-    model = draw_model(lambda: GPT(config, rngs=nnx.Rngs(0)))
-    model.positions.table[...] = 3 * np.asarray(model.positions.table[...])
-    hf.save(model, folder)
-    pipeline.save(str(folder / "tokenizer.json"))
-    (folder / "generation_config.json").write_text('{"eos_token_id": [0]}')
+    save_small_gpt(folder, draw_model)
     return folder
 
 

@@ -24,13 +24,13 @@ import jsonschema
 import numpy as np
 import PIL.Image
 import pytest
-import tokenizers
 from flax import nnx
 
 import tfx_jax
+from tests.cli.small_gpt import save_small_gpt
 from tfx_jax.cli import main, serve
 from tfx_jax.errors import UserError
-from tfx_jax.models import GPT, Bert, BertConfig, GPTConfig, Whisper, WhisperConfig, hf
+from tfx_jax.models import Bert, BertConfig, Whisper, WhisperConfig, hf
 
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn serves; it comes with the extra `serve`")
 testclient = pytest.importorskip("starlette.testclient", reason="Starlette comes with the extra `serve`")
@@ -47,18 +47,7 @@ HOST = "http://127.0.0.1:8000"
 
 
 def small_gpt(folder, draw_model):
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate(["<|endoftext|>", *alphabet])}
-    pipeline = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
-    pipeline.add_special_tokens(["<|endoftext|>"])
-    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    pipeline.decoder = tokenizers.decoders.ByteLevel()
-    config = GPTConfig(vocab_size=len(vocabulary), max_length=64, num_layers=1, d_model=16, num_heads=2)
-    model = draw_model(lambda: GPT(config, rngs=nnx.Rngs(0)))
-    model.positions.table[...] = 3 * np.asarray(model.positions.table[...])
-    hf.save(model, folder)
-    pipeline.save(str(folder / "tokenizer.json"))
-    (folder / "generation_config.json").write_text('{"eos_token_id": [0]}')
+    save_small_gpt(folder, draw_model)
     template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }} {% endfor %}a:"
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return folder

@@ -62,7 +62,7 @@ def run(argv: Sequence[str]) -> int:
             model = load_from_run(run, params, source=local_folder(arguments.workdir) / "tokenizer")
         elif _is_whisper(arguments.model):
             transcriber = Transcriber.load(arguments.model, allow_nonfinite=arguments.allow_nonfinite)
-            model = LoadedModel(transcriber._model)
+            model = LoadedModel(transcriber.model)
         else:
             model = load(arguments.model, allow_nonfinite=arguments.allow_nonfinite)
         app, worker = make_app(

@@ -58,7 +58,7 @@ class Transcriber:
         if beam_size < 1:
             raise UserError(f"beam_size must be at least 1, got {beam_size}")
         config = model.config
-        self._model, self._decoder, self._tokenizer = model, model.decoder(), tokenizer
+        self.model, self._decoder, self._tokenizer = model, model.decoder(), tokenizer
         self.max_samples = config.num_frames * WHISPER_HOP
         self.languages = tokenizer.languages if is_multilingual else {}
         self._features = jax.jit(functools.partial(whisper_features, num_bands=config.num_bands))
@@ -134,6 +134,6 @@ class Transcriber:
 
     def _detect(self, frames: Float[Array, "1 T F"]) -> int:
         """Returns the id of the most probable language."""
-        scores = np.asarray(self._score_first(self._model, frames))  # [V]
+        scores = np.asarray(self._score_first(self.model, frames))  # [V]
         ids = list(self.languages.values())
         return ids[int(scores[ids].argmax())]

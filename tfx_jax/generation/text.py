@@ -243,7 +243,7 @@ class TextGenerator:
                 self._observer.finish(self._tokenizer.decode(outputs[0]))
             texts_before += len(batch)
         outputs = [[] if is_empty else ids for ids, is_empty in zip(outputs, unanswerable, strict=True)]
-        texts = [_until(self._tokenizer.decode(ids), self._stop) for ids in outputs]
+        texts = [until_stop(self._tokenizer.decode(ids), self._stop) for ids in outputs]
         return [GeneratedText(text, len(ids)) for text, ids in zip(texts, outputs, strict=True)]
 
     def _encode(self, prompt: str | Sequence[int], number: int) -> Sequence[int]:
@@ -388,7 +388,7 @@ def _is_set(sampling: Sampling, option: dataclasses.Field[Any]) -> bool:
     return getattr(sampling, option.name) != option.default
 
 
-def _until(text: str, stops: Sequence[str]) -> str:
+def until_stop(text: str, stops: Sequence[str]) -> str:
     """Returns the text before the first stop string."""
     indices = [text.find(stop) for stop in stops]
     return text[: min((index for index in indices if index >= 0), default=len(text))]  # -1: not in the text
@@ -416,7 +416,7 @@ class _StopObserver:
                 continue
             stream = self._streams.setdefault(row, self._tokenizer.stream())
             text = self._texts[row] = self._texts.get(row, "") + stream.push(token)
-            is_finished[row] = _until(text, self._stops) != text
+            is_finished[row] = until_stop(text, self._stops) != text
         if self._on_text is not None and 0 in self._texts:
             # Withhold the last characters, which may be the beginning of a stop string.
             self._show(self._texts[0], num_withheld=max(map(len, self._stops), default=1) - 1)
@@ -428,7 +428,7 @@ class _StopObserver:
 
     def _show(self, text: str, num_withheld: int) -> None:
         """Streams the part of the first text that is new and final: all but its last `num_withheld` characters."""
-        text = _until(text, self._stops)
+        text = until_stop(text, self._stops)
         num_final = max(self._num_shown, len(text) - num_withheld)
         if self._on_text is not None and not self._is_silent and num_final > self._num_shown:
             self._on_text(text[self._num_shown : num_final])

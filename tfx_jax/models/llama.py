@@ -33,7 +33,7 @@ NORMS = ("pre", "output", "both")
 """Values of `LlamaConfig.norms`: a norm before each sublayer, on its output (OLMo 2), or both (Gemma 2)."""
 QK_NORMS = ("none", "head", "all", "each")
 """Values of `LlamaConfig.qk_norm`: no norm of queries and keys, one for each head separately (Qwen3, Gemma 3), one over
-all heads together (OLMo 2), or one for each head separately with a scale of its own (StableLM 2)."""
+all heads together (OLMo 2), or one for each head separately, which has one scale per head (StableLM 2)."""
 NORM_KINDS = ("rms", "layer")
 """Values of `LlamaConfig.norm_kind`: RMS norms, or layer norms (StableLM), which have a bias but for queries and
 keys."""
@@ -324,7 +324,7 @@ class LlamaClassifier(nnx.Module):
 
 
 class NormOfEachHead(nnx.Module):
-    """Normalizes queries or keys of each head separately, without a bias; each head has a scale of its own."""
+    """Normalizes queries or keys of each head separately, with one scale per head and without a bias."""
 
     def __init__(self, config: LlamaConfig, num_heads: int):
         """Initializes the scales, [N, H]."""

@@ -6,13 +6,14 @@ import dataclasses
 import io
 import math
 import os
+import pathlib
 import random
 import sys
 import tempfile
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
@@ -28,6 +29,7 @@ from tfx_jax.errors import UserError, one_line
 from tfx_jax.functional.audio import WHISPER_SAMPLE_RATE
 from tfx_jax.generation import DecodeDriver, Sampling, Transcriber
 from tfx_jax.generation.decoding import check_prompt
+from tfx_jax.generation.text import until_stop
 from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.tasks.vision.captioning import CaptioningTask
 from tfx_jax.training import LoadedModel, attention
@@ -40,7 +42,7 @@ MAX_ATTENTION_WEIGHTS = 2**24  # tokens^2 * heads * layers: each weight is about
 _MAX_PROGRAMS = 64  # compiled programs that are kept
 _MIN_PROMPT = 16  # shorter prompts are padded to this length
 _NUM_UNSTABLE = 8  # characters at the end of a text that removing spaces before punctuation may still change
-_NO_FILE = "the file"  # what messages call an uploaded file
+_UPLOAD = "the file"  # what messages call an uploaded file
 
 
 class BusyError(Exception):
@@ -66,7 +68,7 @@ class Job:
       is_chat: whether `inputs` are the messages of one conversation.
       on_text: called, in the worker's thread, with each new part of the text.
       is_cancelled: whether the client no longer waits for the answer.
-      prompts: token ids of each prompt, checked; None before the worker has encoded them.
+      prompts: token ids of each prompt; None before `ModelWorker.encode`.
       has_streamed: whether `on_text` has been called.
     """
 
@@ -265,11 +267,9 @@ class ModelWorker:
 
     def _prepare(self, job: Job) -> None:
         """Encodes the prompts of a request and checks them against its own maximum of new tokens."""
-        if job.kind == "generate" and job.prompts is None:
-            prompts = self.encode(job)
-            for number, ids in enumerate(prompts, start=1):
+        if job.kind == "generate":
+            for number, ids in enumerate(self.encode(job), start=1):
                 check_prompt(self._decoder, number, ids, job.max_tokens)
-            job.prompts = prompts
 
     def _fits(self, batch: list[Job]) -> bool:
         """Whether one call of the model can answer these requests."""
@@ -318,22 +318,15 @@ class ModelWorker:
             parts = [inputs[start : start + MAX_ROWS] for start in range(0, len(inputs), MAX_ROWS)]
             predictions = iter([prediction for part in parts for prediction in self.model.predict(part)])
         else:
-            with tempfile.TemporaryDirectory() as folder:
-                paths = [os.path.join(folder, f"{number}{self.suffixes[0]}") for number in range(len(inputs))]
-                for path, item in zip(paths, inputs, strict=True):
-                    with open(path, "wb") as file:
-                        file.write(item)
-                try:
-                    outputs = self.model.predict(paths)
-                except UserError as error:
-                    raise UserError(_without(str(error), paths)) from None
+            with _temporary_files(inputs, self.suffixes[0]) as paths:
+                outputs = self.model.predict(paths)
                 predictions = iter([{k: v for k, v in output.items() if k != "file"} for output in outputs])
         return [[next(predictions) for _ in job.inputs] for job in batch]
 
     def _transcribe(self, content: bytes) -> str:
         """Returns what is said in a WAV file, by a Whisper."""
         assert self._transcriber is not None
-        samples = read_wav(content, WHISPER_SAMPLE_RATE, name=_NO_FILE) / np.float32(32_768)
+        samples = read_wav(content, WHISPER_SAMPLE_RATE, name=_UPLOAD) / np.float32(32_768)
         return self._transcriber(samples)
 
     def _generate(self, batch: list[Job]) -> list[Any]:
@@ -393,13 +386,20 @@ class ModelWorker:
         return DecodeDriver(self._graphdef, sampling, observer=observer, **options)
 
     def encode(self, job: Job) -> list[list[int]]:
-        """Returns the token ids of each prompt of a request."""
+        """Returns the token ids of each prompt of a request, which keeps them."""
         tokenizer: Any = self.model.tokenizer
-        if job.is_chat:
-            return [self.model.chat_template.encode(tokenizer, job.inputs)]
-        if not self._continues:
-            return [tokenizer.encode_source(prompt, None) for prompt in job.inputs]
-        return [tokenizer.encode_prompt(prompt) for prompt in job.inputs]
+        if job.prompts is None:
+            if job.is_chat:
+                job.prompts = [self.model.chat_template.encode(tokenizer, job.inputs)]
+            elif self._continues:
+                job.prompts = [tokenizer.encode_prompt(prompt) for prompt in job.inputs]
+            else:
+                job.prompts = [tokenizer.encode_source(prompt, None) for prompt in job.inputs]
+        return job.prompts
+
+    def max_input_length(self, max_tokens: int) -> int | None:
+        """Returns how many tokens a prompt may have before `max_tokens` new ones; None without a limit."""
+        return self._decoder.max_input_length(max_tokens)
 
     def _attend(self, batch: list[Job]) -> list[dict[str, str]]:
         """Returns the attention of an input: {"html": page} of text, {"png": base64, "answer": text} of an image."""
@@ -436,17 +436,11 @@ class ModelWorker:
             raise UserError("attention over sound cannot be drawn: send a text or an image to a model of these")
         task: Any = self.model._task
         size = task.model_config.image_size
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, f"0{self.suffixes[0]}")
-            with open(path, "wb") as file:
-                file.write(content)
-            try:
-                if isinstance(task, CaptioningTask):
-                    image = read_image(path, size)
-                else:
-                    image = read_center(path, size, task.model_config.num_channels)
-            except UserError as error:
-                raise UserError(_without(str(error), [path])) from None
+        with _temporary_files([content], self.suffixes[0]) as (path,):
+            if isinstance(task, CaptioningTask):
+                image = read_image(path, size)
+            else:
+                image = read_center(path, size, task.model_config.num_channels)
         result: Any = attention(self.model, image)
         picture = io.BytesIO()
         plot_maps(image, result.titles, result.maps).savefig(picture, format="png", dpi=100)
@@ -524,7 +518,7 @@ class _Rows:
     def _text(self, row: int) -> tuple[str, bool]:
         """Returns the text of a row before its first stop string, and whether there is one."""
         text = self._tokenizer.clean_up(self._texts[row])
-        until = _until(text, self._jobs[row].stop)
+        until = until_stop(text, self._jobs[row].stop)
         return until, until != text
 
     def _show(self, row: int, text: str, num_withheld: int) -> None:
@@ -545,13 +539,17 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _until(text: str, stops: Sequence[str]) -> str:
-    """Returns the text before the first stop string."""
-    return text[: min((index for stop in stops if (index := text.find(stop)) >= 0), default=len(text))]
-
-
-def _without(message: str, paths: Sequence[str]) -> str:
-    """Replaces the names of temporary files, longest first, in a message."""
-    for path in sorted(paths, key=len, reverse=True):
-        message = message.replace(path, _NO_FILE)
-    return one_line(UserError(message))
+@contextlib.contextmanager
+def _temporary_files(contents: Sequence[bytes], suffix: str) -> Iterator[list[str]]:
+    """Writes uploads to files; messages of errors inside do not show their paths."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [os.path.join(folder, f"{number}{suffix}") for number in range(len(contents))]
+        for path, content in zip(paths, contents, strict=True):
+            pathlib.Path(path).write_bytes(content)
+        try:
+            yield paths
+        except UserError as error:
+            message = str(error)
+            for path in sorted(paths, key=len, reverse=True):  # a path may begin with a shorter one
+                message = message.replace(path, _UPLOAD)
+            raise UserError(one_line(UserError(message))) from None

@@ -420,8 +420,7 @@ class _App:
 
     def _fit(self, job: Job, *, is_default: bool) -> None:
         """Lowers a default of `max_tokens` to what fits after the prompt; raises UserError for too long a prompt."""
-        decoder: Any = self._worker.model.model
-        room = decoder.decoder().max_input_length
+        room = self._worker.max_input_length
         (ids,) = self._worker.encode(job)
         if is_default and self._worker.max_positions is not None and len(ids) > (room(job.max_tokens) or 0):
             num_free = max(self._worker.max_positions - len(ids), 1)
@@ -456,8 +455,10 @@ class _App:
             while (text := await parts.get()) is not None:
                 yield part(text, None)
             if error := job.result.exception():
-                is_of_user = isinstance(error, UserError)
-                yield event(_error_body(*((400, str(error)) if is_of_user else (500, "the server failed to answer"))))
+                if isinstance(error, UserError):
+                    yield event(_error_body(400, str(error)))
+                else:
+                    yield event(_error_body(500, "the server failed to answer"))
             else:
                 outputs = job.result.result()
                 yield part("", outputs[0][2])

@@ -13,15 +13,8 @@ from tfx_jax.errors import UserError
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of the names of image files."""
 
-_FORMATS = (
-    "BMP",
-    "GIF",
-    "JPEG",
-    "PNG",
-    "PPM",
-    "TIFF",
-    "WEBP",
-)  # Pillow's other readers are less safe: EPS runs programs
+# Those of the other readers of Pillow are less safe: EPS runs programs.
+_FORMATS = "BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"
 _MAX_PIXELS = 64_000_000  # of a file: small files can decode to gigabytes
 _MODES = {1: "L", 3: "RGB"}  # Pillow's modes of grayscale and color, by the number of channels
 

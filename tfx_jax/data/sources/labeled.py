@@ -47,18 +47,20 @@ def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) ->
     examples, is_fasttext = [], False
     for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}, line {number}"
-        is_fasttext = line.lstrip().startswith(_PREFIX) if number == 1 else is_fasttext
+        if number == 1:
+            is_fasttext = line.lstrip().startswith(_PREFIX)
         if is_fasttext:
             label, text = _fasttext(line, where)
-            examples.append(LabeledText(text, _known(label, labels, where)))
-            continue
-        fields = [field.strip() for field in line.split("\t")]
-        if len(fields) != 2 or any(map(is_blank, fields)):
-            problem = f"{where}: {line[:40]!r} is not a label, one TAB and its text"
-            if number == 1 and (columns := describe_columns(path)):
-                problem += f"; if it is {columns}, set config.task.data.first_column and label_column to two of them"
-            raise UserError(problem)
-        label, text = fields
+        else:
+            fields = [field.strip() for field in line.split("\t")]
+            if len(fields) != 2 or any(map(is_blank, fields)):
+                problem = f"{where}: {line[:40]!r} is not a label, one TAB and its text"
+                if number == 1 and (columns := describe_columns(path)):
+                    problem += (
+                        f"; if it is {columns}, set config.task.data.first_column and label_column to two of them"
+                    )
+                raise UserError(problem)
+            label, text = fields
         examples.append(LabeledText(text, _known(label, labels, where)))
     return examples
 
