@@ -358,16 +358,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments.functions = [name for name in FUNCTIONS if name in chosen]
     arguments.output.mkdir(parents=True, exist_ok=True)
 
+    device = f"{jax.devices()[0].device_kind} ({os.cpu_count()} cores), jax {jax.__version__}, {arguments.dtype}"
     titles, cells = MODEL_TABLES if arguments.models else TABLES, []
     for table, title in titles.items():
         for length in arguments.lengths:
             print(f"{title}: {length:,} tokens", file=sys.stderr)
             cells += measure(length, table, cells, arguments)
-    device = f"{jax.devices()[0].device_kind} ({os.cpu_count()} cores), jax {jax.__version__}, {arguments.dtype}"
-    (arguments.output / "long_context.md").write_text(report(cells, titles, device))
+        # After each table, so that a failure leaves those before it.
+        rows = [dataclasses.asdict(cell) | {"seconds": cell.seconds} for cell in cells]
+        (arguments.output / "long_context.json").write_text(json.dumps({"device": device, "cells": rows}, indent=1))
+        (arguments.output / "long_context.md").write_text(report(cells, titles, device))
     print(report(cells, titles, device))
-    rows = [dataclasses.asdict(cell) | {"seconds": cell.seconds} for cell in cells]
-    (arguments.output / "long_context.json").write_text(json.dumps({"device": device, "cells": rows}, indent=1))
     plot(cells, titles, arguments.output / "long_context.png")
 
 
