@@ -43,7 +43,7 @@ DeepseekV3ForCausalLM Dinov2Model ElectraForMultipleChoice FalconForCausalLM FNe
 GPT2ForSequenceClassification GPT2Model GPTJForCausalLM GPTNeoForCausalLM GPTNeoXForCausalLM
 LEDForConditionalGeneration LongT5ForConditionalGeneration Mamba2ForCausalLM MambaForCausalLM
 MBartForSequenceClassification MobileBertForMaskedLM Olmo3ForCausalLM OPTForCausalLM PhiForCausalLM
-ProphetNetForConditionalGeneration Qwen2MoeForCausalLM Qwen3NextForCausalLM Starcoder2ForCausalLM
+ProphetNetForConditionalGeneration Qwen3NextForCausalLM Starcoder2ForCausalLM
 SwinForImageClassification T5ForSequenceClassification T5ForTokenClassification T5Model Wav2Vec2ForCTC
 WhisperForAudioClassification XLNetLMHeadModel
 """
@@ -63,7 +63,13 @@ _SIZES: dict[str, Any] = {
     **{"pad_token_id": _PAD, "bos_token_id": 0, "eos_token_id": _EOS, "sep_token_id": 2},
     **{"image_size": 16, "patch_size": 4, "attention_window": 8, "block_size": 4, "num_random_blocks": 1},
     **{"num_mel_bins": 8, "max_source_positions": 8, "max_target_positions": 16, "sliding_window": 4, "head_dim": 6},
-    **{"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    **{
+        "num_experts": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+    },
     **{"decoder_start_token_id": _START, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "local_attention": 8},
 }
 # What differs from _SIZES, by model_type.

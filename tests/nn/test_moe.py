@@ -116,6 +116,23 @@ def test_few_tokens_meet_their_experts_alone():
     np.testing.assert_allclose(many, want.reshape(B, T, D), atol=1e-5)
 
 
+@pytest.mark.parametrize("use_gate", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_shared_network_answers_every_token_too(use_gate):
+    """In training, where an expert drops tokens, in evaluation, and for a few tokens."""
+    layer = _layer(capacity_factor=0.4, shared_d_ff=7, use_shared_gate=use_gate)
+    trained, _ = _train(layer)
+    many, few = jitted(lambda layer: (layer(X), layer(X[:1, :1])))(layer)
+    params = params_of(layer, np.float64)
+    p = params["shared"]
+    assert jax.tree.map(np.shape, p) == {"up": (D, 7), "up_bias": (7,), "down": (7, D), "down_bias": (D,)}
+    shared = np.maximum(np.float64(X) @ p["up"] + p["up_bias"], 0) @ p["down"] + p["down_bias"]
+    if use_gate:
+        shared /= 1 + np.exp(-np.float64(X) @ params["shared_gate"]["kernel"])
+    np.testing.assert_allclose(trained, _expected(layer, 1, 1)[0] + shared, atol=1e-5)
+    np.testing.assert_allclose(many, _expected(layer, B * T, 1)[0] + shared, atol=1e-5)
+    np.testing.assert_allclose(few, many[:1, :1], atol=1e-6)
+
+
 def test_padding_is_sent_nowhere():
     layer, mask = _layer(capacity_factor=0.8), np.arange(B * T) % 4 > 0
     y, (_, balance, dropped) = _train(layer, mask=mask.reshape(B, T))

@@ -1,6 +1,6 @@
 """Llama, and the decoders that differ from it by options.
 
-These are Mistral, Mixtral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss, Granite and StableLM.
+These are Mistral, Mixtral, Qwen (with experts too), Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss, Granite and StableLM.
 
 A layer is x = x + attention(norm(x)), then x = x + feed_forward(norm(x)), with rotary positions, grouped queries, RMS
 norms and a gated feed-forward network or a mixture of such networks. `tfx_jax.models.hf.load` reads Hugging Face
@@ -220,11 +220,11 @@ class Llama(LanguageModel):
                 rngs=rngs,
             )
             # Replace the initial values of all matrices except the router's by the normal distribution.
-            network = feed_forward.experts if isinstance(feed_forward, MixtureOfExperts) else feed_forward
+            networks = feed_forward.networks if isinstance(feed_forward, MixtureOfExperts) else [feed_forward]
             for param in (attention.query, attention.key, attention.value, attention.out, attention.output_gate):
                 if param is not None:
                     param.kernel[...] = _normal(rngs, param.kernel)
-            for param in (network.up, network.gate, network.down):
+            for param in (matrix for network in networks for matrix in (network.up, network.gate, network.down)):
                 if param is not None:
                     param[...] = _normal(rngs, param)
             return EncoderLayer(attention, feed_forward, residual, is_parallel=c.is_parallel)

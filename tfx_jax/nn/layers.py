@@ -359,6 +359,8 @@ def fused(layer: Layer, *, int8: bool = False) -> Layer:
         layer.cross_attention = FusedCrossAttention(layer.cross_attention, dtype=dtype, int8=int8)
     if isinstance(layer.feed_forward, FeedForward):
         layer.feed_forward = FusedFeedForward(layer.feed_forward, int8=int8)
+    elif layer.feed_forward.shared is not None:
+        layer.feed_forward.shared = FusedFeedForward(layer.feed_forward.shared, int8=int8)
     return layer
 
 

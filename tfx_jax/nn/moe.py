@@ -24,7 +24,7 @@ from tfx_jax.functional.moe import (
     top_k_routing,
 )
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
-from tfx_jax.nn.basic import FeedForward
+from tfx_jax.nn.basic import FeedForward, Linear
 from tfx_jax.nn.distribution import current_distribution
 from tfx_jax.nn.stack import stack_layers
 
@@ -40,13 +40,15 @@ class ExpertsConfig:
     is_normalized: bool | None = None  # whether a token's weights have the sum 1; None: of several experts, not of one
     d_ff: int | None = at_least(1, None)  # hidden units of an expert; None: as in other feed-forward networks
     use_router_bias: bool = False  # whether the router has offsets, as in gpt-oss
+    shared_d_ff: int = at_least(0, 0)  # hidden units of a network that all tokens go through too; 0: there is none
+    use_shared_gate: bool = False  # whether the outputs of that network are multiplied by a sigmoid, as in Qwen2-MoE
     capacity_factor: float = at_least(0, 1.25)  # places of a training step, in even shares; GShard: 2
     num_groups: int = at_least(0, 0)  # of a batch, whose tokens compete for places; 0: one for each device with rows
     load_balancing: float = at_least(0, 0.01)  # weight of the loss that spreads tokens evenly
     router_z_loss: float = at_least(0, 0.001)  # weight of the loss that keeps the router's logits small
 
     def validate(self) -> None:
-        """Raises ValueError if there are fewer experts than `experts_per_token`, or `capacity_factor` is 0."""
+        """Raises ValueError for options that contradict each other."""
         if self.num_experts and self.num_experts < self.experts_per_token:
             raise ValueError(
                 f"experts.num_experts={self.num_experts} must be at least experts.experts_per_token="
@@ -54,6 +56,8 @@ class ExpertsConfig:
             )
         if not self.capacity_factor:
             raise ValueError(f"experts.capacity_factor must be above 0, got {self.capacity_factor}")
+        if self.use_shared_gate and not self.shared_d_ff:
+            raise ValueError("experts.use_shared_gate needs a shared network: set experts.shared_d_ff")
 
     def pattern(self) -> list[bool]:
         """Returns whether each layer of the pattern that a model's layers repeat has a mixture of experts."""
@@ -80,6 +84,8 @@ class ExpertsConfig:
             capacity_factor=self.capacity_factor,
             routing_fn=_routing(self.experts_per_token, self.has_normalized_weights),
             use_router_bias=self.use_router_bias,
+            shared_d_ff=self.shared_d_ff,
+            use_shared_gate=self.use_shared_gate,
             num_groups=self.num_groups,
             load_balancing=self.load_balancing,
             router_z_loss=self.router_z_loss,
@@ -98,7 +104,8 @@ class MixtureOfExperts(nnx.Module):
     """`num_experts` feed-forward networks and a router that sends each token to one of them (Fedus et al., 2021).
 
     With `routing_fn=top_2_routing` and twice the capacity factor, each token is sent to two experts (Lepikhin et al.,
-    2020); with `top_k_routing`, to more.
+    2020); with `top_k_routing`, to more. With `shared_d_ff`, all tokens also go through one shared network, whose
+    output is added (DeepSeekMoE: Dai et al., 2024, section 3.2, https://arxiv.org/abs/2401.06066).
 
     In training an expert takes at most `expert_capacity` tokens and drops the rest, and the loss of the router is
     written to `auxiliary_loss`, which the training step adds to its loss. Evaluation drops no token, so an output does
@@ -114,6 +121,8 @@ class MixtureOfExperts(nnx.Module):
         capacity_factor: float = 1.25,
         routing_fn: Callable[..., Routing] = top_1_routing,
         use_router_bias: bool = False,
+        shared_d_ff: int = 0,
+        use_shared_gate: bool = False,
         num_groups: int = 0,
         load_balancing: float = 0.01,
         router_z_loss: float = 0.001,
@@ -132,6 +141,9 @@ class MixtureOfExperts(nnx.Module):
             `tfx_jax.functional.expert_capacity`.
           routing_fn: function of (logits [T, E], capacity, mask=) that returns a `Routing`, such as `top_1_routing`.
           use_router_bias: whether the router has a bias.
+          shared_d_ff: hidden units of the shared network; 0 means none.
+          use_shared_gate: whether the output of the shared network is multiplied by the logistic function of a linear
+            map of the token (Qwen2-MoE).
           num_groups: number of groups into which a training batch is cut, whose tokens compete for places in the
             experts, see `tfx_jax.functional.mixture_of_experts`; 0 means one for each device that has examples.
           load_balancing: weight of `tfx_jax.functional.load_balancing_loss` in the auxiliary loss.
@@ -145,6 +157,10 @@ class MixtureOfExperts(nnx.Module):
         self.router_bias = nnx.Param(jnp.zeros(num_experts, param_dtype)) if use_router_bias else None
         make_expert = functools.partial(FeedForward, d_model, d_ff, dtype=dtype, param_dtype=param_dtype, **options)
         self.experts = stack_layers(lambda rngs: make_expert(rngs=rngs), num_experts, rngs)
+        make_shared = functools.partial(FeedForward, d_model, shared_d_ff, dtype=dtype, param_dtype=param_dtype)
+        self.shared: Any = make_shared(rngs=rngs, **options) if shared_d_ff else None
+        make_gate = functools.partial(Linear, d_model, 1, use_bias=False, dtype=dtype, param_dtype=param_dtype)
+        self.shared_gate = make_gate(rngs=rngs) if use_shared_gate else None
         self.auxiliary_loss = AuxiliaryLoss(jnp.zeros(()))
         self.load_balancing = StepMetric(jnp.zeros(()))
         self.dropped_tokens = StepMetric(jnp.zeros(()))
@@ -155,6 +171,11 @@ class MixtureOfExperts(nnx.Module):
         self.loss_weights = load_balancing, router_z_loss  # in this order
         self.dropout_rate = self.experts.dropout_rate
         self.dtype = dtype
+
+    @property
+    def networks(self) -> list[FeedForward]:
+        """The stack of experts and, if it exists, the shared network."""
+        return [self.experts] if self.shared is None else [self.experts, self.shared]
 
     @property
     def experts_per_token(self) -> int:
@@ -171,6 +192,8 @@ class MixtureOfExperts(nnx.Module):
     ) -> Float[Array, "*batch D"]:
         """Returns the weighted sum of the experts' answers for each token, zero for dropped tokens.
 
+        The answer of the shared network is added for all tokens, dropped ones and padding too.
+
         Args:
           x: tokens, [*batch, D]. In training the tokens of a group compete for places.
           mask: True for real tokens; padding is sent to no expert and counts in no loss.
@@ -179,6 +202,16 @@ class MixtureOfExperts(nnx.Module):
         Raises:
           UserError: in training, if `num_groups` does not divide the number of tokens.
         """
+        y = self._answer(x, mask, rngs)
+        if self.shared is None:
+            return y
+        shared = self.shared(x.astype(self.dtype), **({} if rngs is None else {"rngs": rngs}))
+        return y + (shared if self.shared_gate is None else shared * jax.nn.sigmoid(self.shared_gate(x)))
+
+    def _answer(
+        self, x: Float[Array, "*batch D"], mask: Bool[Array, "*batch"] | None, rngs: nnx.Rngs | None
+    ) -> Float[Array, "*batch D"]:
+        """Returns the weighted sum of the experts' answers; the arguments are those of `__call__`."""
         # In float32 for every `dtype`, as in the Switch Transformer: rounding could change the expert of a token.
         logits = jnp.einsum("...D,DE->...E", x.astype(jnp.float32), self.router[...].astype(jnp.float32))
         if self.router_bias is not None:

@@ -80,6 +80,13 @@ FOLDERS = {
     "Mixtral window": {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 4},
     "Qwen3Moe": {**MOE, "head_dim": 16, "norm_topk_prob": False},
     "Qwen3Moe every second": {**MOE, "decoder_sparse_step": 2, "norm_topk_prob": True},
+    "Qwen2Moe": {**MOE, "shared_expert_intermediate_size": 28},
+    "Qwen2Moe every second": {
+        **MOE,
+        "shared_expert_intermediate_size": 28,
+        "decoder_sparse_step": 2,
+        "qkv_bias": False,
+    },
     "GptOss": {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 4, "sliding_window": 4},
     "GptOss yarn": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": GPT_OSS, "swiglu_limit": 0.5},
     "Granite": GRANITE,
