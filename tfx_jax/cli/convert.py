@@ -96,7 +96,7 @@ def run(argv: Sequence[str]) -> int:
     progress.clear()
     summary = {
         "architecture": _config(output)["architectures"][0],
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, hf.STORED))),
         "dtype": arguments.dtype,
         "bytes_before": source_bytes,
         "bytes_after": Tensors(output).num_bytes,
@@ -228,8 +228,8 @@ def _verify(model: Any, output: pathlib.Path, dtype: str) -> None:
     # Non-finite parameters were rejected or allowed before writing.
     read_back = hf.load(output, allow_nonfinite=True, on_read=progress.update)
     progress.clear()
-    written_params = jax.tree.leaves(nnx.state(model, nnx.Param))
-    read_params = jax.tree.leaves(nnx.state(read_back, nnx.Param))
+    written_params = jax.tree.leaves(nnx.state(model, hf.STORED))
+    read_params = jax.tree.leaves(nnx.state(read_back, hf.STORED))
     stored_dtype = jax.numpy.dtype(dtype)
     is_equal = all(
         np.array_equal(np.asarray(written).astype(stored_dtype), np.asarray(read).astype(stored_dtype), equal_nan=True)

@@ -1,6 +1,7 @@
 """Llama and its relatives in Hugging Face folders.
 
-These are Mistral, Mixtral, Qwen (with experts too), Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss, Granite and StableLM.
+These are Mistral, Mixtral, Qwen (with experts too), Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss, Granite and StableLM, and
+those of `_EXTENSIONS`.
 """
 
 import dataclasses
@@ -8,6 +9,7 @@ import math
 from typing import Any
 
 from tfx_jax.errors import UserError
+from tfx_jax.models.hf import deepseek
 from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, classifier_fields
 from tfx_jax.models.hf.names import Row, linear, norm, table, under, vector
 from tfx_jax.models.llama import Llama as Llama
@@ -35,6 +37,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "GptOssForCausalLM": {"use_sinks": True, "use_ff_bias": True, "ff_gate_offset": 1.0, "activation": "quick_gelu"},
     "GraniteForCausalLM": {},
     "StableLmForCausalLM": {"norm_kind": "layer"},
+    deepseek.V2: {},
+    deepseek.V3: {},
 }
 MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -53,6 +57,8 @@ MODEL_TYPES = {
     "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM",
     "stablelm": "StableLmForCausalLM",
+    "deepseek_v2": deepseek.V2,
+    "deepseek_v3": deepseek.V3,
 }
 # Classifiers, and the architecture that each has below its head.
 CLASSIFIERS = {
@@ -65,7 +71,9 @@ BODIES = {name.replace("Gemma3", "Gemma3Text").replace("ForCausalLM", "Model"): 
 IGNORED = (r"lm_head\.weight", r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 COPIES = ((r"lm_head\.weight", "model.embed_tokens.weight"),)
 _WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM", "GraniteForCausalLM")
-_WITHOUT_WINDOWS += ("StableLmForCausalLM",)
+_WITHOUT_WINDOWS += ("StableLmForCausalLM", deepseek.V2, deepseek.V3)
+# Modules with what only some architectures have, in `read_options`, `write_options` and `attention_rows`.
+_EXTENSIONS = {deepseek.V2: deepseek, deepseek.V3: deepseek}
 # Every layer has the window if "layer_types" is absent.
 _WITHOUT_LAYER_TYPES = ("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
 _PAD_IDS = {"Phi3ForCausalLM": 32_000, "SmolLM3ForCausalLM": 128_004}  # defaults of transformers
@@ -147,7 +155,7 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
     # transformers gives an odd number of features other frequencies than ours.
     if rotary.fraction != 1.0 and int(rotary.fraction * (d_k or d_model / max(num_heads, 1))) % 2:
         raise UserError(f"partial_rotary_factor is {rotary.fraction}, which is no even number of a head's features")
-    return LlamaConfig(
+    config = LlamaConfig(
         vocab_size=fields.get("vocab_size", 32_000),
         max_length=_max_length(fields, rotary),
         num_layers=num_layers,
@@ -166,6 +174,10 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
         attention_dropout_rate=float(fields.get("attention_dropout", 0.0)),
         **options,
     )
+    if architecture not in _EXTENSIONS:
+        return config
+    options = _EXTENSIONS[architecture].read_options(architecture, fields, config)
+    return dataclasses.replace(config, **options | {"experts": _with_capacity(options["experts"])})
 
 
 def _max_length(fields: Fields, rotary: RotaryConfig) -> int:
@@ -360,6 +372,8 @@ def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
         values["num_experts_per_tok"] = experts.experts_per_token
     if architecture == "GptOssForCausalLM":
         values["swiglu_limit"] = config.ff_limit
+    if architecture in _EXTENSIONS:
+        _EXTENSIONS[architecture].write_options(architecture, config, values)
     if config.no_rotary_every:
         values["no_rope_layer_interval"] = config.no_rotary_every
     if "window" in config.attention.names:
@@ -478,7 +492,7 @@ def _normalized(config: LlamaConfig) -> LlamaConfig:
 def rows(architecture: str, config: LlamaConfig) -> list[Row]:
     """Returns the table of names, with separate rows for each layer of the pattern that the layers repeat."""
     period = config.pattern_length
-    sparse = config.experts.pattern()
+    sparse = config.sparse_layers
     if period == 1:
         layers = _layer_rows(architecture, config, "decoder_layers", sparse[0])
     else:
@@ -525,10 +539,14 @@ def _expert_rows(architecture: str, config: LlamaConfig, path: str, tensor: str)
     if architecture == "MixtralForCausalLM":
         names = {"up": "w1", "gate": "w3", "down": "w2"}
         tensor = tensor.replace(".mlp", ".block_sparse_moe")
-    networks = {"experts": "experts.{}"} | ({"shared": "shared_expert"} if config.experts.shared_d_ff else {})
+    networks = {"experts": "experts.{}"}
+    if config.experts.shared_d_ff:
+        networks["shared"] = "shared_experts" if architecture in _EXTENSIONS else "shared_expert"
+    bias = [vector(f"{path}/correction_bias", f"{tensor}.gate.e_score_correction_bias")]
     gate = [linear(f"{path}/shared_gate/kernel", f"{tensor}.shared_expert_gate.weight")]
     return [
         linear(f"{path}/router", f"{tensor}.gate.weight"),
+        *(bias if config.experts.use_correction_bias else []),
         *(gate if config.experts.use_shared_gate else []),
         *(
             linear(f"{path}/{our}/{matrix}", f"{tensor}.{theirs}.{name}.weight")
@@ -549,13 +567,14 @@ def _layer_rows(architecture: str, config: LlamaConfig, path: str, has_experts: 
         for name, heads in sizes.items():
             stop = start + heads * config.head_size
             row = linear(f"{attention}/{name}/kernel", f"{tensor}.self_attn.qkv_proj.weight")
-            rows.append(dataclasses.replace(row, columns=(start, stop, total)))
+            rows.append(dataclasses.replace(row, outputs=range(start, stop), num_outputs=total))
             start = stop
         for index, name in enumerate(("up", "gate")):
             row = linear(f"{feed_forward}/{name}", f"{tensor}.mlp.gate_up_proj.weight")
-            rows.append(
-                dataclasses.replace(row, columns=(index * config.d_ff, (index + 1) * config.d_ff, 2 * config.d_ff))
-            )
+            outputs = range(index * config.d_ff, (index + 1) * config.d_ff)
+            rows.append(dataclasses.replace(row, outputs=outputs, num_outputs=2 * config.d_ff))
+    elif architecture in _EXTENSIONS:
+        rows += _EXTENSIONS[architecture].attention_rows(config, attention, f"{tensor}.self_attn")
     else:
         rows += [linear(f"{attention}/{name}/kernel", f"{tensor}.self_attn.{name[0]}_proj.weight") for name in sizes]
         if config.use_qkv_bias:
