@@ -167,6 +167,10 @@ SIZES |= {
     | {"num_experts": 3, "num_local_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
     for kind in llama.MODEL_TYPES
 }
+DEEPSEEK = {"num_key_value_heads": 2, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 2}
+DEEPSEEK |= {"qk_rope_head_dim": 2, "qk_nope_head_dim": 4, "v_head_dim": 3, "kv_lora_rank": 5, "q_lora_rank": 7}
+SIZES |= {kind: SIZES[kind] | DEEPSEEK for kind in ("deepseek_v2", "deepseek_v3")}
+SIZES["deepseek_v2"] |= {"topk_method": "group_limited_greedy"}
 SIZES["stablelm"] |= {"hidden_size": 16}  # a quarter of a head's features is a pair
 
 

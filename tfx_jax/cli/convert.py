@@ -104,7 +104,7 @@ def run(argv: Sequence[str]) -> int:
     _verify(model, output, arguments.dtype)
     progress.clear()
     architecture = _config(output)["architectures"][0]
-    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, hf.STORED)))
     weights = weights_line(architecture, num_parameters, arguments.dtype)
     if arguments.workdir is not None:
         card = _card_of_run(arguments, argv, output, weights, architecture)
@@ -276,8 +276,8 @@ def _verify(model: Any, output: pathlib.Path, dtype: str) -> None:
     # Non-finite parameters were rejected or allowed before writing.
     read_back = hf.load(output, allow_nonfinite=True, on_read=progress.update)
     progress.clear()
-    written_params = jax.tree.leaves(nnx.state(model, nnx.Param))
-    read_params = jax.tree.leaves(nnx.state(read_back, nnx.Param))
+    written_params = jax.tree.leaves(nnx.state(model, hf.STORED))
+    read_params = jax.tree.leaves(nnx.state(read_back, hf.STORED))
     stored_dtype = jax.numpy.dtype(dtype)
     is_equal = all(
         np.array_equal(np.asarray(written).astype(stored_dtype), np.asarray(read).astype(stored_dtype), equal_nan=True)
