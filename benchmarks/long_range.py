@@ -8,6 +8,10 @@ workdir. Run the command again to resume; finished trainings are not repeated, a
 `--attentions`. DIR has the articles of WikiText-2, or of another set in its format, as train.txt.gz and valid.txt.gz.
 Any `--config.FIELD=VALUE` holds for all trainings.
 
+Attentions that have only a causal form are causal here too, as state space models are in this suite: a token sees
+earlier tokens only, and the classifier reads the mean over all tokens. `dense_causal` is dense attention under the same
+restriction; compare them with it.
+
 Accuracy is that of the validation split, the best one and the one after the last step. For comparison, the table has
 the accuracy of always predicting the most common label and, except for pairs, of naive Bayes on counts of tokens,
 which ignores their order. Speed is the median over the logged steps of the tokens per second, without padding. Memory
@@ -21,7 +25,7 @@ import pathlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,6 +36,7 @@ from matplotlib.figure import Figure
 from tfx_jax.cli.support.options import set_up_program
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 from tfx_jax.planning.plan import plan_training
 from tfx_jax.tasks.sequence.long_range import LabeledSequences, SequenceData
@@ -40,8 +45,7 @@ from tfx_jax.training.reporting.progress import read_history
 
 TASKS = ("listops", "text", "matching")
 
-ATTENTIONS: dict[str, Callable[[int], dict[str, int]]] = {
-    "dense": lambda length: {},
+OPTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "chunked": lambda length: {"chunk_size": max(length // 8, 1)},
     "local": lambda length: {"block_size": max(length // 8, 1)},
     "window": lambda length: {"window": max(length // 16, 1)},
@@ -53,23 +57,49 @@ ATTENTIONS: dict[str, Callable[[int], dict[str, int]]] = {
     },
     "lsh": lambda length: {"num_hashes": 2, "num_buckets": 32, "chunk_size": max(length // 16, 1)},
     "routing": lambda length: {"num_clusters": round(length**0.5), "window": -(-length // round(length**0.5))},
-    "favor": lambda length: {},
-    "linear": lambda length: {},
     "nystrom": lambda length: {"num_landmarks": max(length // 8, 1)},
     "linformer": lambda length: {"max_length": length, "num_projected": max(length // 8, 1)},
     "induced": lambda length: {"num_inducing": max(length // 8, 1)},
     "strided": lambda length: {"stride": round(length**0.5)},
+    "fixed": lambda length: {"block_size": round(length**0.5)},
     "sinkhorn": lambda length: {"block_size": max(length // 16, 1)},
     "synthesizer": lambda length: {"max_length": length},
     "dense_synthesizer": lambda length: {"max_length": length},
     "topk": lambda length: {"num_keys": max(length // 8, 1)},
     "indexed": lambda length: {"num_keys": max(length // 8, 1)},
     "moba": lambda length: {"block_size": max(length // 16, 1), "num_blocks": 1},
+    "native_sparse": lambda length: {
+        "block_size": max(length // 16, 1),
+        "num_blocks": 1,
+        "window": max(length // 16, 1),
+    },
 }
-"""The options of each attention for a length: a token sees an eighth of the sequence (in a block, a window or two
-blocks, or as the best keys), and there are as many landmarks, projected keys or inducing points. Most attentions of the
-published table are among the first ten; the others are linformer, strided, sinkhorn and synthesizer. Attentions that
-are causal only have no place in an encoder."""
+"""Options of attentions for a length, where they are not those of the spec's `example`.
+
+A token sees an eighth of the sequence (in a block, a window or two blocks, or as the best keys), and there are as many
+landmarks, projected keys or inducing points."""
+
+
+class Trained(NamedTuple):
+    """How a model of the suite attends."""
+
+    attention: str
+    """Name in `SPECS`."""
+    is_causal: bool = False
+    """Whether a token sees earlier tokens only; the classifier reads the mean over all tokens in either case."""
+
+
+ATTENTIONS = {
+    "dense": Trained("dense"),
+    "dense_causal": Trained("dense", is_causal=True),
+    **{
+        name: Trained(name, spec.causal_only)
+        for name, spec in SPECS.items()
+        if spec.platform is None and name not in ("dense", "hard")
+    },
+}
+"""Every attention that runs on any device, both ways where it can and otherwise causal, with dense attention as the
+reference of both. Hard attention is left out, because its queries and keys learn by `score_function_loss` only."""
 
 
 @dataclasses.dataclass
@@ -79,6 +109,7 @@ class Measured:
     Attributes:
       task: one of `TASKS`.
       attention: key of `ATTENTIONS`.
+      is_causal: whether a token sees earlier tokens only.
       accuracy: best accuracy on the validation split in percent.
       last: accuracy after the last step in percent.
       speed: tokens per second.
@@ -90,6 +121,7 @@ class Measured:
 
     task: str
     attention: str
+    is_causal: bool
     accuracy: float
     last: float
     speed: float
@@ -100,12 +132,14 @@ class Measured:
 
 
 def make_config(task: str, attention: str, arguments: argparse.Namespace, overrides: Sequence[str]) -> ExperimentConfig:
-    """Returns the experiment of a task with an attention; `overrides` are flags `--config.FIELD=VALUE`."""
+    """Returns the experiment of a task with a key of `ATTENTIONS`; `overrides` are flags `--config.FIELD=VALUE`."""
+    name, is_causal = ATTENTIONS[attention]
     data_dir = arguments.data_dir if task != "listops" and arguments.variant != "test" else None
     data_flags = [] if data_dir is None else [f"--config.task.data.data_dir={data_dir}"]
     config: Any = load_config_file(f"lra_{task}:{arguments.variant}", [*data_flags, *overrides])
-    options = AttentionOptions(**ATTENTIONS[attention](config.task.data.max_length))
-    config.model.attention = AttentionConfig(attention, options)
+    options = OPTIONS.get(name, SPECS[name].example)(config.task.data.max_length)
+    config.model.attention = AttentionConfig(name, AttentionOptions(**options))
+    config.model.is_causal |= is_causal
     return config
 
 
@@ -123,6 +157,7 @@ def measure(task: str, attention: str, config: ExperimentConfig, folder: pathlib
     if result.signum is not None:
         raise SystemExit(128 + result.signum)
     plan = plan_training(config, jax.devices())
+    model: Any = config.model
     history = read_history(folder)
     losses, speeds = (history.curve(f"train/{name}") for name in ("loss", "tokens_per_second"))
     points = [(int(evaluation["step"]), evaluation["accuracy"]) for evaluation in result.evaluations]
@@ -131,6 +166,7 @@ def measure(task: str, attention: str, config: ExperimentConfig, folder: pathlib
     measured = Measured(
         task,
         attention,
+        model.is_causal,
         accuracy=max(accuracies),
         last=accuracies[-1],
         speed=float(np.median(tokens_per_second)),
@@ -175,11 +211,11 @@ def table(found: Sequence[Measured], beside: dict[str, dict[str, float]]) -> str
       found: the measurements.
       beside: `baselines` by task.
     """
-    header = ["task", "attention", "parameters", "best accuracy, %", "last", "tokens/s", "MiB of a step"]
+    header = ["task", "attention", "causal", "parameters", "best accuracy, %", "last", "tokens/s", "MiB of a step"]
     lines = [header, ["---"] * len(header)]
     dense = {one.task: one for one in found if one.attention == "dense"}
     for task in dict.fromkeys(one.task for one in found):
-        lines += [[task, name, "", f"{accuracy:.2f}", "", "", ""] for name, accuracy in beside[task].items()]
+        lines += [[task, name, "", "", f"{accuracy:.2f}", "", "", ""] for name, accuracy in beside[task].items()]
         for one in found:
             if one.task == task:
                 speed, memory = f"{one.speed:,.0f}", f"{one.memory / 2**20:,.1f}"
@@ -187,7 +223,8 @@ def table(found: Sequence[Measured], beside: dict[str, dict[str, float]]) -> str
                     speed += f" (x {one.speed / dense[task].speed:.2f})"
                     memory += f" (x {one.memory / dense[task].memory:.2f})"
                 accuracies = [f"{one.accuracy:.2f}", f"{one.last:.2f}"]
-                lines.append([task, one.attention, f"{one.num_params:,}", *accuracies, speed, memory])
+                causal, num_params = "yes" if one.is_causal else "", f"{one.num_params:,}"
+                lines.append([task, one.attention, causal, num_params, *accuracies, speed, memory])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks import long_range
+from tfx_jax.errors import UserError
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.tasks.sequence.long_range import LabeledSequence
-from tfx_jax.training.config import load_config
+from tfx_jax.training.config import load_config, validate
 
-CHOSEN = ["--variant=test", "--tasks=listops", "--attentions=linear,dense", "--config.mesh.data=1"]
+NAMES = ("dense", "linear", "delta_rule")
+CHOSEN = ["--variant=test", "--tasks=listops", "--attentions=delta_rule,linear,dense", "--config.mesh.data=1"]
 
 
 @pytest.fixture(scope="module")
@@ -24,18 +27,16 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(workdir):
-    return {
-        name: json.loads((workdir / "test" / "listops" / name / "measured.json").read_text())
-        for name in ("dense", "linear")
-    }
+    return {name: json.loads((workdir / "test" / "listops" / name / "measured.json").read_text()) for name in NAMES}
 
 
 @pytest.mark.slow
 def test_the_table_has_a_row_for_each_training(workdir, measured):
     lines = (workdir / "table.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| listops")]
-    assert [row[1] for row in rows] == ["(commonest label)", "(naive Bayes)", "dense", "linear"]
-    for _, name, num_params, best, last, speed, memory in rows[2:]:
+    assert [row[1] for row in rows] == ["(commonest label)", "(naive Bayes)", "dense", "linear", "delta_rule"]
+    assert [row[2] for row in rows] == ["", "", "", "", "yes"]
+    for _, name, _, num_params, best, last, speed, memory in rows[2:]:
         one, dense = measured[name], measured["dense"]
         assert int(num_params.replace(",", "")) == one["num_params"]
         assert (float(best), float(last)) == pytest.approx(
@@ -45,7 +46,7 @@ def test_the_table_has_a_row_for_each_training(workdir, measured):
         assert float(re.findall(r"x ([\d.]+)", memory)[0]) == pytest.approx(one["memory"] / dense["memory"], abs=0.01)
         assert one["memory"] > 1_000
         assert one["losses"][0] == [2, 4, 6]
-    assert rows[3][5] != rows[2][5]
+    assert rows[3][6] != rows[2][6]
 
 
 def test_baselines_are_those_of_counts():
@@ -78,8 +79,12 @@ def test_pictures_are_drawn(workdir):
 
 @pytest.mark.slow
 def test_each_training_has_its_attention(workdir):
-    names = [load_config(workdir / "test" / "listops" / name).model.attention.name for name in ("dense", "linear")]
-    assert names == ["dense", "linear"]
+    models = [load_config(workdir / "test" / "listops" / name).model for name in NAMES]
+    assert [(model.attention.name, model.is_causal) for model in models] == [
+        ("dense", False),
+        ("linear", False),
+        ("delta_rule", True),
+    ]
 
 
 @pytest.mark.slow
@@ -107,22 +112,38 @@ def test_an_interruption_ends_the_command_without_a_result(tmp_path, monkeypatch
     assert not list(tmp_path.rglob("measured.json"))
 
 
+def test_only_kernels_and_sampled_attention_are_left_out():
+    missing = SPECS.keys() - {attention for attention, _ in long_range.ATTENTIONS.values()}
+    assert missing == {"splash", "flash", "cudnn", "hard"}
+    assert long_range.OPTIONS.keys() <= SPECS.keys()
+
+
+def test_an_attention_without_a_causal_form_does_not_become_causal():
+    arguments = long_range.make_parser().parse_args(["--workdir=w", "--variant=test"])
+    config = long_range.make_config("listops", "bigbird", arguments, ["--config.model.is_causal=true"])
+    with pytest.raises(UserError, match="bigbird attention has no causal form, which this model needs"):
+        validate(config)
+
+
 @pytest.mark.parametrize(("task", "length"), [("listops", 64), ("text", 256), ("matching", 256)])
 def test_every_attention_fits_every_experiment(task, length):
     for variant, longest in (("small", length), ("paper", 2_000 if task == "listops" else 4_000)):
         arguments = long_range.make_parser().parse_args(["--workdir=w", f"--variant={variant}", "--data_dir=DIR"])
         for name in long_range.ATTENTIONS:
             config = long_range.make_config(task, name, arguments, [])
-            config.model.attention.check()
+            validate(config)
             assert config.task.data.max_length == longest
             assert getattr(config.task.data, "data_dir", "DIR") == "DIR"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in long_range.ATTENTIONS if name not in ("dense", "linear")])
-def test_every_attention_trains(name, tmp_path):
+@pytest.mark.parametrize("name", [*long_range.OPTIONS, "forgetting"])
+def test_every_attention_with_options_of_its_own_trains(name, tmp_path):
     long_range.main([f"--workdir={tmp_path}", *CHOSEN, f"--attentions={name}"])
-    assert f"| listops | {name} |" in (tmp_path / "table.md").read_text()
+    assert (
+        f"| listops | {name} | {'yes' if long_range.ATTENTIONS[name].is_causal else ''} |"
+        in (tmp_path / "table.md").read_text()
+    )
 
 
 def test_names_that_are_not_known_are_refused(tmp_path, capsys):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.attentions import ENCODING, KINDS, example
+from tests.attentions import KINDS, ON_CPU, example
 from tests.tiers import slow_but
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
 
 V, D, F, N = 19, 12, 10, 3
@@ -24,8 +25,9 @@ TOKENS, OTHERS = (
 
 
 def with_attention(config, name):
-    """Two heads, because differential attention takes pairs of them."""
-    return dataclasses.replace(config, num_heads=2, attention=example(name))
+    """Two heads, because differential attention takes pairs of them; causal where there is no other form."""
+    is_causal = SPECS[name].causal_only
+    return dataclasses.replace(config, num_heads=2, attention=example(name), is_causal=is_causal)
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +50,16 @@ def gelu(x):
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def attended(x, p):
+def attended(x, p, is_causal):
     query, key, value = (np.einsum("td,dnh->nth", x, p[name]["kernel"]) for name in ("query", "key", "value"))
     scores = query @ key.swapaxes(1, 2) / math.sqrt(D / N)
+    if is_causal:
+        scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.einsum("nth,nhd->td", weights / weights.sum(axis=-1, keepdims=True) @ value, p["out"]["kernel"])
 
 
-def vector(tokens, p):
+def vector(tokens, p, is_causal=False):
     """The mean over the tokens of one sequence, of which nothing else is computed."""
     tokens = tokens[tokens != 0]
     if not tokens.size:
@@ -64,7 +68,7 @@ def vector(tokens, p):
     x = p["embedding"]["table"][tokens] + np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(-1, D)
     for index in range(2):
         layer = jax.tree.map(lambda leaf: leaf[index], p["encoder_layers"])  # noqa: B023
-        x = x + attended(layer_norm(x, layer["self_attention_residual"]["norm"]), layer["self_attention"])
+        x = x + attended(layer_norm(x, layer["self_attention_residual"]["norm"]), layer["self_attention"], is_causal)
         y, feed_forward = layer_norm(x, layer["feed_forward_residual"]["norm"]), layer["feed_forward"]
         y = gelu(y @ feed_forward["up"] + feed_forward["up_bias"])
         x = x + y @ feed_forward["down"] + feed_forward["down_bias"]
@@ -78,10 +82,11 @@ def logits_of(vectors, p):
     return vectors @ p["classifier"]["kernel"] + p["classifier"]["bias"]
 
 
-def test_logits_are_those_of_the_formulas(drawn):
-    read, params = drawn(CONFIG)
+@pytest.mark.parametrize("is_causal", [False, True], ids=["both ways", "causal"])
+def test_logits_are_those_of_the_formulas(is_causal, drawn):
+    read, params = drawn(dataclasses.replace(CONFIG, is_causal=is_causal))
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    want = logits_of(np.stack([vector(row, exact) for row in TOKENS]), exact)
+    want = logits_of(np.stack([vector(row, exact, is_causal) for row in TOKENS]), exact)
     np.testing.assert_allclose(read(params, TOKENS), want, atol=2e-5)
 
 
@@ -103,7 +108,7 @@ def test_there_are_as_many_parameters_as_by_hand(config):
     assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))) == want
 
 
-@pytest.mark.parametrize("name", slow_but(ENCODING, *KINDS))
+@pytest.mark.parametrize("name", slow_but(ON_CPU, *KINDS))
 def test_with_every_attention_padding_changes_nothing(name, drawn):
     """Other vectors where there is no token change no bit; another token changes the logits of its own row alone."""
     read, params = drawn(with_attention(CONFIG, name))
@@ -120,7 +125,7 @@ def test_with_every_attention_padding_changes_nothing(name, drawn):
     assert np.abs(other[1] - found[1]).max() > 1e-4
 
 
-@pytest.mark.parametrize("name", slow_but(ENCODING, *KINDS))
+@pytest.mark.parametrize("name", slow_but(ON_CPU, *KINDS))
 def test_more_padding_changes_nothing(name, drawn):
     read, params = drawn(with_attention(CONFIG, name))
     wide = np.pad(TOKENS, ((0, 0), (0, 9)))
@@ -162,6 +167,10 @@ def test_maps_are_those_of_each_layer(drawn):
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="needs labels"):
         LongEncoder(dataclasses.replace(CONFIG, labels=()), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="bigbird attention has no causal form"):
+        LongEncoder(dataclasses.replace(with_attention(CONFIG, "bigbird"), is_causal=True), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="delta_rule attention is causal only"):
+        LongEncoder(dataclasses.replace(with_attention(CONFIG, "delta_rule"), is_causal=False), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"d_model=9 must be even and divisible"):
         LongEncoder(dataclasses.replace(CONFIG, d_model=9), rngs=nnx.Rngs(0))
     model = nnx.eval_shape(lambda: LongEncoder(PAIRS, rngs=nnx.Rngs(0)))

@@ -343,6 +343,26 @@ def test_convolutions_and_gates_are_those_of_the_tokens_without_padding(options)
         np.testing.assert_allclose(got[row][TOKENS[row]], want, rtol=1e-5, atol=1e-5)
 
 
+def test_queries_of_a_low_rank_and_values_with_a_norm():
+    def make():
+        norms = {"query_rank_norm": RMSNorm(3), "value_norm": RMSNorm(U)}
+        return MultiHeadAttention(D, N, d_k=H, d_v=U, query_rank=3, **norms, rngs=nnx.Rngs(0))
+
+    layer, x = draw(make, stddev=0.5), np.float64(INPUTS[0])
+    params = params_of(layer, np.float64)
+
+    def normalized(x, name):
+        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * params[name]["scale"]
+
+    ranks = normalized(x @ params["query_down"]["kernel"], "query_rank_norm")
+    query = np.einsum("btr,rnh->btnh", ranks, params["query"]["kernel"])
+    key, value = (np.einsum("btd,dnh->btnh", x, params[name]["kernel"]) for name in ("key", "value"))
+    scores = np.exp(np.einsum("btnh,bsnh->bnts", query, key) / math.sqrt(H))
+    out = np.einsum("bnts,bsnu->btnu", scores / scores.sum(axis=-1, keepdims=True), normalized(value, "value_norm"))
+    want = np.einsum("btnu,nud->btd", out, params["out"]["kernel"])
+    np.testing.assert_allclose(jitted(lambda layer: layer(INPUTS[0]))(layer), want, atol=1e-5)
+
+
 def test_a_convolution_is_for_the_tokens_of_one_sequence():
     layer, x = _over_tokens(convolution_width=3), normal(5, B, T, D)
     with pytest.raises(ValueError, match=r"a short convolution is for self-attention only: .*convolution_width=0"):

@@ -72,7 +72,9 @@ class SelfAttentionConfig(Protocol):
       attention: attention of every layer.
     """
 
-    is_causal: ClassVar[bool]
+    @property
+    def is_causal(self) -> bool: ...
+
     has_position_bias: ClassVar[bool]
     num_heads: int
     attention: AttentionConfig

@@ -1,6 +1,7 @@
 """Llama, and the decoders that differ from it by options.
 
-These are Mistral, Mixtral, Qwen, Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss, Granite and StableLM.
+These are Mistral, Mixtral, Qwen (with experts too), Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss, Granite, StableLM,
+DeepSeek-V2 and V3.
 
 A layer is x = x + attention(norm(x)), then x = x + feed_forward(norm(x)), with rotary positions, grouped queries, RMS
 norms and a gated feed-forward network or a mixture of such networks. `tfx_jax.models.hf.load` reads Hugging Face
@@ -57,11 +58,14 @@ class LlamaConfig:
     ff_gate_offset: float = 0.0  # added to what multiplies hidden units: 1 in gpt-oss
     ff_limit: float | None = None  # bounds both factors of hidden units: 7 in gpt-oss
     experts: ExpertsConfig = dataclasses.field(default_factory=lambda: ExpertsConfig(every=1))
+    num_dense_layers: int = at_least(0, 0)  # first layers without experts: 3 in DeepSeek-V3
     norms: str = one_of(NORMS, "pre")  # norms of a branch: before it, of its output, or both
     norm_kind: str = one_of(NORM_KINDS, "rms")  # RMS norms, or layer norms with a bias
     norm_epsilon: float = at_least(0, 1e-5)
     norm_scale_offset: float = within(0, 1, 0.0)  # added to the scales of norms: 1 in Gemma
     qk_norm: str = one_of(QK_NORMS, "none")  # of queries and keys: of a head, all together, or "each" with its scale
+    use_value_norm: bool = False  # whether values, which are latents in latent attention, have an RMS norm
+    query_rank: int | None = at_least(1, None)  # size of a vector, with an RMS norm, from which queries are computed
     is_parallel: bool = False  # whether attention and feed-forward network read the same norm
     use_qkv_bias: bool = False  # whether queries, keys and values have a bias
     use_out_bias: bool = False  # whether the output projection of the attention has one
@@ -99,7 +103,16 @@ class LlamaConfig:
     @property
     def pattern_length(self) -> int:
         """Number of layers after which attentions, rotary positions and experts repeat."""
-        return math.lcm(len(self.attention.names), self.no_rotary_every or 1, len(self.experts.pattern()))
+        return math.lcm(len(self.attention.names), self.no_rotary_every or 1, len(self.sparse_layers))
+
+    @property
+    def sparse_layers(self) -> list[bool]:
+        """Whether each layer has a mixture of experts: of a pattern, or of all layers if the first ones differ."""
+        pattern = self.experts.pattern()
+        if not (self.num_dense_layers and self.experts.num_experts):
+            return pattern
+        sparse = pattern * math.ceil(self.num_layers / len(pattern))
+        return [has and index >= self.num_dense_layers for index, has in enumerate(sparse[: self.num_layers])]
 
     def validate(self) -> None:
         """Raises ValueError for fields that contradict each other."""
@@ -180,14 +193,20 @@ class Llama(LanguageModel):
                 rotary = RotaryConfig(base=c.window_rotary_base)
             if c.no_rotary_every and (index + 1) % c.no_rotary_every == 0:
                 rotary = None
-            qk_norms: dict[str, Any] = {}
+            options: dict[str, Any] = {}
             if c.qk_norm != "none":
                 is_shared = c.qk_norm == "all"  # one norm over all heads together
                 for name, heads in (("query_norm", c.num_heads), ("key_norm", num_kv_heads)):
                     if c.qk_norm == "each":
-                        qk_norms[name] = NormOfEachHead(c, heads)
+                        options[name] = NormOfEachHead(c, heads)
                     else:
-                        qk_norms[name] = make_head_norm(c.head_size * heads if is_shared else c.head_size)
+                        options[name] = make_head_norm(c.head_size * heads if is_shared else c.head_size)
+            if c.use_value_norm:
+                latent_size = c.attention.options.given.get("latent_size", c.head_size)
+                options["value_norm"] = RMSNorm(latent_size, epsilon=_LATENT_EPSILON)
+            if c.query_rank is not None:
+                options["query_rank"] = c.query_rank
+                options["query_rank_norm"] = RMSNorm(c.query_rank, epsilon=_LATENT_EPSILON)
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
@@ -205,7 +224,7 @@ class Llama(LanguageModel):
                 logits_soft_cap=c.attention_soft_cap,
                 dtype=dtype,
                 rngs=rngs,
-                **qk_norms,
+                **options,
             )
             has_experts = experts_pattern[index % len(experts_pattern)]
             feed_forward = (c.experts.make if has_experts else FeedForward)(
@@ -220,16 +239,17 @@ class Llama(LanguageModel):
                 rngs=rngs,
             )
             # Replace the initial values of all matrices except the router's by the normal distribution.
-            network = feed_forward.experts if isinstance(feed_forward, MixtureOfExperts) else feed_forward
-            for param in (attention.query, attention.key, attention.value, attention.out, attention.output_gate):
+            networks = feed_forward.networks if isinstance(feed_forward, MixtureOfExperts) else [feed_forward]
+            maps = (attention.query, attention.key, attention.value, attention.out, attention.output_gate)
+            for param in (*maps, attention.query_down):
                 if param is not None:
                     param.kernel[...] = _normal(rngs, param.kernel)
-            for param in (network.up, network.gate, network.down):
+            for param in (matrix for network in networks for matrix in (network.up, network.gate, network.down)):
                 if param is not None:
                     param[...] = _normal(rngs, param)
             return EncoderLayer(attention, feed_forward, residual, is_parallel=c.is_parallel)
 
-        attention_configs, experts_pattern = c.attention.pattern(), c.experts.pattern()
+        attention_configs, experts_pattern = c.attention.pattern(), c.sparse_layers
         makers = [
             functools.partial(make_layer, i, attention_configs[i % len(attention_configs)])
             for i in range(c.pattern_length)
@@ -340,6 +360,7 @@ class NormOfEachHead(nnx.Module):
 
 
 _INIT_STDDEV = 0.02
+_LATENT_EPSILON = 1e-6  # of the norms inside the attention of DeepSeek-V2 and V3, whatever that of the others
 
 
 def _normal(rngs: nnx.Rngs, param: nnx.Param[Array]) -> Array:

@@ -40,6 +40,7 @@ class LongEncoderConfig:
     d_ff: int = at_least(2, 2_048)
     dropout_rate: float = fraction(0.1)  # dropout of embeddings, sublayers' outputs and hidden feed-forward units
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # attention of every layer
+    is_causal: bool = False  # a token sees earlier tokens only, for attentions with no other form (delta_rule, ...)
     num_sequences: int = at_least(1, 1)  # sequences of an example: 2 for tasks that compare pairs; set by the task
     labels: tuple[str, ...] = ()  # names of the classes; set by the task
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
@@ -47,7 +48,6 @@ class LongEncoderConfig:
     unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
 
     kind: ClassVar[str] = "long_sequence"
-    is_causal: ClassVar[bool] = False
     has_position_bias: ClassVar[bool] = False
     attention_dropout_rate: ClassVar[float] = 0.0
     can_shard_positions: ClassVar[bool] = True
@@ -85,7 +85,7 @@ class LongEncoder(nnx.Module):
         """
         c = config
         c.validate()
-        c.attention.check()
+        c.attention.check(is_causal=c.is_causal)
         if not c.labels:
             raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
         dtype = jnp.dtype(c.dtype)
@@ -161,7 +161,7 @@ class LongEncoder(nnx.Module):
         mask = token_mask[:, None, None, :]
 
         def encode(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None) -> tuple[Array, Any]:
-            return layer(x, mask=mask, rngs=rngs, return_weights=return_attention)
+            return layer(x, mask=mask, is_causal=c.is_causal, rngs=rngs, return_weights=return_attention)
 
         x, maps = scan_layers(encode, self.encoder_layers, x, rngs, remat=c.remat, unroll=c.unroll)
         pooled = mean_over_tokens(self.norm(x), token_mask)
