@@ -19,7 +19,7 @@ kernel; the others have the options of `tfx_jax/planning/attentions.py`, the pub
 Time is the median of 3 to 9 runs after one that is not counted, the functions taking turns with dense attention so that
 what else the machine does meets them all; a program that needs more than `--seconds` for one run is timed once, one
 expected to need more than `--longest` not at all. Memory is what the compiler plans, temporary buffers and results: so
-it is known even where the device (of a CPU, half its memory) has no room for it, and the program is not run.
+it is known even where the device (of a CPU, what is free of its memory) has no room for it, and the program is not run.
 
 Measured on two idle CPU cores, jax 0.10.2, float32; milliseconds / MiB, forward and backward, both ways:
 
@@ -195,9 +195,9 @@ def model_program(name: str, length: int, is_causal: bool, with_gradient: bool, 
 
 
 def available_memory() -> float:
-    """Returns the bytes that programs may use: 90 % of a device's memory, or of half the memory of the machine."""
+    """Returns the bytes that a program may use: 90 % of a device's memory, or of the machine's memory that is free."""
     stats = jax.local_devices()[0].memory_stats() or {}  # a CPU has none
-    return 0.9 * stats.get("bytes_limit", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    return 0.9 * stats.get("bytes_limit", os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def expected_seconds(shorter: dict[int, Cell], length: int) -> float:
@@ -358,16 +358,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments.functions = [name for name in FUNCTIONS if name in chosen]
     arguments.output.mkdir(parents=True, exist_ok=True)
 
+    device = f"{jax.devices()[0].device_kind} ({os.cpu_count()} cores), jax {jax.__version__}, {arguments.dtype}"
     titles, cells = MODEL_TABLES if arguments.models else TABLES, []
     for table, title in titles.items():
         for length in arguments.lengths:
             print(f"{title}: {length:,} tokens", file=sys.stderr)
             cells += measure(length, table, cells, arguments)
-    device = f"{jax.devices()[0].device_kind} ({os.cpu_count()} cores), jax {jax.__version__}, {arguments.dtype}"
-    (arguments.output / "long_context.md").write_text(report(cells, titles, device))
+            # After each length, so that a failure leaves what was measured before it.
+            rows = [dataclasses.asdict(cell) | {"seconds": cell.seconds} for cell in cells]
+            (arguments.output / "long_context.json").write_text(json.dumps({"device": device, "cells": rows}, indent=1))
+            (arguments.output / "long_context.md").write_text(report(cells, titles, device))
     print(report(cells, titles, device))
-    rows = [dataclasses.asdict(cell) | {"seconds": cell.seconds} for cell in cells]
-    (arguments.output / "long_context.json").write_text(json.dumps({"device": device, "cells": rows}, indent=1))
     plot(cells, titles, arguments.output / "long_context.png")
 
 

@@ -15,10 +15,11 @@ def stack(rows, length, *, num_layers, d_model, width, d_ff):
 
 
 def experts(m, rows, length, num_layers):
-    """Routers, and the weighted sums of the answers, of the mixtures in a stack."""
+    """Routers, the weighted sums of the answers, and shared networks, of the mixtures in a stack."""
     e = m.experts
     mixtures = num_layers // e.every if e.num_experts else 0
-    return 6 * rows * length * mixtures * m.d_model * (e.num_experts + e.experts_per_token)
+    shared = 2 * e.shared_d_ff + e.use_shared_gate
+    return 6 * rows * length * mixtures * m.d_model * (e.num_experts + e.experts_per_token + shared)
 
 
 def active(m):

@@ -291,7 +291,9 @@ def test_lines_fit_a_terminal(page):
     assert page == "docs/formats.md" or len(lines) < 280  # a reference is as long as its formats
 
 
-@pytest.mark.parametrize("page", [*(page for page in PAGES if page != "docs/index.md"), "CONTRIBUTING.md", "AGENTS.md"])
+@pytest.mark.parametrize(
+    "page", [*(page for page in PAGES if page != "docs/index.md"), "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md"]
+)
 def test_links_lead_somewhere(page):
     """In the repository; docs/index.md is for the site alone (tests/test_site.py)."""
     text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))

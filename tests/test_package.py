@@ -12,6 +12,7 @@ import tomllib
 import zipfile
 
 import pytest
+import yaml
 
 import tfx_jax
 
@@ -58,6 +59,31 @@ def test_version_is_that_of_the_distribution(wheel):
     (path,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA")]
     written = zipfile.ZipFile(wheel).read(path).decode()
     assert f"\nVersion: {wheel.name.split('-')[1]}\n" in written
+
+
+def test_page_on_an_index_has_no_relative_link(wheel):
+    (path,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA")]
+    page = zipfile.ZipFile(wheel).read(path).decode().partition("\n\n")[2]
+    targets = re.findall(r"\]\(([^)]+)\)", page) + re.findall(r'src="([^"]+)"', page)
+    assert len(targets) > 20
+    assert [target for target in targets if not target.startswith("https://")] == []
+    source = "https://github.com/tfx-jax/tfx-jax/blob/main"
+    assert {f"{source}/LICENSE", f"{source}/CONTRIBUTING.md#recipes"} <= set(targets)
+    assert "https://raw.githubusercontent.com/tfx-jax/tfx-jax/main/docs/attention.png" in targets
+
+
+def test_release_is_published_without_a_password():
+    """As a trusted publisher: by one job, which may ask for a token, after the one that checks."""
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    assert "secrets." not in text
+    assert [name for name, job in jobs.items() if job.get("permissions")] == ["publish"]
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert (jobs["publish"]["needs"], jobs["publish"]["environment"]) == ("build", "release")
+    assert ".ci/wheel dist" in [step.get("run") for step in jobs["build"]["steps"]]
+    stored = [step["with"] for job in jobs.values() for step in job["steps"] if "artifact" in step.get("uses", "")]
+    assert [with_["name"] for with_ in stored] == ["dist", "dist"]
+    assert [with_["path"] for with_ in stored] == ["dist/tfx_jax-*", "dist"]
 
 
 @pytest.mark.parametrize(("tag", "expected"), [("v1.2.3", "1.2.3"), (None, "0.1.0.dev1"), ("no git", "0.1.0.dev0")])

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from docs.site import api, catalogue, check, formulas, hand_written, markdown, symbols
+from docs.site import api, catalogue, check, formulas, hand_written, llms, markdown, notebooks, symbols
 from tfx_jax.functional.attention import SPECS
 
 GENERATED_TOP = {"configuration", "commands", "experiments"}
@@ -48,6 +48,34 @@ def test_hand_written_pages_are_in_the_navigation(pages):
     entries = re.findall(r"^```\{toctree\}\n(.*?)^```$", pages["index"], re.MULTILINE | re.DOTALL)
     names = {line for entry in entries for line in entry.splitlines() if line and not line.startswith(":")}
     assert names == {*hand_written.FILES.values(), "api/index", *GENERATED_TOP} - {"index"}
+
+
+def test_llms_txt_has_the_recipes_and_a_line_for_each_page(pages, monkeypatch):
+    for version, base in (("main", llms.SITE), ("v0.2.0", f"{llms.SITE}/v0.2.0")):
+        monkeypatch.setenv("DOCS_VERSION", version)
+        text = llms.text(pages)
+        targets = [link.removeprefix(f"{base}/") for link in re.findall(r"\]\(([^)]+)\)", text)]
+        assert not [target for target in targets if "://" in target]
+        assert not [target for target in targets if target.partition(".html")[0] not in pages]
+    assert text.startswith("# tfx_jax\n\n> Attention and Transformers in JAX: ")
+    assert f"- [A new attention]({base}/contributing.html#a-new-attention)\n" in text
+    assert f"- [Serving a model]({base}/serving.html): `tfx-jax serve` answers on this machine: a page" in text
+    assert "make check " in text
+    written = {name for name in hand_written.FILES.values() if name not in ("index", "contributing")}
+    assert {f"{name}.html" for name in written} <= set(targets)
+
+
+def test_gallery_has_a_card_for_each_notebook_and_the_pictures_that_exist(pages):
+    text = notebooks.gallery(pages["notebooks"])
+    names = sorted(path.stem for path in (hand_written.ROOT / "colab").glob("*.py"))
+    assert sorted(re.findall(r":link: \S+/colab/(\w+)\.ipynb", text)) == names
+    shown = re.findall(r":img-top: notebooks/(\w+)\.png", text)
+    assert sorted(shown) == sorted(path.stem for path in hand_written.PICTURES.glob("*.png"))
+    assert "| notebook |" not in text
+    assert text.endswith(pages["notebooks"].partition("You need to know")[2])
+    assert "\n*first level, 11 minutes*\n" in text
+    with pytest.raises(ValueError, match="has no table"):
+        notebooks.gallery("# Notebooks")
 
 
 def test_signatures_print_types_as_the_source_has_them(pages):

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 
-from docs.site import api, check, hand_written
+from docs.site import api, check, hand_written, llms, notebooks
 
 
 def write(folder: pathlib.Path) -> list[str]:
@@ -23,6 +23,7 @@ def write(folder: pathlib.Path) -> list[str]:
     pages = hand_written.pages() | api.pages() | settings.pages()
     pages |= catalogue.pages(folder / "images" / "attention")
     pages["attention"] = catalogue.index(pages["attention"])
+    pages["notebooks"] = notebooks.gallery(pages["notebooks"])
     pages["models"] = pages["models"].replace("<!-- families -->", settings.families())
     shutil.copytree(hand_written.PICTURES, folder / "notebooks", dirs_exist_ok=True)
     for name, text in pages.items():
@@ -31,6 +32,8 @@ def write(folder: pathlib.Path) -> list[str]:
         text = text.strip() + "\n"
         if not path.exists() or path.read_text(encoding="utf-8") != text:  # Sphinx rebuilds files with a newer date
             path.write_text(text, encoding="utf-8")
+    (folder / "root").mkdir(exist_ok=True)
+    (folder / "root" / "llms.txt").write_text(llms.text(pages), encoding="utf-8")
     for path in folder.rglob("*.md"):
         if path.relative_to(folder).with_suffix("").as_posix() not in pages:
             path.unlink()

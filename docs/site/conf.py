@@ -1,5 +1,7 @@
 """Sphinx configuration of the documentation, whose sources `python -m docs.site` writes."""
 
+import os
+
 import latex2mathml.converter
 from docutils import nodes
 
@@ -34,12 +36,21 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
+# The workflow that deploys the site names the version of a build, "main" or a tag. Its pages then have a menu of all
+# versions, which they read from a file in the root of the site.
+version = os.environ.get("DOCS_VERSION", "")
+if version:
+    _versions = "versions.json" if version == "main" else "../versions.json"
+    html_theme_options |= {"switcher": {"json_url": _versions, "version_match": version}, "check_switcher": False}
+    _sidebar = ["navbar-logo", "icon-links", "version-switcher", "search-button-field", "sbt-sidebar-nav"]
+    html_sidebars = {"**": [f"{name}.html" for name in _sidebar]}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 
 def setup(app):
-    """Called by Sphinx: shows formulas as MathML, which browsers typeset without a script."""
+    """Called by Sphinx: formulas become MathML, which browsers typeset without a script, and llms.txt is copied."""
+    app.connect("config-inited", lambda app, config: config.html_extra_path.append(str(app.srcdir / "root")))
     app.add_html_math_renderer("mathml", (_math("inline"), None), (_math("block"), None))
 
 

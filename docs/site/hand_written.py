@@ -1,4 +1,4 @@
-"""Pages written by hand: docs/*.md, CONTRIBUTING.md and CHANGELOG.md, with links that lead to the site's own pages."""
+"""Pages written by hand, docs/*.md and some in the root; links in them lead to the site's own pages."""
 
 import posixpath
 import re
@@ -24,6 +24,7 @@ FILES = {
     "docs/from_laptop_to_pod.md": "from_laptop_to_pod",
     "docs/pod_on_paper.md": "pod_on_paper",
     "CONTRIBUTING.md": "contributing",
+    "SECURITY.md": "security",
     "CHANGELOG.md": "changelog",
 }
 """Paths of the pages, without a suffix, by file in the repository."""

@@ -122,6 +122,21 @@ def test_files_that_cannot_be_used(tmp_path, name, content, message):
         load_config_file(str(tmp_path / name))
 
 
+@pytest.mark.parametrize("form", ["json", "toml", "yaml"])
+def test_a_file_of_fields_executes_no_python_file(tmp_path, monkeypatch, form):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("open('executed', 'w')")
+    for name in ("evil.py", "./evil.py", f"{tmp_path}/evil.py:test"):
+        field = {"json": f'{{"experiment": "{name}"}}', "toml": f'experiment = "{name}"', "yaml": f"experiment: {name}"}
+        (tmp_path / f"a.{form}").write_text(field[form])
+        with pytest.raises(UserError, match=r"evil.py\S* is a Python file, which a file of fields does not execute"):
+            load_config_file(f"a.{form}")
+    assert not (tmp_path / "executed").exists()
+    with pytest.raises(UserError, match=r"evil\.py defines no get_config"):
+        load_config_file("evil.py")
+    assert (tmp_path / "executed").exists()  # by the other form
+
+
 def test_a_missing_file(tmp_path):
     with pytest.raises(UserError, match=r"cannot read .*none\.json: No such file or directory"):
         load_config_file(str(tmp_path / "none.json"))

@@ -14,7 +14,7 @@ from tests.functional.oracles import moe as oracle
 from tests.nn.programs import draw, initial, jitted, normal, params_of
 from tfx_jax.errors import UserError
 from tfx_jax.functional import load_balancing_loss, router_z_loss, top_2_routing, top_k_routing
-from tfx_jax.nn import FeedForward, MixtureOfExperts
+from tfx_jax.nn import ExpertsConfig, FeedForward, MixtureOfExperts
 
 B, T, D, F, E = 2, 5, 6, 10, 4
 
@@ -114,6 +114,42 @@ def test_few_tokens_meet_their_experts_alone():
 
     want = oracle.mixture(X.reshape(-1, D), logits.reshape(-1, 7), [one(expert) for expert in range(7)], B * T, 3)
     np.testing.assert_allclose(many, want.reshape(B, T, D), atol=1e-5)
+
+
+@pytest.mark.parametrize("use_gate", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_shared_network_answers_every_token_too(use_gate):
+    """In training, where an expert drops tokens, in evaluation, and for a few tokens."""
+    layer = _layer(capacity_factor=0.4, shared_d_ff=7, use_shared_gate=use_gate)
+    trained, _ = _train(layer)
+    many, few = jitted(lambda layer: (layer(X), layer(X[:1, :1])))(layer)
+    params = params_of(layer, np.float64)
+    p = params["shared"]
+    assert jax.tree.map(np.shape, p) == {"up": (D, 7), "up_bias": (7,), "down": (7, D), "down_bias": (D,)}
+    shared = np.maximum(np.float64(X) @ p["up"] + p["up_bias"], 0) @ p["down"] + p["down_bias"]
+    if use_gate:
+        shared /= 1 + np.exp(-np.float64(X) @ params["shared_gate"]["kernel"])
+    np.testing.assert_allclose(trained, _expected(layer, 1, 1)[0] + shared, atol=1e-5)
+    np.testing.assert_allclose(many, _expected(layer, B * T, 1)[0] + shared, atol=1e-5)
+    np.testing.assert_allclose(few, many[:1, :1], atol=1e-6)
+
+
+def test_a_correction_bias_chooses_experts_and_is_not_trained():
+    """It decides for the last expert, whose weight stays its score; for many tokens and for few."""
+    config = ExpertsConfig(num_experts=E, experts_per_token=1, router_scores="sigmoid", use_correction_bias=True)
+    layer = draw(lambda: config.make(D, F, rngs=nnx.Rngs(0)))
+
+    @jitted
+    def run(layer):
+        layer.correction_bias[...] = 2.0 * jnp.arange(E, dtype=jnp.float32)
+        last = jax.tree.map(lambda leaf: leaf[E - 1], layer.experts)
+        score = jax.nn.sigmoid(X @ layer.router[:, E - 1 :])
+        return layer(X), layer(X[:1, :1]), score * last(X)
+
+    many, few, want = run(layer)
+    np.testing.assert_allclose(many, want, atol=1e-5)
+    np.testing.assert_allclose(few, want[:1, :1], atol=1e-5)
+    assert "correction_bias" in nnx.to_pure_dict(nnx.state(layer))
+    assert "correction_bias" not in nnx.to_pure_dict(nnx.state(layer, nnx.Param))
 
 
 def test_padding_is_sent_nowhere():

@@ -148,6 +148,14 @@ def test_what_an_attention_cannot_be_is_one_line(overrides, message):
             r"experts\.num_experts=1 must be at least experts\.experts_per_token=2",
         ),
         (["capacity_factor=0"], r"config\.model\.experts\.capacity_factor must be above 0"),
+        (
+            ["num_experts=4", "num_expert_groups=3"],
+            r"config\.model\.experts: num_expert_groups=3 does not divide the 4",
+        ),
+        (
+            ["use_shared_gate=true"],
+            r"config\.model\.experts\.use_shared_gate needs a shared network: set experts\.shared",
+        ),
         (["num_experts=3", "every=1", "num_experts=3"], r"config\.mesh\.expert=2 does not divide .*num_experts=3"),
         (["num_experts=4"], r"config\.model\.num_layers=1 is no multiple of the 2 layers of the pattern"),
     ],

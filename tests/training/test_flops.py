@@ -185,7 +185,10 @@ VARIANTS = {
     "GPT, rematerialized": (case("GPT"), {"remat": "full"}),
     "GPT, unrolled": (case("GPT"), {"unroll": True}),
     "GPT, experts": (case("GPT"), {"num_layers": 2, "experts": ExpertsConfig(num_experts=4)}),
-    "GPT, two experts": (case("GPT"), {"num_layers": 2, "experts": ExpertsConfig(num_experts=4, experts_per_token=2)}),
+    "GPT, two experts and a shared one": (
+        case("GPT"),
+        {"num_layers": 2, "experts": ExpertsConfig(4, experts_per_token=2, shared_d_ff=12, use_shared_gate=True)},
+    ),
     "Conformer, dense": (case("Conformer"), {"attention.name": "dense"}),
     "Seq2Seq, dot": (case("Seq2Seq"), {"variant": "luong", "score": "dot", "cell": "lstm"}),
     "Seq2Seq, general": (case("Seq2Seq"), {"variant": "luong", "score": "general", "cell": "gru"}),

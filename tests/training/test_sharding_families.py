@@ -112,7 +112,7 @@ FAMILIES = {
         TransformerConfig(
             **SIZES,
             attention=AttentionConfig("window,dense", AttentionOptions(window=3)),
-            experts=ExpertsConfig(num_experts=4, every=1, num_groups=4),
+            experts=ExpertsConfig(num_experts=4, every=1, num_groups=4, shared_d_ff=16, use_shared_gate=True),
         ),
         translation_loss,
         lambda: {"source": text(), "target": text()},

@@ -11,7 +11,7 @@ import yaml
 from etils import epath
 
 from tfx_jax.arguments import Parser, folder
-from tfx_jax.cli.experiments import experiment_file
+from tfx_jax.cli.experiments import experiment_file, experiment_files
 from tfx_jax.cli.support.fields_help import fields_help
 from tfx_jax.cli.support.options import set_up_program
 from tfx_jax.cli.support.overrides import OVERRIDES_HELP, override
@@ -19,6 +19,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json, read_small_file
 from tfx_jax.training.config import ExperimentConfig, config_of_fields
 from tfx_jax.training.loop import train
+from tfx_jax.training.reporting.loggers import LOGGERS
 from tfx_jax.training.reporting.profiling import parse_steps
 from tfx_jax.training.sharding.distributed import initialize_from_env
 
@@ -46,6 +47,11 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--profile", metavar="START:STOP", help="write a trace of steps START to STOP - 1 to WORKDIR/profile"
     )
+    parser.add_argument(
+        "--logger",
+        choices=tuple(LOGGERS),
+        help="also log to Weights & Biases or MLflow, which their own environment variables configure",
+    )
     parser.epilog = OVERRIDES_HELP
     arguments, overrides = parser.parse_known_args(argv)
     set_up_program()
@@ -63,7 +69,7 @@ def run(argv: Sequence[str]) -> int:
         num_processes=arguments.num_processes,
         process_id=arguments.process_id,
     )
-    result = train(config, arguments.workdir, profile=profile)
+    result = train(config, arguments.workdir, profile=profile, logger=arguments.logger)
     return 0 if result.signum is None else 128 + result.signum
 
 
@@ -73,8 +79,8 @@ def load_config_file(config: str, overrides: Sequence[str] = ()) -> ExperimentCo
     Args:
       config: name of an experiment, such as "transformer_demo" or "transformer_demo:test" (with its variant), or the
         path of a `.py` file in its place; or a `.json`, `.toml` or `.yaml` file, which holds the fields of a
-        configuration, as `config.json` of a workdir does, or the name of an experiment as "experiment" and the fields
-        that differ from it.
+        configuration, as `config.json` of a workdir does, or the name of an experiment of tfx_jax as "experiment" and
+        the fields that differ from it. Such a file executes no code of its author.
       overrides: flags of the form `--config.field=value`.
 
     Raises:
@@ -114,6 +120,15 @@ def _read_fields(path: epath.Path, overrides: Sequence[str]) -> ExperimentConfig
         return override(config, overrides)
     experiment = str(values.pop("experiment"))
     file_overrides = list(_flags(values))
+    try:
+        is_ours = experiment_file(experiment.partition(":")[0]) in experiment_files().values()
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    if not is_ours:  # a file of fields may come from anyone
+        raise UserError(
+            f"{path}: experiment={experiment} is a Python file, which a file of fields does not execute: write the "
+            f"name of an experiment of tfx-jax, or --config={experiment}"
+        )
     try:  # together: a validation file of one belongs to a training file of the other
         return override(_call_get_config(experiment), [*file_overrides, *overrides])
     except UserError:

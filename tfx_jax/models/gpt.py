@@ -160,11 +160,13 @@ class GPT(LanguageModel):
                 dtype=dtype,
                 rngs=rngs,
             )
-            network = feed_forward.experts if isinstance(feed_forward, MixtureOfExperts) else feed_forward
-            input_matrices = [attention.query.kernel, attention.key.kernel, attention.value.kernel, network.up]
+            networks = feed_forward.networks if isinstance(feed_forward, MixtureOfExperts) else [feed_forward]
+            input_matrices = [attention.query.kernel, attention.key.kernel, attention.value.kernel]
+            input_matrices += [network.up for network in networks]
             if attention.output_gate is not None:
                 input_matrices.append(attention.output_gate.kernel)
-            output_matrices = [attention.out.kernel, network.down]  # added to the residual stream, twice in a layer
+            # Added to the residual stream, twice in a layer.
+            output_matrices = [attention.out.kernel, *(network.down for network in networks)]
             output_stddev = _INIT_STDDEV * (2 * c.num_layers) ** -0.5
             for params, stddev in ((input_matrices, _INIT_STDDEV), (output_matrices, output_stddev)):
                 for param in params:

@@ -235,11 +235,11 @@ class T5(EncoderDecoder):
                 dtype=dtype,
                 rngs=rngs,
             )
-            network = layer.experts if isinstance(layer, MixtureOfExperts) else layer
-            initialize(c.d_model**-0.5, network.up, rngs=rngs)
-            if network.gate is not None:
-                initialize(c.d_model**-0.5, network.gate, rngs=rngs)
-            initialize(c.d_ff**-0.5, network.down, rngs=rngs)
+            for network in layer.networks if isinstance(layer, MixtureOfExperts) else [layer]:
+                initialize(c.d_model**-0.5, network.up, rngs=rngs)
+                if network.gate is not None:
+                    initialize(c.d_model**-0.5, network.gate, rngs=rngs)
+                initialize(c.d_ff**-0.5, network.down, rngs=rngs)
             return layer
 
         def encoder_layer(layer_attention: AttentionConfig, has_experts: bool, rngs: nnx.Rngs) -> EncoderLayer:

@@ -313,7 +313,7 @@ CHUNKED = dataclasses.replace(
     function=chunked_attention,
     reference="Rabe and Staats (2021)",
     options={"chunk_size": Option("largest number of queries, and of keys, in a chunk")},
-    example=lambda length: {"chunk_size": max(length // 4, 4)},
+    example=lambda length: {"chunk_size": min(512, max(length // 4, 4))},
 )
 SPLASH = dataclasses.replace(
     DENSE,

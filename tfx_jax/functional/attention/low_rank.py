@@ -182,7 +182,7 @@ LINFORMER = AttentionSpec(
             "keys and values that are left, the paper's k", required=True, at_least=1, is_passed=False
         ),
     },
-    example=lambda length: {"max_length": 2 * length, "num_projected": max(length // 4, 1)},
+    example=lambda length: {"max_length": 2 * length, "num_projected": min(256, max(length // 4, 1))},
     causal=False,
     bias=False,
     segments=False,
@@ -196,6 +196,6 @@ INDUCED = dataclasses.replace(
     options={
         "num_inducing": Option("learned points between queries and keys", required=True, at_least=1, is_passed=False)
     },
-    example=lambda length: {"num_inducing": max(length // 4, 1)},
+    example=lambda length: {"num_inducing": min(64, max(length // 4, 1))},
     parameters=_init_points,
 )

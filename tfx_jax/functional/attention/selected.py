@@ -465,7 +465,11 @@ NATIVE_SPARSE = AttentionSpec(
         "num_blocks": _CHOSEN,
         "window": Option("nearest tokens that the third branch reads", required=True, at_least=1),
     },
-    example=lambda length: {"block_size": max(round(length**0.5), 1), "num_blocks": 2, "window": max(length // 4, 1)},
+    example=lambda length: {
+        "block_size": min(64, max(round(length**0.5), 1)),
+        "num_blocks": min(16, max(length // 128, 2)),
+        "window": min(512, max(length // 4, 1)),
+    },
     bias=False,
     causal_only=True,
     gates=lambda num_heads, num_kv_heads, d_k, **_: {"gate": (num_heads, 3)},
@@ -480,6 +484,6 @@ INDEXED = AttentionSpec(
         "num_index_heads": Option("heads of the indexer; None: 4", at_least=1, is_passed=False),
         "index_size": Option("size of a head of the indexer; None: 32", at_least=1, is_passed=False),
     },
-    example=lambda length: {"num_keys": max(length // 4, 1)},
+    example=lambda length: {"num_keys": min(2_048, max(length // 4, 1))},
     gates=_index_gates,
 )
