@@ -146,7 +146,10 @@ def test_what_an_attention_cannot_be_is_one_line(overrides, message):
             r"experts\.num_experts=1 must be at least experts\.experts_per_token=2",
         ),
         (["capacity_factor=0"], r"config\.model\.experts\.capacity_factor must be above 0"),
-        (["use_shared_gate=true"], r"config\.model\.experts\.use_shared_gate needs a shared network: set experts\.shared"),
+        (
+            ["use_shared_gate=true"],
+            r"config\.model\.experts\.use_shared_gate needs a shared network: set experts\.shared",
+        ),
         (["num_experts=3", "every=1", "num_experts=3"], r"config\.mesh\.expert=2 does not divide .*num_experts=3"),
         (["num_experts=4"], r"config\.model\.num_layers=1 is no multiple of the 2 layers of the pattern"),
     ],
