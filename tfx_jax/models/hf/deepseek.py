@@ -155,6 +155,7 @@ def attention_rows(config: LlamaConfig, attention: str, path: str, tensor: str) 
         vector(f"{path}/value_norm/scale", f"{tensor}.kv_a_layernorm.weight"),
         part_of_heads("key_up", 0, content),
         part_of_heads("value_up", content, up),
+        linear(f"{path}/out/kernel", f"{tensor}.o_proj.weight", 2),
     ]
     if config.query_rank is not None:
         rows += [
