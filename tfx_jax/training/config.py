@@ -127,7 +127,7 @@ def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def accelerator_variant(config: ExperimentConfig, *, batch_factor: int = 1) -> ExperimentConfig:
-    """Changes an experiment for TPUs and recent GPUs by `accelerator_settings`.
+    """Changes an experiment for accelerators by `accelerator_settings`.
 
     Batches get `batch_factor` times as many tokens, and there are as many times fewer steps, also between checkpoints.
     """
