@@ -39,11 +39,11 @@ TOLERANCE = 1e-4
 OTHERS = """
 BartForQuestionAnswering BartModel BertLMHeadModel BlenderbotForConditionalGeneration BloomForCausalLM
 CohereForCausalLM ConvNextForImageClassification DebertaV2ForMaskedLM DebertaV2ForSequenceClassification
-DeepseekV3ForCausalLM Dinov2Model ElectraForMultipleChoice FalconForCausalLM FNetForMaskedLM FunnelForMaskedLM
+Dinov2Model ElectraForMultipleChoice FalconForCausalLM FNetForMaskedLM FunnelForMaskedLM
 GPT2ForSequenceClassification GPT2Model GPTJForCausalLM GPTNeoForCausalLM GPTNeoXForCausalLM
 LEDForConditionalGeneration LongT5ForConditionalGeneration Mamba2ForCausalLM MambaForCausalLM
 MBartForSequenceClassification MobileBertForMaskedLM Olmo3ForCausalLM OPTForCausalLM PhiForCausalLM
-ProphetNetForConditionalGeneration Qwen3NextForCausalLM Starcoder2ForCausalLM
+ProphetNetForConditionalGeneration Starcoder2ForCausalLM
 SwinForImageClassification T5ForSequenceClassification T5ForTokenClassification T5Model Wav2Vec2ForCTC
 WhisperForAudioClassification XLNetLMHeadModel
 """
@@ -73,7 +73,15 @@ _SIZES: dict[str, Any] = {
     **{"decoder_start_token_id": _START, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0, "local_attention": 8},
 }
 # What differs from _SIZES, by model_type.
-_OWN_SIZES = {"stablelm": {"partial_rotary_factor": 1 / 3}}  # an even number of the six features of a head
+_DEEPSEEK = {"num_key_value_heads": 4, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+_DEEPSEEK |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8, "kv_lora_rank": 12, "q_lora_rank": 10}
+_OWN_SIZES: dict[str, dict[str, Any]] = {
+    "stablelm": {"partial_rotary_factor": 1 / 3},  # an even number of the six features of a head
+    "deepseek_v2": {**_DEEPSEEK, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": _DEEPSEEK,
+    "qwen3_next": {"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    | {"linear_key_head_dim": 6, "linear_value_head_dim": 10},
+}
 _CONFIGS = {
     "OpenAIGPTLMHeadModel": "OpenAIGPTConfig",
     "GPT2LMHeadModel": "GPT2Config",
@@ -126,6 +134,9 @@ def make(architecture: str) -> Any:
         for parameter in net.parameters():
             if parameter.requires_grad:  # not a table of sinusoids
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in net.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(0.1 * torch.randn_like(buffer))
     net.generation_config = transformers.GenerationConfig(
         pad_token_id=_PAD, decoder_start_token_id=_START, max_new_tokens=_NEW, do_sample=False
     )

@@ -38,7 +38,7 @@ limits" for "get disposable virtual card" five times, or the other way round.
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.nn import LoraConfig
 from tfx_jax.tasks import ClassificationConfig, LabeledData
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
@@ -73,6 +73,8 @@ def get_config(variant: str = "small") -> ExperimentConfig:
             config.optimizer.peak_learning_rate = 3e-3
     elif variant == "test":
         return tiny_variant(config)
-    elif variant != "base":
+    elif variant == "base":
+        return accelerator_variant(config)
+    else:
         raise ValueError(f"unknown variant {variant!r}; there are small, base, lora, test")
     return config

@@ -32,7 +32,7 @@ and no pre-training: that is what limits it, and with 2 layers, a window of 256 
 
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks import QuestionAnsweringConfig, QuestionData
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
@@ -63,6 +63,8 @@ def get_config(variant: str = "small") -> ExperimentConfig:
         config.num_steps, config.eval_every = 4_500, 1_500  # nearly an epoch
     elif variant == "test":
         return tiny_variant(config)
-    elif variant != "base":
+    elif variant == "base":
+        return accelerator_variant(config)
+    else:
         raise ValueError(f"unknown variant {variant!r}; there are small, base, test")
     return config

@@ -44,7 +44,7 @@ import dataclasses
 
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks import BertPretrainingConfig, ClassificationConfig, LabeledData, TextData
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 _SMALL = BertConfig(vocab_size=4_000, num_layers=2, d_model=128, num_heads=4, max_length=64, init="matching")
 
@@ -67,7 +67,7 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     if variant == "test":
         return tiny_variant(config)
     if variant == "base":
-        return config
+        return accelerator_variant(config)
     config.model = model = dataclasses.replace(_SMALL)
     config.keep_last = 1
     if variant == "small":

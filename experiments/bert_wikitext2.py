@@ -39,7 +39,7 @@ What limits the model is time: it saw 16 million tokens and its loss still falls
 
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks import BertPretrainingConfig, TextData
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
@@ -62,7 +62,7 @@ def get_config(variant: str = "small") -> ExperimentConfig:
         config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 2e-3, 500
         config.num_steps, config.eval_every, config.checkpoint_every = 8_000, 2_000, 500
     elif variant == "base":
-        model.dtype = "bfloat16"
+        return accelerator_variant(config)
     elif variant == "test":
         return tiny_variant(config)
     else:

@@ -37,7 +37,7 @@ wanted here. Drawn as `model.init="matching"` does, the model had 13.2 from scra
 
 from tfx_jax.models.bert import BertConfig
 from tfx_jax.tasks import TaggedData, TaggingConfig
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
@@ -57,7 +57,7 @@ def get_config(variant: str = "small") -> ExperimentConfig:
         config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 1e-3, 100
         config.num_steps, config.eval_every = 1_200, 200
     elif variant == "base":
-        model.dtype = "bfloat16"
+        return accelerator_variant(config)
     elif variant == "test":
         return tiny_variant(config)
     else:

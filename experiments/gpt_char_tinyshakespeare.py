@@ -25,7 +25,7 @@ half times through the text.
 
 from tfx_jax.models.gpt import GPTConfig
 from tfx_jax.tasks import LanguageModelConfig, TextData
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
@@ -64,6 +64,8 @@ def get_config(variant: str = "small") -> ExperimentConfig:
         config.num_steps = 2_000
     elif variant == "test":
         return tiny_variant(config)
-    elif variant != "full":
+    elif variant == "full":
+        return accelerator_variant(config)
+    else:
         raise ValueError(f"unknown variant {variant!r}; there are full, small, test")
     return config

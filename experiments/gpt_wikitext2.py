@@ -29,7 +29,7 @@ run.
 
 from tfx_jax.models.gpt import GPTConfig
 from tfx_jax.tasks import LanguageModelConfig, TextData
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
@@ -61,6 +61,8 @@ def get_config(variant: str = "small") -> ExperimentConfig:
         config.num_steps, config.eval_every = 2_500, 500
     elif variant == "test":
         return tiny_variant(config)
-    elif variant != "base":
+    elif variant == "base":
+        return accelerator_variant(config)
+    else:
         raise ValueError(f"unknown variant {variant!r}; there are base, small, test")
     return config

@@ -25,6 +25,8 @@ What is known to be wrong with the published protocol, and what is done here ins
 * Their learning rate warms up for 8,000 steps in text and in matching, of which the latter trains 5,000. Here it warms
   up for a tenth of the steps or less, to the peak that theirs would have had, and goes down to 0 along a cosine.
 * Their ListOps is scored on 20 batches of the validation set. Here all of it is read.
+* Attentions that have only a causal form are trained as causal models (`config.model.is_causal`), and still read by the
+  mean over all tokens; `python -m benchmarks.long_range` compares them with causal dense attention.
 * Attention weights are not dropped: linear attentions have none, and all are to be treated alike.
 * Sizes are those of all attentions, and tuned for none. Lengths are padded to the greatest, as theirs, so that speed
   and memory are of one shape.

@@ -30,7 +30,7 @@ as large did not change that (4.83 after 500 steps). `small`: not yet run.
 
 from tfx_jax.models.t5 import T5Config
 from tfx_jax.tasks import SpanCorruptionConfig, TextData
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 
 def get_config(variant: str = "tiny") -> ExperimentConfig:
@@ -43,10 +43,9 @@ def get_config(variant: str = "tiny") -> ExperimentConfig:
     config.optimizer.name = "adafactor"
     if variant == "small":
         data.max_length, data.tokens_per_batch = 512, 65_536
-        model.dtype = "bfloat16"
         config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.01, 1_000  # the paper's peak
         config.num_steps, config.eval_every, config.patience = 5_000, 250, 4
-        return config
+        return accelerator_variant(config)
     if variant not in ("tiny", "test"):
         raise ValueError(f"unknown variant {variant!r}; there are tiny, small, test")
     model.num_layers, model.d_model, model.num_heads = 3, 128, 4

@@ -27,7 +27,7 @@ Measured: not yet run. `small` has the sizes and the schedule of `transformer_ti
 
 from tfx_jax.models.transformer import TransformerConfig
 from tfx_jax.tasks import TranslationConfig
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
@@ -52,6 +52,8 @@ def get_config(variant: str = "small") -> ExperimentConfig:
         config.eval_every = 1_000
     elif variant == "test":
         return tiny_variant(config)
-    elif variant != "base":
+    elif variant == "base":
+        return accelerator_variant(config)
+    else:
         raise ValueError(f"unknown variant {variant!r}; there are small, base, test")
     return config

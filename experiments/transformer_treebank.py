@@ -48,7 +48,7 @@ long (36 words, not 18). The loss still falls.
 
 from tfx_jax.models.transformer import TransformerConfig
 from tfx_jax.tasks import ParsingConfig
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 
 def get_config(variant: str = "craft") -> ExperimentConfig:
@@ -60,12 +60,13 @@ def get_config(variant: str = "craft") -> ExperimentConfig:
     data.train_file, data.validation_file = "train.ptb.gz", "dev.ptb.gz"
     data.tokens_per_batch = 25_000
     config.num_steps = 50_000
-    if variant != "wsj":
-        model.d_model, model.num_heads, model.d_ff, model.vocab_size = 128, 4, 512, 8_000
-        model.pre_norm, model.dropout_rate = True, 0.1
-        data.tokenizer, data.max_length, data.tokens_per_batch = "words", 128, 1_024
-        task.write_tags, task.label_smoothing = True, 0.0
-        task.decoding.beam_size = 1
-        config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.002, 500
-        config.num_steps, config.eval_every, config.checkpoint_every = 24_000, 0, 1_000
+    if variant == "wsj":
+        return accelerator_variant(config)
+    model.d_model, model.num_heads, model.d_ff, model.vocab_size = 128, 4, 512, 8_000
+    model.pre_norm, model.dropout_rate = True, 0.1
+    data.tokenizer, data.max_length, data.tokens_per_batch = "words", 128, 1_024
+    task.write_tags, task.label_smoothing = True, 0.0
+    task.decoding.beam_size = 1
+    config.optimizer.peak_learning_rate, config.optimizer.warmup_steps = 0.002, 500
+    config.num_steps, config.eval_every, config.checkpoint_every = 24_000, 0, 1_000
     return tiny_variant(config) if variant == "test" else config

@@ -16,7 +16,7 @@ byte pairs, as in the paper, learned by SentencePiece.
         --config.task.data.data_dir=DIR
     tfx-jax average --workdir=gs://BUCKET/RUN
     tfx-jax evaluate --workdir=gs://BUCKET/RUN --step=average
-    tfx-jax plan --config=transformer_wmt14_ende:big --topology=v5e:4x4
+    tfx-jax plan --config=transformer_wmt14_ende:big-pod --topology=v5e:4x4
 
 The first command downloads 1.7 GB from statmt.org, checks them against TFDS's checksums and builds array records in
 DIR, without TensorFlow (with the extra `tfds` of tfx-jax). Interrupted, it goes on when it is run again; it takes about
@@ -64,7 +64,7 @@ from typing import Any
 
 from tfx_jax.models.transformer import TransformerConfig
 from tfx_jax.tasks import TranslationConfig
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 # What each row changes in the base model. d_k and d_v follow the number of heads and d_model, as they do in the paper.
 TABLE_3: dict[str, dict[str, Any]] = {
@@ -113,8 +113,6 @@ def get_config(variant: str = "base") -> ExperimentConfig:
         section, _, field = name.rpartition(".")
         setattr(operator.attrgetter(section)(config) if section else config, field, value)
     if variant == "big-pod":
-        model.dtype, model.unroll = "bfloat16", True
-        data.tokens_per_batch *= 8  # a slice of 16 chips gets 48 rows of 256 tokens on each
         config.optimizer.peak_learning_rate = 1e-3
-        config.num_steps, config.checkpoint_every = config.num_steps // 8, config.checkpoint_every // 8
+        return accelerator_variant(config, batch_factor=8)  # a slice of 16 chips gets 48 rows of 256 tokens on each
     return tiny_variant(config) if variant == "test" else config

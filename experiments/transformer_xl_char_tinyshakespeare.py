@@ -31,7 +31,7 @@ worth are in its first 16 characters; beyond the 64 that were trained with it ga
 
 from tfx_jax.models.transformer_xl import TransformerXLConfig
 from tfx_jax.tasks import RecurrentLanguageModelConfig, TextData
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 
 def get_config(variant: str = "small") -> ExperimentConfig:
@@ -68,6 +68,8 @@ def get_config(variant: str = "small") -> ExperimentConfig:
         config.num_steps = 2_000
     elif variant == "test":
         return tiny_variant(config)
-    elif variant != "full":
+    elif variant == "full":
+        return accelerator_variant(config)
+    else:
         raise ValueError(f"unknown variant {variant!r}; there are full, small, test")
     return config

@@ -37,7 +37,7 @@ not yet run.
 
 from tfx_jax.models.vit import ViTConfig
 from tfx_jax.tasks import ImageClassificationConfig, ImageData
-from tfx_jax.training import ExperimentConfig, tiny_variant
+from tfx_jax.training import ExperimentConfig, accelerator_variant, tiny_variant
 
 
 def get_config(variant: str = "digits") -> ExperimentConfig:
@@ -53,7 +53,7 @@ def get_config(variant: str = "digits") -> ExperimentConfig:
         return tiny_variant(config) if variant == "test" else config
     if variant != "b16":
         raise ValueError(f"unknown variant {variant!r}; there are digits, b16, test")
-    model = ViTConfig.published("ViT-B/16", dropout_rate=0.1, dtype="bfloat16")
+    model = ViTConfig.published("ViT-B/16", dropout_rate=0.1)
     data = ImageData(dataset="folder", image_size=224, max_shift=16, is_mirrored=True, tokens_per_batch=4_096)
     config = ExperimentConfig(model, ImageClassificationConfig(data))
     optimizer = config.optimizer
@@ -61,4 +61,4 @@ def get_config(variant: str = "digits") -> ExperimentConfig:
     optimizer.peak_learning_rate, optimizer.warmup_steps, optimizer.clip_norm = 3e-3, 10_000, 1.0
     optimizer.schedule = "cosine"
     config.num_steps, config.eval_every, config.checkpoint_every = 93_600, 3_000, 3_000  # 300 epochs of ImageNet
-    return config
+    return accelerator_variant(config)

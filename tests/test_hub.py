@@ -1,11 +1,16 @@
 """Models and data sets by their names on the hub, which is a server of ours here: nothing leaves the machine."""
 
+import base64
 import functools
 import hashlib
 import http.server
 import json
+import os
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 import threading
 import urllib.parse
 
@@ -26,6 +31,7 @@ from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.training.config import ExperimentConfig
 from tfx_jax.training.init_from import adopt_pretrained_config, tokenizer_folder
 
+ROOT = pathlib.Path(__file__).parents[1]
 COMMIT = "0" * 40
 
 
@@ -58,13 +64,36 @@ class Hub(http.server.BaseHTTPRequestHandler):
             data = (folders[name] / file).read_bytes()
             self._answer(200, data, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT})
 
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/api/validate-yaml":  # of the model card
+            assert json.loads(body)["content"].startswith("---\n")
+            self._answer(200, b'{"errors": [], "warnings": []}', {})
+        elif self.headers["Authorization"] != "Bearer hf_right":
+            self._answer(401, b'{"error": "Invalid username or password."}', {})
+        elif self.path == "/api/repos/create":
+            self.server.created.append(json.loads(body))
+            self._answer(200, json.dumps({"url": f"http://{self.headers['Host']}/jane/mine"}).encode(), {})
+        elif self.path == "/api/models/jane/mine/preupload/main":
+            names = [file["path"] for file in json.loads(body)["files"]]
+            modes = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]
+            self._answer(200, json.dumps({"files": modes}).encode(), {})
+        elif self.path == "/api/models/jane/mine/commit/main":
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.server.uploaded[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            commit = {"commitUrl": f"http://{self.headers['Host']}/jane/mine/commit/{COMMIT}", "commitOid": COMMIT}
+            self._answer(200, json.dumps({**commit, "success": True}).encode(), {})
+        else:
+            self._answer(404, b"{}", {})
+
     def _answer(self, status, data, headers):
         self.server.count += 1
         self.send_response(status)
         for key, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(key, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(data)
 
     def log_message(self, *_):
@@ -88,6 +117,7 @@ def hub(folder, tmp_path, monkeypatch):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         server.folders, server.asked = {"someone/tiny": folder, "tiny": folder}, set()
         server.count, server.revisions = 0, []
+        server.created, server.uploaded = [], {}
         threading.Thread(target=server.serve_forever, daemon=True).start()
         _reach(monkeypatch, f"http://127.0.0.1:{server.server_port}", tmp_path / "cache")
         monkeypatch.chdir(tmp_path)
@@ -99,6 +129,8 @@ def _reach(monkeypatch, endpoint, cache):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     download = functools.partial(huggingface_hub.snapshot_download, endpoint=endpoint, cache_dir=cache)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    cached = functools.partial(huggingface_hub.try_to_load_from_cache, cache_dir=cache)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
     hub_module._download.cache_clear()
     hub_module._download_dataset.cache_clear()
 
@@ -119,6 +151,93 @@ def test_verbs_take_a_name(hub, tmp_path, capsys):
     assert main(["convert", "--model=tiny", f"--output={tmp_path / 'out'}"]) == 0
     assert "GPT2LMHeadModel" in capsys.readouterr().err
     assert (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_the_card_of_a_converted_model_is_the_hubs_or_names_it(hub, folder, tmp_path, monkeypatch, capsys):
+    assert main(["convert", "--model=someone/tiny", "--output=out"]) == 0
+    card = huggingface_hub.ModelCard.load(tmp_path / "out" / "README.md")
+    assert (card.data.base_model, card.data.license) == ("someone/tiny", None)
+    with_card = shutil.copytree(folder, tmp_path / "served")
+    (with_card / "README.md").write_text("---\nlicense: mit\n---\nSmall.\n")
+    hub.folders["someone/licensed"] = with_card
+    assert main(["convert", "--model=someone/licensed", "--output=licensed"]) == 0
+    assert (tmp_path / "licensed" / "README.md").read_text() == "---\nlicense: mit\n---\nSmall.\n"
+    (tmp_path / "someone").mkdir()
+    shutil.copytree(folder, tmp_path / "someone" / "tiny")  # is read now, and is not the hub's
+    assert main(["convert", "--model=someone/tiny", "--output=local"]) == 0
+    assert huggingface_hub.ModelCard.load(tmp_path / "local" / "README.md").data.base_model is None
+
+
+@pytest.fixture
+def upload(hub, folder, monkeypatch, capsys):
+    """Converts and uploads a folder with a token; returns the exit status and what was printed."""
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+
+    def upload(*flags, token="hf_right", name="jane/mine"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        status = main(["convert", f"--model={folder}", "--output=out", "--overwrite", f"--push={name}", *flags])
+        return status, capsys.readouterr()
+
+    return upload
+
+
+def test_a_folder_is_uploaded(hub, upload, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    status, printed = upload("--json")
+    assert status == 0, printed.err
+    url = f"http://127.0.0.1:{hub.server_port}/jane/mine"
+    assert f"\nuploaded to {url}\n" in printed.err
+    result = json.loads(printed.out)
+    assert result["url"] == url
+    (created,) = hub.created
+    assert (created["organization"], created["name"]) == ("jane", "mine")
+    assert created.get("visibility") == "private" or created.get("private") is True  # newer and older clients
+    assert hub.uploaded.keys() == set(result["files"]) >= {"README.md", "config.json", "model.safetensors"}
+    assert hub.uploaded == {name: (tmp_path / "out" / name).read_bytes() for name in result["files"]}
+
+
+def test_what_cannot_be_uploaded_is_one_line(hub, upload, tmp_path, monkeypatch):
+    for name in ("mine", "a/b/c", "../b"):
+        status, printed = upload(name=name)
+        assert (status, printed.err) == (
+            2,
+            f"tfx-jax convert: --push={name} must be OWNER/NAME, such as jane/my-model\n",
+        )
+    assert not (tmp_path / "out").exists()
+    status, printed = upload(token="hf_wrong")
+    assert (status, hub.uploaded) == (2, {})
+    line = printed.err.splitlines()[-1]
+    assert re.fullmatch(
+        r"tfx-jax convert: out is written, but cannot be uploaded to jane/mine \(.*401.*\): check .*", line
+    )
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    status, printed = upload()
+    assert (status, "cannot be uploaded to jane/mine (" in printed.err.splitlines()[-1]) == (2, True)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    status, printed = upload()
+    assert (status, printed.err.count("\n")) == (2, 1)
+    assert "--push needs a token of the Hugging Face hub: log in with `hf auth login`, or set HF_TOKEN" in printed.err
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    status, printed = upload()
+    assert (status, "--push needs the Hugging Face hub, which HF_HUB_OFFLINE switches off" in printed.err) == (2, True)
+
+
+@pytest.mark.slow
+def test_a_folder_is_uploaded_to_the_endpoint_of_the_environment(hub, folder, tmp_path):
+    (tmp_path / "home").mkdir()
+    environment = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_TOKEN": "hf_right", "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tfx_jax", "convert", f"--model={folder}", "--output=out", "--push=jane/mine"],
+        cwd=tmp_path,
+        env={**os.environ, **environment, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert hub.uploaded["model.safetensors"] == (tmp_path / "out" / "model.safetensors").read_bytes()
 
 
 def test_the_hub_is_asked_once_for_all_that_a_training_starts_from(hub):

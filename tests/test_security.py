@@ -40,13 +40,17 @@ def executing(text):
             yield from {keyword.arg for keyword in node.keywords} & KEYWORDS
 
 
-def test_the_library_executes_only_experiment_files_and_modules_that_the_user_names():
+def test_no_other_code_is_executed():
     found = {}
     for path in sorted((ROOT / "tfx_jax").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         if WORDS.search(text) and (what := sorted(set(executing(text)))):
             found[path.relative_to(ROOT / "tfx_jax").as_posix()] = what
-    assert found == {"cli/train.py": ["runpy"], "cli/check_attention.py": ["importlib.import_module(module)"]}
+    assert found == {
+        "cli/train.py": ["runpy"],
+        "cli/check_attention.py": ["importlib.import_module(module)"],
+        "training/reporting/loggers.py": ["importlib.import_module(name)"],  # wandb or mlflow
+    }
 
 
 @pytest.mark.parametrize(

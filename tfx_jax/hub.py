@@ -1,9 +1,10 @@
-"""Downloads models and files of data sets from the Hugging Face hub by their names, and returns local paths."""
+"""Downloads models and files of data sets from the Hugging Face hub by their names, and uploads models."""
 
 import fnmatch
 import functools
 import pathlib
 import re
+from collections.abc import Sequence
 
 from etils import epath
 
@@ -12,11 +13,20 @@ from tfx_jax.files import reach
 
 _NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 # Files to download: no pickle, no code, and no subfolders with formats of other programs.
-_FILES = ["*.json", "*.txt", "*.model", "*.spm", "*.jinja", "model*.safetensors"]
+_FILES = ["README.md", "*.json", "*.txt", "*.model", "*.spm", "*.jinja", "model*.safetensors"]
 
 
 DATASETS = "hf://datasets/"
 _DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[\w.-]+|~?[\w.-]+))?/(.+)", re.ASCII)
+
+
+def was_downloaded(name: str) -> bool:
+    """Returns whether `name` is a model of the hub that this machine has downloaded, and not a local folder."""
+    import huggingface_hub  # imported only for this
+
+    if not _NAME.fullmatch(name) or reach(name).exists():
+        return False
+    return isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str)
 
 
 def local_folder(name: epath.PathLike) -> epath.Path:
@@ -101,3 +111,44 @@ def _download_dataset(name: str, revision: str | None, pattern: str) -> list[str
             f"the data set {name} has no file {pattern}: see https://huggingface.co/datasets/{name}/tree/main"
         )
     return matching
+
+
+def check_upload(name: str) -> None:
+    """Checks what an upload needs, before a model is made for it.
+
+    Raises:
+      UserError: if `name` is not OWNER/NAME, the hub is switched off, or there is no token.
+    """
+    import huggingface_hub.constants  # imported only for an upload
+
+    if not _NAME.fullmatch(name) or "/" not in name:
+        raise UserError(f"--push={name} must be OWNER/NAME, such as jane/my-model")
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        raise UserError("--push needs the Hugging Face hub, which HF_HUB_OFFLINE switches off: unset it")
+    if not huggingface_hub.get_token():
+        raise UserError("--push needs a token of the Hugging Face hub: log in with `hf auth login`, or set HF_TOKEN")
+
+
+def upload(folder: pathlib.Path, name: str, files: Sequence[str]) -> str:
+    """Uploads files of a folder to the hub's model `name` (OWNER/NAME), which is made as a private one if it is new.
+
+    Returns:
+      The address of the model.
+
+    Raises:
+      UserError: if the hub refuses or cannot be reached.
+    """
+    import huggingface_hub  # imported only for an upload
+
+    api = huggingface_hub.HfApi()
+    try:
+        url = api.create_repo(name, private=True, exist_ok=True)
+        message = "Upload by tfx-jax convert"
+        api.upload_folder(repo_id=name, folder_path=folder, allow_patterns=list(files), commit_message=message)
+    except Exception as error:  # of the files, of HTTP and of the hub: many classes
+        reason = printable(str(error).partition(chr(10))[0], 160)
+        raise UserError(
+            f"{folder} is written, but cannot be uploaded to {name} ({reason}): "
+            f"check the name and the rights of the token, then run `hf upload {name} {folder}`"
+        ) from None
+    return str(url)

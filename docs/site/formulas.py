@@ -39,22 +39,33 @@ FORMULAS = {
     "lsh": r"o_i = \sum_r e^{z_i^{(r)} - z_i} o_i^{(r)}, \quad "
     r"z_i^{(r)} = \log \sum_{j \in P_i^{(r)}} e^{\beta\, q_i \cdot k_j - \log N_{ij}}, \quad "
     r"z_i = \log \sum_r e^{z_i^{(r)}}, \quad k_j = \frac{q_j}{|q_j|}",
-    "routing": r"o_t = \frac{1}{|C_t|} \sum_{c \in C_t} \sum_{s \in c} "
-    r"\frac{e^{\beta\, q_t \cdot k_s}}{\sum_{j \in c} e^{\beta\, q_t \cdot k_j}} v_s, \quad "
-    r"C_t = \text{clusters of } t, \quad q = \operatorname{LayerNorm}(\text{query}), \quad "
-    r"k = \operatorname{LayerNorm}(\text{key})",
+    "routing": r"o_t = \frac{1}{|C_t|} \sum_{c \in C_t} \sum_{s \in K_c} "
+    r"\frac{e^{\beta\, q_t \cdot k_s}}{\sum_{j \in K_c} e^{\beta\, q_t \cdot k_j}} v_s, \quad "
+    r"C_t = \left\{ c : t \in \operatorname{top}_n \text{ queries } i \text{ by } q_i \cdot \mu_c \right\}, \quad "
+    r"K_c = \operatorname{top}_n \text{ keys } s \text{ by } k_s \cdot \mu_c, \quad "
+    r"\mu_c = \text{centroid of the cluster } c, \quad n = \text{window}, \quad "
+    r"q = \operatorname{LayerNorm}(\text{query}), \quad k = \operatorname{LayerNorm}(\text{key})",
     "sinkhorn": rf"O_i = {_SOFTMAX}\left(\beta\, Q_i \left[K_i, \sum_j P_{{ij}} K_j\right]^\top\right) "
-    r"\left[V_i, \sum_j P_{ij} V_j\right], \quad P \text{ doubly stochastic}",
+    r"\left[V_i, \sum_j P_{ij} V_j\right], \quad "
+    r"P = \operatorname{Sinkhorn}_{ij}\left(\frac{\beta\, \bar{q}_i \cdot \bar{k}_j}{\text{temperature}}\right), \quad "
+    r"\bar{q}_i, \bar{k}_i = \text{means of the block } i",
     "moba": _visible(
-        r"S_t = \text{own block} \cup \operatorname{top}_n \text{ blocks } b \text{ by } "
-        r"q_t \cdot \frac{1}{|b|} \sum_{s \in b} k_s"
+        r"S_t = \text{own block} \cup \operatorname{top}_{n - 1} \text{ other blocks } C \text{ by } "
+        r"q_t \cdot \frac{1}{|C|} \sum_{s \in C} k_s"
     ),
     "native_sparse": r"o_t = g_t^{(1)} \operatorname{attend}\left(q_t, \tilde{K}, \tilde{V}\right) + "
     r"g_t^{(2)} \operatorname{attend}\left(q_t, K_{\text{selected}}, V_{\text{selected}}\right) + "
     r"g_t^{(3)} \operatorname{attend}\left(q_t, K_{\text{window}}, V_{\text{window}}\right), \quad "
     r"g_t = \sigma(\text{gate}_t), \quad "
-    rf"\operatorname{{attend}}(q, K, V) = {_SOFTMAX}\left(\beta\, K q\right)^\top V",
-    "indexed": _visible(r"S_t = \operatorname{top}_n \text{ keys } s \text{ by } \text{index score}_{ts}"),
+    rf"\operatorname{{attend}}(q, K, V) = V^\top {_SOFTMAX}\left(\beta\, K q\right), \quad "
+    r"\tilde{k}_C = \sum_{s_i \in C} \text{key_mix}_i \left(k_{s_i} + \text{key_positions}_i\right), \quad "
+    r"\tilde{v}_C = \sum_{s_i \in C} \text{value_mix}_i\, v_{s_i}, \quad "
+    r"\text{selected} = \text{own block} \cup \operatorname{top}_{n - 1} \text{ other blocks } C \text{ by the weight "
+    r"of } \tilde{k}_C \text{, summed over the heads that share it}",
+    "indexed": _visible(
+        r"S_t = \operatorname{top}_n \text{ keys } s \text{ by } I_{ts}, \quad "
+        r"I_{ts} = \sum_j \text{index_weight}_{tj} \max\left(\text{index_query}_{tj} \cdot \text{index_key}_s, 0\right)"
+    ),
     "favor": r"o_t = \frac{\sum_s \phi(\sqrt{\beta}\, q_t) \cdot \phi(\sqrt{\beta}\, k_s)\, v_s}"
     r"{\sum_s \phi(\sqrt{\beta}\, q_t) \cdot \phi(\sqrt{\beta}\, k_s)}, \quad "
     r"\phi(x) = \frac{1}{\sqrt{M}} e^{W x - |x|^2 / 2}",
@@ -79,8 +90,8 @@ FORMULAS = {
     "entmax": r"o_t = \sum_s \max\left((\alpha - 1)\, l_{ts} - \tau_t,\ 0\right)^{1 / (\alpha - 1)} v_s, \quad "
     rf"\sum_s w_{{ts}} = 1, \quad {_LOGITS}",
     "sigmoid": r"O = \sigma\left(\beta\, Q K^\top + B + \text{offset}\right) V",
-    "stick_breaking": rf"{_SUM}, \quad w_{{ts}} = \sigma(l_{{ts}}) \prod_{{s < j}} \left(1 - \sigma(l_{{tj}})\right), "
-    rf"\quad {_LOGITS}",
+    "stick_breaking": rf"{_SUM}, \quad "
+    rf"w_{{ts}} = \sigma(l_{{ts}}) \prod_{{s < j \le t}} \left(1 - \sigma(l_{{tj}})\right), \quad {_LOGITS}",
     "topk": _visible(r"S_t = \operatorname{top}_n \text{ keys } s \text{ by } l_{ts}"),
     "differential": r"O = (1 - \lambda_{\text{init}}) \operatorname{RMSNorm}\left(W \left[V_1, V_2\right]\right) "
     rf"\text{{norm_scale}}, \quad W = {_SOFTMAX}\left(\beta\, Q_1 K_1^\top + B\right) - "
@@ -98,16 +109,18 @@ FORMULAS = {
     ),
     "state_space_duality": _recurrent(
         r"e^{-\text{rate}\, d_t} S_{t-1} + d_t k_t v_t^\top, \quad "
-        r"d_t = \operatorname{softplus}(\text{dt}_t + \text{dt_bias})"
+        r"d_t = \operatorname{softplus}(\text{dt}_t + \text{dt_bias}), \quad \text{rate} = e^{\text{log_rate_scale}}"
     ),
     "delta_rule": _delta(r"S_{t-1} + b_t k_t \left(v_t - S_{t-1}^\top k_t\right)^\top"),
     "gated_delta_rule": _delta(
         r"a_t S_{t-1} + b_t k_t \left(v_t - a_t S_{t-1}^\top k_t\right)^\top, \quad "
-        r"a_t = e^{-\text{rate}\, \operatorname{softplus}(\text{dt}_t + \text{dt_bias})}"
+        r"a_t = e^{-\text{rate}\, \operatorname{softplus}(\text{dt}_t + \text{dt_bias})}, \quad "
+        r"\text{rate} = e^{\text{log_rate_scale}}"
     ),
     "kimi_delta": _delta(
         r"A_t S_{t-1} + b_t k_t \left(v_t - (A_t S_{t-1})^\top k_t\right)^\top, \quad A_t = \operatorname{diag}(a_t), "
-        r"\quad a_t = e^{-\text{rate}\, \operatorname{softplus}(\text{dt}_t + \text{dt_bias})}"
+        r"\quad a_t = e^{-\text{rate}\, \operatorname{softplus}(\text{dt}_t + \text{dt_bias})}, \quad "
+        r"\text{rate} = e^{\text{log_rate_scale}}"
     ),
 }
 """The formula of each attention by its name; `, \\quad ` separates equations, which the site shows as lines."""

@@ -137,8 +137,8 @@ def test_every_attention_fits_every_experiment(task, length):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in long_range.ATTENTIONS if name not in NAMES])
-def test_every_attention_trains(name, tmp_path):
+@pytest.mark.parametrize("name", [*long_range.OPTIONS, "forgetting"])
+def test_every_attention_with_options_of_its_own_trains(name, tmp_path):
     long_range.main([f"--workdir={tmp_path}", *CHOSEN, f"--attentions={name}"])
     assert (
         f"| listops | {name} | {'yes' if long_range.ATTENTIONS[name].is_causal else ''} |"

@@ -2,6 +2,7 @@
 
 import json
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -78,9 +79,9 @@ def test_the_model_is_the_same(source, tmp_path, capfd, dtype):
     assert main(["convert", f"--model={source}", f"--output={output}", "--json", *flags]) == 0
     out, err = capfd.readouterr()
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
-    names = {"config.json", "model.safetensors", "generation_config.json", *TOKENIZER}
+    names = {"config.json", "model.safetensors", "generation_config.json", "README.md", *TOKENIZER}
     assert {path.name for path in output.iterdir()} == names
-    for name in (*TOKENIZER, "generation_config.json"):
+    for name in (*TOKENIZER, "generation_config.json", "README.md"):
         assert (output / name).read_bytes() == before[name]
 
     kind = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
@@ -166,6 +167,12 @@ SIZES |= {
     | {"num_experts": 3, "num_local_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
     for kind in llama.MODEL_TYPES
 }
+DEEPSEEK = {"num_key_value_heads": 2, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 2}
+DEEPSEEK |= {"qk_rope_head_dim": 2, "qk_nope_head_dim": 4, "v_head_dim": 3, "kv_lora_rank": 5, "q_lora_rank": 7}
+SIZES |= {kind: SIZES[kind] | DEEPSEEK for kind in ("deepseek_v2", "deepseek_v3")}
+SIZES["deepseek_v2"] |= {"topk_method": "group_limited_greedy"}
+SIZES["qwen3_next"] |= {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 3, "head_dim": 8}
+SIZES["qwen3_next"] |= {"linear_value_head_dim": 5, "shared_expert_intermediate_size": 6}
 SIZES["stablelm"] |= {"hidden_size": 16}  # a quarter of a head's features is a pair
 
 
@@ -235,6 +242,33 @@ def test_converting_what_was_converted_changes_nothing(source, tmp_path, capfd):
         assert (tmp_path / "two" / path.name).read_bytes() == path.read_bytes()
 
 
+def test_a_folder_without_a_card_gets_one_that_says_what_is_known(source, tmp_path, capfd):
+    (source / "README.md").unlink()
+    for before, after, flags in (
+        ("source", "one", []),
+        ("one", "two", []),
+        ("two", "three", ["--dtype=bfloat16"]),
+    ):
+        assert main(["convert", f"--model={tmp_path / before}", f"--output={tmp_path / after}", *flags]) == 0
+    one, two, three = ((tmp_path / name / "README.md").read_text() for name in ("one", "two", "three"))
+    assert one == two
+    assert three == one.replace("parameters, float32.", "parameters, bfloat16.") != one
+    card = huggingface_hub.ModelCard(one)
+    expected = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["jax", "tfx_jax"]}
+    assert card.data.to_dict() == expected  # no license, no language, no model of the hub
+    assert card.text.strip().startswith(
+        f"# one\n\nWeights: `GPT2LMHeadModel`, {NUM_PARAMETERS:,} parameters, float32.\n"
+    )
+    assert "\n`tfx-jax convert --model=source --output=one`, tfx_jax " in card.text
+    assert str(tmp_path) not in one
+
+
+def test_a_card_that_is_no_text_is_not_copied(source, tmp_path, capfd):
+    (source / "README.md").write_bytes(b"\xff")
+    assert main(["convert", f"--model={source}", f"--output={tmp_path}/output"]) == 0
+    assert "A folder without a model card" in (tmp_path / "output" / "README.md").read_text()
+
+
 def test_the_folder_it_reads_is_not_written(source, tmp_path, capfd):
     (tmp_path / "link").symlink_to(source)
     for same in (source, tmp_path / "link", source / ".." / "source"):
@@ -244,7 +278,9 @@ def test_the_folder_it_reads_is_not_written(source, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-    "name", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin", "config.json", "vocab.json"]
+    "name",
+    ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin", "config.json", "vocab.json"]
+    + ["README.md"],
 )
 def test_another_model_is_overwritten_on_demand_only(source, tmp_path, capfd, name):
     output = tmp_path / "output"

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import http.client
+import io
 import json
 import os
 import pathlib
@@ -24,13 +25,15 @@ import jsonschema
 import numpy as np
 import PIL.Image
 import pytest
+import scipy.io.wavfile
 from flax import nnx
 
 import tfx_jax
 from tests.cli.small_gpt import save_small_gpt
+from tests.models.hf.small_whisper import save_small_whisper
 from tfx_jax.cli import main, serve
 from tfx_jax.errors import UserError
-from tfx_jax.models import Bert, BertConfig, Whisper, WhisperConfig, hf
+from tfx_jax.models import Bert, BertConfig, hf
 
 uvicorn = pytest.importorskip("uvicorn", reason="uvicorn serves; it comes with the extra `serve`")
 testclient = pytest.importorskip("starlette.testclient", reason="Starlette comes with the extra `serve`")
@@ -41,7 +44,7 @@ from tfx_jax.cli.support import model_worker, server  # noqa: E402
 from tfx_jax.cli.support.model_worker import BusyError, Job, ModelWorker, StoppedError  # noqa: E402
 from tfx_jax.data.tokenizers import hf_tokenizer  # noqa: E402
 from tfx_jax.data.tokenizers.streaming import TextStream  # noqa: E402
-from tfx_jax.generation import Sampling  # noqa: E402
+from tfx_jax.generation import Sampling, Transcriber  # noqa: E402
 
 HOST = "http://127.0.0.1:8000"
 
@@ -69,6 +72,13 @@ def client(model):
     with testclient.TestClient(app, base_url=HOST) as client:
         yield client
     worker.close()
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whisper")
+    save_small_whisper(folder)
+    return folder
 
 
 def message_of(response, status):
@@ -153,6 +163,7 @@ def test_attention_is_the_page_of_attend(client):
 def test_page_requests_nothing_from_elsewhere_and_names_the_model(client):
     response = client.get("/")
     assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert response.headers["permissions-policy"] == "camera=(), geolocation=(), microphone=()"
     assert not re.search(r"https?:|src=|<link|@import|url\(", response.text)
     assert '"name": "small \\u003cgpt>"' in response.text
     assert client.get("/health").json() == {"status": "ok"}
@@ -392,18 +403,17 @@ def test_models_without_a_template_offer_no_chat(model, monkeypatch):
     worker.close()
 
 
-def test_a_whisper_is_loaded_once(folder, tmp_path, draw_model, monkeypatch):
+def test_a_whisper_is_loaded_once(folder, whisper, monkeypatch):
     assert not serve._is_whisper(str(folder))
-    sizes = {"num_bands": 8, "d_model": 8, "num_heads": 2, "d_ff": 16, "num_layers": 1, "num_decoder_layers": 1}
-    sizes |= {"vocab_size": 40, "source_positions": 10, "learned_positions": 8, "pad_id": 0, "start_id": 1, "eos_id": 0}
-    hf.save(draw_model(lambda: Whisper(WhisperConfig(**sizes), rngs=nnx.Rngs(0))), tmp_path)
-    (tmp_path / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     load, served = Mock(wraps=hf.load), Mock()
     monkeypatch.setattr(hf, "load", load)
     monkeypatch.setattr(server, "run_server", served)
-    assert main(["serve", f"--model={tmp_path}", "--port=0"]) == 0
-    worker = served.call_args.args[1]
-    assert worker.suffixes == (".wav",)
+    assert main(["serve", f"--model={whisper}", "--port=0"]) == 0
+    app, worker = served.call_args.args[:2]
+    assert (worker.suffixes, worker.max_seconds) == ((".wav",), 1)
+    assert (
+        testclient.TestClient(app, base_url=HOST).get("/").headers["permissions-policy"].endswith("microphone=(self)")
+    )
     worker.close()
     load.assert_called_once()
 
@@ -468,7 +478,9 @@ def served(*arguments):
 def post(port, path, body, timeout=120):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     with contextlib.closing(connection):
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        is_file = isinstance(body, bytes)
+        kind = "application/octet-stream" if is_file else "application/json"
+        connection.request("POST", path, body if is_file else json.dumps(body), {"Content-Type": kind})
         response = connection.getresponse()
         return response.status, json.loads(response.read())
 
@@ -591,13 +603,53 @@ def test_hostile_clients_leave_the_server_well(folder, model):
         assert answers[0][0] == 200
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="memory is read from /proc")
+def test_clients_that_do_not_read_are_dropped(folder, model):
+    """Each asks for 10 MB, more than all buffers hold; meanwhile others are answered, and memory is bounded."""
+    expected = tfx_jax.generate(model, "the cat", max_new_tokens=16, temperature=0)
+    body = {"prompt": "the cat", "max_tokens": 16, "temperature": 0}
+    with served(f"--model={folder}") as (process, port), contextlib.ExitStack() as stack:
+        post(port, "/v1/completions", body)
+
+        def num_files():
+            return len(os.listdir(f"/proc/{process.pid}/fd"))
+
+        memory_before, files_before = memory_of(process), num_files()
+        clients = [stack.enter_context(socket.socket()) for _ in range(40)]
+        for client in clients:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(1_000 * b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while num_files() < files_before + len(clients):
+            time.sleep(0.01)
+        start = time.monotonic()
+        while num_files() > files_before:
+            assert post(port, "/v1/completions", body)[1]["choices"][0]["text"] == expected
+            assert memory_of(process) - memory_before < 100e6
+            assert time.monotonic() - start < 60
+        assert time.monotonic() - start > 5
+        for client in clients:  # what the kernel holds of the answers, and the end
+            client.settimeout(60)
+            num_bytes = 0
+            with contextlib.suppress(ConnectionError):
+                while part := client.recv(2**20):
+                    num_bytes += len(part)
+            assert num_bytes < 9e6
+
+
 # ---- The page in a browser, and the commands of docs/serving.md
 
-STEPS = """
+SEND = """
 <script>
 const result = {};
 const send = () => fetch("/result", { method: "POST", body: JSON.stringify(result) });
 const until = async test => { while (!test()) await new Promise(resolve => setTimeout(resolve, 10)); };
+</script>
+"""
+
+STEPS = """
+<script>
 // The frame of the attention tells its width: its own page is closed to this one.
 const ask = window.fetch;
 window.fetch = async (...given) => {
@@ -613,6 +665,7 @@ let told = null;
 window.addEventListener("message", event => told = event.data);
 (async () => {
   result.title = document.title;
+  result.hidden = element("record").hidden;
   result.colors = getComputedStyle(document.body).backgroundColor;
   element("input0").value = "the cat";
   element("tokens").value = 12;
@@ -634,20 +687,22 @@ window.addEventListener("message", event => told = event.data);
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_in_a_browser_of_a_narrow_window(model, tmp_path, scheme):
-    """The page as it is served, its content security policy included, with a script that uses it."""
+def in_browser(app, steps, folder, *options, path="/"):
+    """Opens the page, its headers included, with steps added that send a result, and returns that."""
     names = ("chromium", "chromium-browser", "google-chrome")
-    browser = next((path for name in names if (path := shutil.which(name))), None)
+    browser = next(filter(None, map(shutil.which, names)), None)
     if browser is None:
         pytest.skip("there is no Chromium to open the page with")
-    app, worker = server.make_app(model, "small <gpt>", max_tokens=32)
     results = queue.Queue()
 
     async def with_steps(scope, receive, send):
         if scope["path"] == "/result":
-            results.put(json.loads((await receive())["body"]))
+            message = await receive()
+            content = message["body"]
+            while message.get("more_body"):
+                message = await receive()
+                content += message["body"]
+            results.put(json.loads(content))
             await Response()(scope, receive, send)
         elif scope["path"] == "/frame":  # windows of Chromium have at least 500 pixels
             frame = '<iframe src="/" style="width:420px;height:900px;border:0"></iframe>'
@@ -659,7 +714,7 @@ def test_page_in_a_browser_of_a_narrow_window(model, tmp_path, scheme):
                     headers = [header for header in message["headers"] if header[0] != b"content-length"]
                     message = message | {"headers": headers}
                 elif message["type"] == "http.response.body":
-                    message = message | {"body": message["body"].replace(b"</html>", STEPS.encode())}
+                    message = message | {"body": message["body"].replace(b"</html>", (SEND + steps).encode())}
                 await send(message)
 
             await app(scope, receive, send_more)
@@ -671,20 +726,29 @@ def test_page_in_a_browser_of_a_narrow_window(model, tmp_path, scheme):
     runner = uvicorn.Server(config)
     thread = threading.Thread(target=runner.run, kwargs={"sockets": [listener]})
     thread.start()
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
-    options += [f"--user-data-dir={tmp_path}", "--window-size=1400,1000"]
-    options += ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-    command = [browser, *options, f"http://127.0.0.1:{listener.getsockname()[1]}/frame"]
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
+    command += [f"--user-data-dir={folder}", "--window-size=1400,1000", *options]
+    command += [f"http://127.0.0.1:{listener.getsockname()[1]}{path}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        result = results.get(timeout=90)
+        result = results.get(timeout=180)
     finally:
         process.terminate()
         process.wait()
         runner.should_exit = True
         thread.join()
-        worker.close()
     assert "failure" not in result, result["failure"]
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_in_a_browser_of_a_narrow_window(model, tmp_path, scheme):
+    """The page as it is served, its content security policy included, with a script that uses it."""
+    options = ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+    app, worker = server.make_app(model, "small <gpt>", max_tokens=32)
+    with contextlib.closing(worker):
+        result = in_browser(app, STEPS, tmp_path, *options, path="/frame")
     assert result["title"] == "small <gpt>"
     assert result["colors"] == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 22, 26)"}[scheme]
     expected = tfx_jax.generate(model, "the cat", max_new_tokens=12, temperature=0)
@@ -695,6 +759,73 @@ def test_page_in_a_browser_of_a_narrow_window(model, tmp_path, scheme):
     assert width <= result["frame"]
     assert origin == "null"  # the frame cannot call the server
     assert result["error"] == "max_tokens violates maximum 32"
+    assert result["hidden"]
+
+
+RECORD = """
+<script>
+const recorded = async seconds => {
+  say("");
+  element("record").click();
+  if (seconds) {
+    await until(() => recorder?.state === "recording");
+    await new Promise(resolve => setTimeout(resolve, 1000 * seconds));
+    element("record").click();
+  }
+  await until(() => element("stop").hidden && element("answer").textContent.length > 1);
+  return { text: element("answer").textContent, bytes: file && [...new Uint8Array(await file.arrayBuffer())] };
+};
+(async () => {
+  const devices = navigator.mediaDevices;
+  result.record = element("record").innerText;
+  result.seconds = data.maxSeconds;
+  result.stopped = await recorded(0.5);
+  result.full = await recorded(null);
+  result.label = element("record").innerText;
+  devices.getUserMedia = () => Promise.reject(new DOMException("Permission denied", "NotAllowedError"));
+  result.refused = await recorded(null);
+})().catch(error => { result.failure = String(error.stack); }).finally(send);
+</script></html>
+"""
+
+
+@pytest.mark.slow
+def test_recording_in_a_browser(whisper, tmp_path):
+    """By a simulated microphone that plays a tone; the model reads one second."""
+    tone = np.sin(2 * np.pi * 440 * np.arange(48_000) / 48_000) * np.tile(np.repeat([1, 0.1], 6_000), 4)
+    scipy.io.wavfile.write(tmp_path / "tone.wav", 48_000, np.int16(20_000 * tone))
+    devices = ["--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream"]
+    transcriber = Transcriber.load(whisper)
+    app, worker = server.make_app(tfx_jax.load(whisper), "small", transcriber=transcriber)
+    with contextlib.closing(worker):
+        sound = f"--use-file-for-fake-audio-capture={tmp_path / 'tone.wav'}"
+        result = in_browser(app, RECORD, tmp_path / "profile", *devices, sound)
+    assert (result["record"], result["label"], result["seconds"]) == ("record", "record", 1)
+    for name, low, high in (("stopped", 2_000, 15_000), ("full", 12_000, 16_000)):
+        rate, samples = scipy.io.wavfile.read(io.BytesIO(bytes(result[name]["bytes"])))
+        assert (rate, samples.dtype, samples.ndim) == (16_000, np.int16, 1)
+        assert low <= len(samples) <= high
+        spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples))))
+        assert abs(spectrum.argmax() * rate / len(samples) - 440) < 10
+        assert result[name]["text"] == transcriber(samples / np.float32(32_768))
+    assert result["refused"]["text"] == "nothing was recorded: Permission denied"
+
+
+@pytest.mark.slow
+def test_transcripts_are_those_of_the_command(whisper, tmp_path, capfd):
+    files = [str(tmp_path / f"{number}.wav") for number in range(3)]
+    for number, file in enumerate(files):
+        sound = np.random.default_rng(number).normal(0, 8_000, 4_000 * (number + 1)).clip(-32_768, 32_767)
+        scipy.io.wavfile.write(file, 8_000, sound.astype(np.int16))
+    assert main(["transcribe", f"--model={whisper}", *files]) == 2  # the last lasts 1.5 seconds
+    expected = capfd.readouterr().out.splitlines()
+    with served(f"--model={whisper}") as (_, port):
+        answers = [post(port, "/predict", pathlib.Path(file).read_bytes()) for file in files]
+    found = [answer["predictions"] for status, answer in answers if status == 200]
+    assert found == [[{"transcript": text}] for text in expected[:2]]
+    assert expected[0] != expected[1]
+    assert answers[2][0] == 400
+    assert "24,000 samples, but at most 16,000 are read" in answers[2][1]["error"]["message"]
 
 
 def commands(name, port):
@@ -724,28 +855,36 @@ def test_commands_of_the_page_for_a_language_model(folder, model, tmp_path):
 @pytest.mark.slow
 @pytest.mark.compiles(150, "two trainings")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-@pytest.mark.parametrize(("experiment", "block"), [("bert_banking77", "predict"), ("vit_digits", "file")])
-def test_answers_are_those_of_the_command(tmp_path, capfd, experiment, block):
+@pytest.mark.parametrize("experiment", ["bert_banking77", "vit_digits", "captioning_shapes", "conformer_fsdd"])
+def test_answers_are_those_of_the_command(tmp_path, capfd, experiment):
     """By the commands of the page, for texts and for a file."""
     workdir = tmp_path / "run"
     assert main(["train", f"--config={experiment}:test", f"--workdir={workdir}"]) == 0
     PIL.Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8) * 4).save(tmp_path / "cat.png")
+    PIL.Image.effect_noise((48, 48), 80).convert("RGB").save(tmp_path / "shapes.png")
+    scipy.io.wavfile.write(tmp_path / "cat.wav", 1_000, np.int16(9_000 * np.sin(np.arange(600) ** 1.5 / 9)))
     (tmp_path / "texts.txt").write_text("The market fell.\nThey won.\n")
+    name = {"bert_banking77": "texts.txt", "conformer_fsdd": "cat.wav", "vit_digits": "cat.png"}
+    name = name.get(experiment, "shapes.png")
     capfd.readouterr()
-    name = "texts.txt" if block == "predict" else "cat.png"
     assert main(["predict", f"--workdir={workdir}", "--json", str(tmp_path / name)]) == 0
     expected = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    is_text = name == "texts.txt"
     with served(f"--workdir={workdir}") as (_, port):
-        (command,) = commands(block, port)
+        (command,) = commands("predict" if is_text else "file", port)
+        command = command.replace("cat.png", name)
         found = json.loads(shell(command, tmp_path))["predictions"]
-        broken = shell(command.replace("@cat.png", "@texts.txt"), tmp_path)
+        broken = shell(command.replace(f"@{name}", "@texts.txt"), tmp_path)
     assert len(found) == len(expected)
     for answer, wanted in zip(found, expected, strict=True):
-        assert answer["label"] == wanted["label"]
-        assert answer["probabilities"] == pytest.approx(wanted["probabilities"], abs=1e-6)
-        assert "file" not in answer
-    if block == "file":
-        assert "the file cannot be read as an image" in json.loads(broken)["error"]["message"]
+        assert wanted.pop("file", None) == (None if is_text else str(tmp_path / name))
+        assert answer == {key: approximately(value) for key, value in wanted.items()}
+    if not is_text:
+        assert "the file cannot be read as a" in json.loads(broken)["error"]["message"]
+
+
+def approximately(value):
+    return pytest.approx(value, abs=1e-6) if isinstance(value, dict) else value
 
 
 # ---- The worker alone

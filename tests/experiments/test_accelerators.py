@@ -1,6 +1,7 @@
 """What a lab note plans for an accelerator: it is a command that exists, and the training fits where it says."""
 
 import ast
+import dataclasses
 import pathlib
 import re
 
@@ -8,7 +9,7 @@ import jax
 import pytest
 
 from tfx_jax.cli.train import load_config_file
-from tfx_jax.planning.plan import plan_training
+from tfx_jax.planning.plan import faster_settings, plan_training
 from tfx_jax.planning.topologies import TOPOLOGIES
 from tfx_jax.training.config import validate
 
@@ -32,6 +33,16 @@ ON_CPUS = {  # no variant of these needs more
     "transformer_experts_multi30k",
     "transformer_tiny_multi30k",
 }
+OWN_SETTINGS = {  # float32, or a loop over the layers, on purpose
+    "conformer_fsdd",  # 17 layers, with rematerialization
+    "gpt_duplication",  # one layer, which is to be exact
+    "llama_lora",  # 32 layers, which take long to compile one by one and gain little
+    "lra_listops",  # compares attentions in float32, like the next four
+    "lra_matching",
+    "lra_text",
+    "recall",
+    "reformer_duplication",
+}
 
 
 def plans(path):
@@ -51,6 +62,17 @@ def test_every_note_plans_what_it_has_for_an_accelerator(path):
         validate(config)
         assert topology in TOPOLOGIES
         assert config.model.vocab_size
+        assert (faster_settings(config) is not None) == (path.stem in OWN_SETTINGS)
+
+
+def test_larger_batches_of_a_pod_see_as_many_examples():
+    big, pod = (load_config_file(f"{ROOT}/experiments/transformer_wmt14_ende.py:{name}") for name in ("big", "big-pod"))
+    assert (pod.model.dtype, pod.model.unroll) == ("bfloat16", True)
+    assert faster_settings(pod) is None
+    for name in ("num_steps", "checkpoint_every"):
+        assert 8 * getattr(pod, name) == getattr(big, name)
+    assert pod.task.data.tokens_per_batch == 8 * big.task.data.tokens_per_batch
+    assert dataclasses.replace(pod.model, dtype="float32", unroll=False) == big.model
 
 
 @pytest.fixture

@@ -97,6 +97,48 @@ def test_more_experts_of_a_token_weigh_by_their_probabilities(is_normalized):
         top_k_routing(LOGITS, T, num_choices=9)
 
 
+GROUPS = {"num_expert_groups": 4, "groups_per_token": 2}
+
+
+@pytest.mark.parametrize(
+    ("scores", "bias", "options"),
+    [
+        ("softmax", None, {**GROUPS, "group_choices": 1, "is_normalized": False, "scale": 3.0}),  # DeepSeek-V2
+        ("sigmoid", _random(E, seed=6), {**GROUPS, "group_choices": 2, "scale": 2.5}),  # DeepSeek-V3
+    ],
+)
+def test_experts_in_groups_are_those_of_deepseek(scores, bias, options):
+    """Section 2.2.2 of DeepSeek-V2 and equations 13 to 16 of DeepSeek-V3, token by token."""
+    route = jax.jit(functools.partial(top_k_routing, capacity=T, num_choices=3, scores=scores, **options))
+    routing = jax.tree.map(np.asarray, route(LOGITS, bias=bias))
+    gates = oracle.probabilities(LOGITS) if scores == "softmax" else 1 / (1 + np.exp(-np.float64(LOGITS)))
+    assert len(np.unique(routing.expert // 2, axis=0)) > 2
+    for token, gate in enumerate(gates):
+        ranking = gate + (0 if bias is None else bias)
+        of_group = np.sort(ranking.reshape(4, 2), axis=1)[:, -options["group_choices"] :].sum(axis=1)
+        best_groups = np.argsort(-of_group)[:2]
+        allowed = [expert for expert in range(E) if expert // 2 in best_groups]
+        best = sorted(allowed, key=lambda expert: -ranking[expert])[:3]
+        np.testing.assert_array_equal(routing.expert[token], best)
+        weight = gate[best] / (gate[best].sum() if options.get("is_normalized", True) else 1)
+        np.testing.assert_allclose(routing.weight[token], options["scale"] * weight, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scores": "relu"}, "scores must be one of softmax, sigmoid, got 'relu'"),
+        ({"num_expert_groups": 3}, "num_expert_groups=3 does not divide the 8 experts"),
+        ({**GROUPS, "groups_per_token": 5}, "groups_per_token=5 must be at most num_expert_groups=4"),
+        ({**GROUPS, "groups_per_token": 1}, "1 groups of 2 experts are too few for 3 experts of a token"),
+        ({**GROUPS, "group_choices": 3}, "2 groups of 2 experts are too few for 3 .* and group_choices=3"),
+    ],
+)
+def test_errors_of_experts_in_groups(options, message):
+    with pytest.raises(ValueError, match=message):
+        top_k_routing(LOGITS, T, num_choices=3, **options)
+
+
 @both
 @pytest.mark.parametrize("capacity", [2, T])
 def test_mixture_equals_its_oracle(routing_fn, num_choices, capacity):

@@ -14,7 +14,7 @@ from tests.functional.oracles import moe as oracle
 from tests.nn.programs import draw, initial, jitted, normal, params_of
 from tfx_jax.errors import UserError
 from tfx_jax.functional import load_balancing_loss, router_z_loss, top_2_routing, top_k_routing
-from tfx_jax.nn import FeedForward, MixtureOfExperts
+from tfx_jax.nn import ExpertsConfig, FeedForward, MixtureOfExperts
 
 B, T, D, F, E = 2, 5, 6, 10, 4
 
@@ -131,6 +131,25 @@ def test_a_shared_network_answers_every_token_too(use_gate):
     np.testing.assert_allclose(trained, _expected(layer, 1, 1)[0] + shared, atol=1e-5)
     np.testing.assert_allclose(many, _expected(layer, B * T, 1)[0] + shared, atol=1e-5)
     np.testing.assert_allclose(few, many[:1, :1], atol=1e-6)
+
+
+def test_a_correction_bias_chooses_experts_and_is_not_trained():
+    """It decides for the last expert, whose weight stays its score; for many tokens and for few."""
+    config = ExpertsConfig(num_experts=E, experts_per_token=1, router_scores="sigmoid", use_correction_bias=True)
+    layer = draw(lambda: config.make(D, F, rngs=nnx.Rngs(0)))
+
+    @jitted
+    def run(layer):
+        layer.correction_bias[...] = 2.0 * jnp.arange(E, dtype=jnp.float32)
+        last = jax.tree.map(lambda leaf: leaf[E - 1], layer.experts)
+        score = jax.nn.sigmoid(X @ layer.router[:, E - 1 :])
+        return layer(X), layer(X[:1, :1]), score * last(X)
+
+    many, few, want = run(layer)
+    np.testing.assert_allclose(many, want, atol=1e-5)
+    np.testing.assert_allclose(few, want[:1, :1], atol=1e-5)
+    assert "correction_bias" in nnx.to_pure_dict(nnx.state(layer))
+    assert "correction_bias" not in nnx.to_pure_dict(nnx.state(layer, nnx.Param))
 
 
 def test_padding_is_sent_nowhere():

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.attentions import CAUSAL, example
+from tests.attentions import CAUSAL, ON_CPU, example
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.models import GPT, BertClassifier, BertConfig, GPTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 from tfx_jax.tasks.text.classification import classification_loss
@@ -89,9 +90,10 @@ def test_two_steps_on_eight_devices_are_those_on_one(name):
 
 
 @pytest.mark.slow
-def test_two_steps_of_an_encoder_on_eight_devices_are_those_on_one():
+@pytest.mark.parametrize("name", [name for name in ON_CPU if not SPECS[name].causal])
+def test_two_steps_of_an_encoder_on_eight_devices_are_those_on_one(name):
     """With what has no causal form, and so no place above."""
-    attention, losses = AttentionConfig("nystrom", AttentionOptions(num_landmarks=3)), {}
+    attention, losses = example(name, length=8), {}
     for mesh in (make_mesh(fsdp=2, tensor=2), make_mesh(1)):
         training = classifier_training(mesh, attention)
         state, losses[mesh.size] = training.first_state(), []
@@ -146,7 +148,14 @@ def test_what_an_attention_cannot_be_is_one_line(overrides, message):
             r"experts\.num_experts=1 must be at least experts\.experts_per_token=2",
         ),
         (["capacity_factor=0"], r"config\.model\.experts\.capacity_factor must be above 0"),
-        (["use_shared_gate=true"], r"config\.model\.experts\.use_shared_gate needs a shared network: set experts\.shared"),
+        (
+            ["num_experts=4", "num_expert_groups=3"],
+            r"config\.model\.experts: num_expert_groups=3 does not divide the 4",
+        ),
+        (
+            ["use_shared_gate=true"],
+            r"config\.model\.experts\.use_shared_gate needs a shared network: set experts\.shared",
+        ),
         (["num_experts=3", "every=1", "num_experts=3"], r"config\.mesh\.expert=2 does not divide .*num_experts=3"),
         (["num_experts=4"], r"config\.model\.num_layers=1 is no multiple of the 2 layers of the pattern"),
     ],

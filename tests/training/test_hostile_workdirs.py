@@ -129,7 +129,7 @@ def test_lists_that_are_none(workdir, files):
         check_artifact(workdir, "tokenizer")
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "tokenizer", "profile"])
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "tokenizer", "profile", "wandb"])
 def test_a_training_writes_through_no_link(workdir, tmp_path, name):
     (tmp_path / "elsewhere").mkdir()
     shutil.rmtree(workdir / name, ignore_errors=True)

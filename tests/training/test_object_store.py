@@ -23,10 +23,11 @@ from tfx_jax.errors import UserError
 from tfx_jax.files import absolute
 from tfx_jax.training.checkpoint import checkpoints as checkpoint
 from tfx_jax.training.checkpoint.checkpoints import average_checkpoints, load_params
+from tfx_jax.training.reporting.loggers import Sink
 
 RUN = "gs://bucket/run"
 # What writes TensorBoard's file to a store tries for two minutes, too.
-NO_RECORDS = "tfx_jax.training.reporting.progress.Progress._open_records", lambda *_: None
+NO_RECORDS = "tfx_jax.training.reporting.progress.TensorBoard", lambda *_, **__: Sink()
 FAILURES = {503: "made to fail, 503", 401: "made to fail, 401", 0.0: "Server disconnected", 3.0: "FSTimeoutError"}
 
 

@@ -13,15 +13,17 @@ from etils import epath
 from flax import nnx
 
 from tfx_jax.arguments import Parser
+from tfx_jax.cli.support.model_card import NAME, folder_card, run_card, weights_line, write_card
 from tfx_jax.cli.support.options import add_folder_options, check_local, check_one_source, load_trained, set_up_program
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.data.tokenizers.hf_tokenizer import TEMPLATE_FILES, TOKENIZER_FILES, HFTokenizer, write_template
 from tfx_jax.errors import UserError
 from tfx_jax.files import read_small_file
-from tfx_jax.hub import local_folder
+from tfx_jax.hub import check_upload, local_folder, upload
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import Tensors, read_json
 from tfx_jax.training.checkpoint.base import absolute_source
+from tfx_jax.training.checkpoint.checkpoints import best_or_latest_step
 from tfx_jax.training.config import load_config
 from tfx_jax.training.workdir import is_workdir
 
@@ -38,8 +40,8 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser(
         "convert",
         "Reads a Hugging Face folder in any layout (one or several weight files, old or new formats), or a model "
-        "trained with tfx_jax, and writes a clean folder: config.json, model.safetensors and the tokenizer. No code "
-        "from the source folder is executed.",
+        "trained with tfx_jax, and writes a clean folder: config.json, model.safetensors, the tokenizer and a model "
+        "card, README.md. No code from the source folder is executed.",
     )
     add_folder_options(parser, "to convert")
     parser.add_argument("--output", required=True, help="folder to write")
@@ -55,12 +57,19 @@ def run(argv: Sequence[str]) -> int:
         action="store_true",
         help="of a --workdir trained with config.lora, write only the adapters, as a PEFT folder; merged by default",
     )
+    parser.add_argument(
+        "--push",
+        metavar="OWNER/NAME",
+        help="upload the folder to this model of the Hugging Face hub; a new one is private",
+    )
     parser.add_argument("--json", action="store_true", help="also print one JSON object to standard output")
     arguments = parser.parse_args(argv)
     check_one_source(arguments)
+    if arguments.push is not None:
+        check_upload(arguments.push)
     set_up_program()
     if arguments.adapter:
-        return _write_adapter(arguments)
+        return _write_adapter(arguments, argv)
     options = {"dtype": arguments.dtype, "allow_nonfinite": arguments.allow_nonfinite}
     output = pathlib.Path(check_local(arguments.output, "convert"))
     progress = Progress("read {} parameters")
@@ -94,14 +103,29 @@ def run(argv: Sequence[str]) -> int:
         left_out = _left_out(source, output, hf.FAMILIES[_config(output)["architectures"][0]])
     _verify(model, output, arguments.dtype)
     progress.clear()
+    architecture = _config(output)["architectures"][0]
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, hf.STORED)))
+    weights = weights_line(architecture, num_parameters, arguments.dtype)
+    if arguments.workdir is not None:
+        card = _card_of_run(arguments, argv, output, weights, architecture)
+    else:
+        card = folder_card(
+            output.name,
+            weights,
+            source=None if hf.is_adapter(local_folder(arguments.model)) else source,
+            name=arguments.model,
+            architecture=architecture,
+            argv=argv,
+        )
+    write_card(output, card)
     summary = {
-        "architecture": _config(output)["architectures"][0],
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))),
+        "architecture": architecture,
+        "parameters": num_parameters,
         "dtype": arguments.dtype,
         "bytes_before": source_bytes,
         "bytes_after": Tensors(output).num_bytes,
         "output": str(output),
-        "files": ["config.json", "model.safetensors", *copied],
+        "files": ["config.json", "model.safetensors", *copied, NAME],
         "left_out": left_out,
     }
     written_bytes = f"{summary['bytes_after']:,}"
@@ -115,13 +139,37 @@ def run(argv: Sequence[str]) -> int:
         others = f" and {len(left_out) - 3:,} more" if len(left_out) > 3 else ""
         reasons = "copies, constants, or parts of another architecture"
         print(f"tensors left out ({reasons}): {', '.join(left_out[:3])}{others}", file=sys.stderr)
+    return _finish(arguments, summary)
+
+
+def _finish(arguments: argparse.Namespace, summary: dict[str, Any]) -> int:
+    """Uploads the files of `summary` with --push, and prints it with --json."""
+    if arguments.push is not None:
+        summary["url"] = upload(pathlib.Path(summary["output"]), arguments.push, summary["files"])
+        print(f"uploaded to {summary['url']}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(summary))
     return 0
 
 
-def _write_adapter(arguments: argparse.Namespace) -> int:
-    """Writes the adapters of a run as a PEFT folder, with the tokenizer."""
+def _card_of_run(
+    arguments: argparse.Namespace, argv: Sequence[str], output: pathlib.Path, weights: str, architecture: str
+) -> str:
+    """Returns the model card of the run that --workdir and --step name; see `run_card`."""
+    step = best_or_latest_step(arguments.workdir) if arguments.step is None else arguments.step
+    return run_card(
+        output.name,
+        weights,
+        arguments.workdir,
+        checkpoint=f"step {step:,}" if isinstance(step, int) else step,
+        init_from=load_config(arguments.workdir).init_from,
+        architecture=architecture,
+        argv=argv,
+    )
+
+
+def _write_adapter(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Writes the adapters of a run as a PEFT folder, with the tokenizer and a model card."""
     if arguments.workdir is None:
         raise UserError("--adapter needs the --workdir of a run trained with config.lora, not --model")
     if arguments.dtype != "float32":
@@ -141,13 +189,13 @@ def _write_adapter(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise UserError(f"{arguments.workdir}: {error}") from None
     weights = "adapter_model.safetensors"
-    files = ["adapter_config.json", weights, *_copy(epath.Path(arguments.workdir) / "tokenizer", output)]
+    files = ["adapter_config.json", weights, *_copy(epath.Path(arguments.workdir) / "tokenizer", output), NAME]
+    description = "Weights: adapters, float32, of the model that adapter_config.json names."
+    write_card(output, _card_of_run(arguments, argv, output, description, architecture=""))
     size = (output / weights).stat().st_size
     summary = {"base": base_name, "bytes_after": size, "output": str(output), "files": files}
     print(f"adapters of {base_name}: {size:,} bytes; {output}: {', '.join(files)}", file=sys.stderr)
-    if arguments.json:
-        print(json.dumps(summary))
-    return 0
+    return _finish(arguments, summary)
 
 
 def _save(
@@ -172,7 +220,7 @@ def _check_output(source: pathlib.Path | None, output: pathlib.Path, *, allowed:
         raise UserError(f"--output={output} is the folder that --model reads: name another folder")
     if allowed:
         return
-    for pattern in ("config.json", *_COPIED, *_WEIGHTS):
+    for pattern in ("config.json", *_COPIED, *_WEIGHTS, NAME):
         for path in sorted(output.glob(pattern)):
             raise UserError(f"--output={output} already contains {path.name}: name another folder, or add --overwrite")
 
@@ -228,8 +276,8 @@ def _verify(model: Any, output: pathlib.Path, dtype: str) -> None:
     # Non-finite parameters were rejected or allowed before writing.
     read_back = hf.load(output, allow_nonfinite=True, on_read=progress.update)
     progress.clear()
-    written_params = jax.tree.leaves(nnx.state(model, nnx.Param))
-    read_params = jax.tree.leaves(nnx.state(read_back, nnx.Param))
+    written_params = jax.tree.leaves(nnx.state(model, hf.STORED))
+    read_params = jax.tree.leaves(nnx.state(read_back, hf.STORED))
     stored_dtype = jax.numpy.dtype(dtype)
     is_equal = all(
         np.array_equal(np.asarray(written).astype(stored_dtype), np.asarray(read).astype(stored_dtype), equal_nan=True)

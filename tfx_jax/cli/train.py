@@ -19,6 +19,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json, read_small_file
 from tfx_jax.training.config import ExperimentConfig, config_of_fields
 from tfx_jax.training.loop import train
+from tfx_jax.training.reporting.loggers import LOGGERS
 from tfx_jax.training.reporting.profiling import parse_steps
 from tfx_jax.training.sharding.distributed import initialize_from_env
 
@@ -46,6 +47,11 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--profile", metavar="START:STOP", help="write a trace of steps START to STOP - 1 to WORKDIR/profile"
     )
+    parser.add_argument(
+        "--logger",
+        choices=tuple(LOGGERS),
+        help="also log to Weights & Biases or MLflow, which their own environment variables configure",
+    )
     parser.epilog = OVERRIDES_HELP
     arguments, overrides = parser.parse_known_args(argv)
     set_up_program()
@@ -63,7 +69,7 @@ def run(argv: Sequence[str]) -> int:
         num_processes=arguments.num_processes,
         process_id=arguments.process_id,
     )
-    result = train(config, arguments.workdir, profile=profile)
+    result = train(config, arguments.workdir, profile=profile, logger=arguments.logger)
     return 0 if result.signum is None else 128 + result.signum
 
 

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from tfx_jax.functional.layers import add_bias
+
 
 class Routing(NamedTuple):
     """The experts of each token, its places in their buffers, and the weights of their answers."""
@@ -115,33 +117,92 @@ def top_k_routing(
     num_choices: int,
     is_normalized: bool = True,
     mask: Bool[Array, " T"] | None = None,
+    scores: str = "softmax",
+    bias: Float[Array, " E"] | None = None,
+    num_expert_groups: int = 1,
+    groups_per_token: int = 1,
+    group_choices: int = 1,
+    scale: float = 1.0,
 ) -> Routing:
-    """Sends each token to its `num_choices` most probable experts (Mixtral, Qwen3-MoE, gpt-oss).
+    """Sends each token to its `num_choices` best experts (Mixtral, Qwen3-MoE, gpt-oss, DeepSeek-V3).
 
     Section 2.1 of Mixtral (Jiang et al., 2024, https://arxiv.org/abs/2401.04088), whose softmax of the chosen logits is
     the same as probabilities divided by their sum. All first choices get places before any second choice.
+
+    With `num_expert_groups` a token chooses among the experts of its `groups_per_token` best groups, so that it goes to
+    few devices: section 2.2.2 of "DeepSeek-V2" (2024, https://arxiv.org/abs/2405.04434). `scores="sigmoid"` and `bias`
+    are those of equations 13 to 16 of "DeepSeek-V3" (2024, https://arxiv.org/abs/2412.19437).
 
     Args:
       logits: the router's, [T, E].
       capacity: C; with T no token is dropped.
       num_choices: A, experts of a token.
-      is_normalized: whether the weights of a token are divided by their sum; otherwise they are the probabilities.
+      is_normalized: whether the weights of a token are divided by their sum; otherwise they are the scores.
       mask: True for real tokens.
+      scores: "softmax" for probabilities of the experts, or "sigmoid" for a score of each expert alone.
+      bias: added to the scores for the choice of experts, but not to their weights.
+      num_expert_groups: number of groups of successive experts, a divisor of E.
+      groups_per_token: number of groups in which a token may have experts.
+      group_choices: how many of the best scores of a group add up to that of the group: 1 in DeepSeek-V2, 2 in V3.
+      scale: multiplies the weights.
 
     Returns:
       The `Routing`, the first choice first.
 
     Raises:
-      ValueError: if an array has the wrong shape or `capacity` is below 1.
+      ValueError: if an array has the wrong shape, `capacity` is below 1, `scores` is unknown, or the groups have fewer
+        than `num_choices` experts.
 
     >>> route = jax.jit(top_k_routing, static_argnames=("capacity", "num_choices"))
     >>> route(jnp.array([[0.0, 0.0, 0.0, 9.0]]), capacity=1, num_choices=3).expert.tolist()
     [[3, 0, 1]]
     """
     _check_router(logits, capacity, mask, num_choices)
-    weight, expert = _top_k(_probabilities(logits), num_choices)
+    if scores not in ROUTER_SCORES:
+        raise ValueError(f"scores must be one of {', '.join(ROUTER_SCORES)}, got {scores!r}")
+    score = _probabilities(logits) if scores == "softmax" else jax.nn.sigmoid(_to_float32(logits))
+    ranking = score if bias is None else add_bias(score, bias.astype(score.dtype))
+    if num_expert_groups > 1:
+        sizes = {"num_expert_groups": num_expert_groups, "groups_per_token": groups_per_token}
+        check_expert_groups(logits.shape[1], num_choices, **sizes, group_choices=group_choices)
+        ranking = _only_best_groups(ranking, **sizes, group_choices=group_choices)
+    _, expert = _top_k(ranking, num_choices)
+    weight = jnp.take_along_axis(score, expert, axis=-1)
     weight = weight / weight.sum(axis=1, keepdims=True) if is_normalized else weight
+    weight = weight if scale == 1.0 else weight * scale
     return _assign_places(expert, weight, _mark_sent(expert, mask), logits.shape[1], capacity)
+
+
+ROUTER_SCORES = ("softmax", "sigmoid")
+"""Values of `scores` of `top_k_routing`."""
+
+
+def check_expert_groups(
+    num_experts: int, num_choices: int, *, num_expert_groups: int, groups_per_token: int, group_choices: int
+) -> None:
+    """Raises ValueError if experts cannot be divided into groups as `top_k_routing` is asked to."""
+    if num_experts % num_expert_groups:
+        raise ValueError(f"num_expert_groups={num_expert_groups} does not divide the {num_experts} experts")
+    if groups_per_token > num_expert_groups:
+        raise ValueError(f"{groups_per_token=} must be at most {num_expert_groups=}")
+    size = num_experts // num_expert_groups
+    if size < group_choices or groups_per_token * size < num_choices:
+        raise ValueError(
+            f"{groups_per_token} groups of {size} experts are too few for {num_choices} experts of a token and "
+            f"group_choices={group_choices}"
+        )
+
+
+def _only_best_groups(
+    ranking: Float[Array, "T E"], *, num_expert_groups: int, groups_per_token: int, group_choices: int
+) -> Float[Array, "T E"]:
+    """Replaces the scores of experts outside of the best groups of each token by -inf."""
+    num_tokens, num_experts = ranking.shape
+    grouped = ranking.reshape(num_tokens * num_expert_groups, -1)
+    group_score = _top_k(grouped, group_choices)[0].sum(axis=-1).reshape(num_tokens, num_expert_groups)
+    _, group = _top_k(group_score, groups_per_token)
+    is_best = jax.nn.one_hot(group, num_expert_groups, dtype=jnp.bool_).any(axis=1)  # [T, groups]
+    return jnp.where(jnp.repeat(is_best, num_experts // num_expert_groups, axis=1), ranking, -jnp.inf)
 
 
 def dispatch(x: Float[Array, "T D"], routing: Routing, *, num_experts: int, capacity: int) -> Float[Array, "E C D"]:
@@ -262,7 +323,12 @@ def router_z_loss(logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] 
 
 def _probabilities(logits: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]:
     """Returns the softmax of the router's logits, in float32 at least."""
-    return jax.nn.softmax(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1)
+    return jax.nn.softmax(_to_float32(logits), axis=-1)
+
+
+def _to_float32(logits: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]:
+    """Casts to float32 at least."""
+    return logits.astype(np.promote_types(logits.dtype, np.float32))
 
 
 def _top_k(probabilities: Float[Array, "T E"], count: int) -> tuple[Float[Array, "T {count}"], Int[Array, "T {count}"]]:

@@ -19,7 +19,7 @@ from tfx_jax.models.decomposable import DecomposableAttention, DecomposableConfi
 from tfx_jax.models.elmo import Elmo, ElmoConfig, ElmoLanguageModel, ElmoTagger
 from tfx_jax.models.esim import Esim, EsimConfig
 from tfx_jax.models.gpt import GPT, GPTConfig
-from tfx_jax.models.llama import Llama, LlamaBody, LlamaClassifier, LlamaConfig
+from tfx_jax.models.llama import Llama, LlamaBody, LlamaClassifier, LlamaConfig, RecurrentConfig
 from tfx_jax.models.long_encoder import LongEncoder, LongEncoderConfig
 from tfx_jax.models.patch_pooling import PatchPooling, PatchPoolingConfig
 from tfx_jax.models.reformer import Reformer, ReformerConfig
@@ -68,6 +68,7 @@ __all__ = [
     "LongEncoderConfig",
     "PatchPooling",
     "PatchPoolingConfig",
+    "RecurrentConfig",
     "Reformer",
     "ReformerConfig",
     "SanCTC",

@@ -1,6 +1,7 @@
 """Llama, and the decoders that differ from it by options.
 
-These are Mistral, Mixtral, Qwen (with experts too), Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss, Granite and StableLM.
+These are Mistral, Mixtral, Qwen (with experts too), Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss, Granite, StableLM,
+DeepSeek-V2 and V3, and Qwen3-Next.
 
 A layer is x = x + attention(norm(x)), then x = x + feed_forward(norm(x)), with rotary positions, grouped queries, RMS
 norms and a gated feed-forward network or a mixture of such networks. `tfx_jax.models.hf.load` reads Hugging Face
@@ -20,6 +21,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of, within
 from tfx_jax.functional import layer_norm, rms_norm
+from tfx_jax.functional.attention import SPECS
+from tfx_jax.functional.attention.spec import RecurrentDecoding
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.language_model import LanguageModel
 from tfx_jax.models.padding import last_index
@@ -40,6 +43,30 @@ keys."""
 
 
 @documented
+@dataclasses.dataclass(unsafe_hash=True)
+class RecurrentConfig:
+    """Layers whose attention has a recurrent state and sizes of its own: Gated DeltaNet in Qwen3-Next.
+
+    Queries, keys and values go through a short convolution. The outputs of heads have an RMS norm, and SiLU of a linear
+    map of the layer's input multiplies them (Yang et al., 2024, https://arxiv.org/abs/2412.06464, section 3.3). There
+    are no rotary positions and no norms of queries and keys.
+    """
+
+    num_heads: int = at_least(0, 0)  # heads of values and outputs; 0: recurrent layers are as all others
+    num_key_heads: int | None = at_least(1, None)  # heads of queries and keys, a divisor of num_heads; None: num_heads
+    d_k: int = at_least(1, 128)  # size of a query and a key
+    d_v: int = at_least(1, 128)  # size of a value
+    convolution_width: int = at_least(1, 4)  # tokens in the convolution
+
+    def validate(self) -> None:
+        """Raises ValueError if num_key_heads does not divide num_heads."""
+        if self.num_heads % (self.num_key_heads or 1):
+            raise ValueError(
+                f"recurrent.num_key_heads={self.num_key_heads} does not divide recurrent.num_heads={self.num_heads}"
+            )
+
+
+@documented
 @dataclasses.dataclass(unsafe_hash=True)  # a model keeps its own copy, as a static part
 class LlamaConfig:
     """Sizes and options of a Llama; the defaults are those of Llama 2 7B (Touvron et al., 2023)."""
@@ -57,11 +84,14 @@ class LlamaConfig:
     ff_gate_offset: float = 0.0  # added to what multiplies hidden units: 1 in gpt-oss
     ff_limit: float | None = None  # bounds both factors of hidden units: 7 in gpt-oss
     experts: ExpertsConfig = dataclasses.field(default_factory=lambda: ExpertsConfig(every=1))
+    num_dense_layers: int = at_least(0, 0)  # first layers without experts: 3 in DeepSeek-V3
     norms: str = one_of(NORMS, "pre")  # norms of a branch: before it, of its output, or both
     norm_kind: str = one_of(NORM_KINDS, "rms")  # RMS norms, or layer norms with a bias
     norm_epsilon: float = at_least(0, 1e-5)
     norm_scale_offset: float = within(0, 1, 0.0)  # added to the scales of norms: 1 in Gemma
     qk_norm: str = one_of(QK_NORMS, "none")  # of queries and keys: of a head, all together, or "each" with its scale
+    use_value_norm: bool = False  # whether values, which are latents in latent attention, have an RMS norm
+    query_rank: int | None = at_least(1, None)  # size of a vector, with an RMS norm, from which queries are computed
     is_parallel: bool = False  # whether attention and feed-forward network read the same norm
     use_qkv_bias: bool = False  # whether queries, keys and values have a bias
     use_out_bias: bool = False  # whether the output projection of the attention has one
@@ -79,6 +109,7 @@ class LlamaConfig:
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
     convolution_width: int = at_least(0, 0)  # tokens in a causal convolution of queries, keys and values; 0: none
     use_output_gate: bool = False  # whether the outputs of heads are multiplied by sigmoids of the layer's input
+    recurrent: RecurrentConfig = dataclasses.field(default_factory=RecurrentConfig)
     dropout_rate: float = fraction(0.0)  # of embeddings and branches
     attention_dropout_rate: float = fraction(0.0)
     labels: tuple[str, ...] = ()  # names of the classes, for a `LlamaClassifier`
@@ -99,7 +130,16 @@ class LlamaConfig:
     @property
     def pattern_length(self) -> int:
         """Number of layers after which attentions, rotary positions and experts repeat."""
-        return math.lcm(len(self.attention.names), self.no_rotary_every or 1, len(self.experts.pattern()))
+        return math.lcm(len(self.attention.names), self.no_rotary_every or 1, len(self.sparse_layers))
+
+    @property
+    def sparse_layers(self) -> list[bool]:
+        """Whether each layer has a mixture of experts: of a pattern, or of all layers if the first ones differ."""
+        pattern = self.experts.pattern()
+        if not (self.num_dense_layers and self.experts.num_experts):
+            return pattern
+        sparse = pattern * math.ceil(self.num_layers / len(pattern))
+        return [has and index >= self.num_dense_layers for index, has in enumerate(sparse[: self.num_layers])]
 
     def validate(self) -> None:
         """Raises ValueError for fields that contradict each other."""
@@ -123,6 +163,7 @@ class LlamaConfig:
             if (cap := getattr(self, name)) is not None and not cap > 0:
                 raise ValueError(f"{name} must be above 0, or None for no cap, got {cap}")
         self.experts.validate()
+        self.recurrent.validate()
         try:
             self.rotary.validate(self.head_size)
         except ValueError as error:
@@ -174,7 +215,6 @@ class Llama(LanguageModel):
             make_norm=make_norm,
         )
         num_kv_heads = c.num_kv_heads or c.num_heads
-        head_sizes: dict[str, Any] = {"num_heads": c.num_heads, "num_kv_heads": num_kv_heads, "d_k": c.head_size}
 
         def make_layer(index: int, attention_config: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             """Makes layer `index` of the pattern that the layers repeat."""
@@ -183,32 +223,38 @@ class Llama(LanguageModel):
                 rotary = RotaryConfig(base=c.window_rotary_base)
             if c.no_rotary_every and (index + 1) % c.no_rotary_every == 0:
                 rotary = None
-            qk_norms: dict[str, Any] = {}
+            options: dict[str, Any] = {}
             if c.qk_norm != "none":
                 is_shared = c.qk_norm == "all"  # one norm over all heads together
                 for name, heads in (("query_norm", c.num_heads), ("key_norm", num_kv_heads)):
                     if c.qk_norm == "each":
-                        qk_norms[name] = NormOfEachHead(c, heads)
+                        options[name] = NormOfEachHead(c, heads)
                     else:
-                        qk_norms[name] = make_head_norm(c.head_size * heads if is_shared else c.head_size)
+                        options[name] = make_head_norm(c.head_size * heads if is_shared else c.head_size)
+            if c.use_value_norm:
+                latent_size = c.attention.options.given.get("latent_size", c.head_size)
+                options["value_norm"] = RMSNorm(latent_size, epsilon=_LATENT_EPSILON)
+            if c.query_rank is not None:
+                options["query_rank"] = c.query_rank
+                options["query_rank_norm"] = RMSNorm(c.query_rank, epsilon=_LATENT_EPSILON)
+            options |= {"num_heads": c.num_heads, "d_k": c.head_size, "num_kv_heads": num_kv_heads}
+            options |= {"use_bias": c.use_qkv_bias, "use_out_bias": c.use_out_bias, "use_sinks": c.use_sinks}
+            options |= {"scale": c.attention_scale, "logits_soft_cap": c.attention_soft_cap, "rotary": rotary}
+            options |= {"convolution_width": c.convolution_width, "use_output_gate": c.use_output_gate}
+            if c.recurrent.num_heads and _is_recurrent(attention_config):
+                r = c.recurrent
+                options = {"num_heads": r.num_heads, "num_key_heads": r.num_key_heads, "d_k": r.d_k, "d_v": r.d_v}
+                options |= {"convolution_width": r.convolution_width, "use_gate_bias": False}
+                options |= {"use_output_gate": True, "gate_fn": jax.nn.silu}
+                options["output_norm"] = RMSNorm(r.d_v, epsilon=c.norm_epsilon)
+            sizes: dict[str, Any] = {name: options.get(name) for name in ("num_heads", "num_kv_heads", "d_k")}
             attention = MultiHeadAttention(
                 c.d_model,
-                c.num_heads,
-                d_k=c.head_size,
-                num_kv_heads=num_kv_heads,
-                use_bias=c.use_qkv_bias,
-                use_out_bias=c.use_out_bias,
-                use_sinks=c.use_sinks,
-                rotary=rotary,
-                convolution_width=c.convolution_width,
-                use_output_gate=c.use_output_gate,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or attention_config.make(**head_sizes, rngs=rngs),
-                scale=c.attention_scale,
-                logits_soft_cap=c.attention_soft_cap,
+                attention_fn=attention_fn or attention_config.make(**sizes, rngs=rngs),
                 dtype=dtype,
                 rngs=rngs,
-                **qk_norms,
+                **options,
             )
             has_experts = experts_pattern[index % len(experts_pattern)]
             feed_forward = (c.experts.make if has_experts else FeedForward)(
@@ -224,7 +270,8 @@ class Llama(LanguageModel):
             )
             # Replace the initial values of all matrices except the router's by the normal distribution.
             networks = feed_forward.networks if isinstance(feed_forward, MixtureOfExperts) else [feed_forward]
-            for param in (attention.query, attention.key, attention.value, attention.out, attention.output_gate):
+            maps = (attention.query, attention.key, attention.value, attention.out, attention.output_gate)
+            for param in (*maps, attention.query_down):
                 if param is not None:
                     param.kernel[...] = _normal(rngs, param.kernel)
             for param in (matrix for network in networks for matrix in (network.up, network.gate, network.down)):
@@ -232,7 +279,7 @@ class Llama(LanguageModel):
                     param[...] = _normal(rngs, param)
             return EncoderLayer(attention, feed_forward, residual, is_parallel=c.is_parallel)
 
-        attention_configs, experts_pattern = c.attention.pattern(), c.experts.pattern()
+        attention_configs, experts_pattern = c.attention.pattern(), c.sparse_layers
         makers = [
             functools.partial(make_layer, i, attention_configs[i % len(attention_configs)])
             for i in range(c.pattern_length)
@@ -342,7 +389,15 @@ class NormOfEachHead(nnx.Module):
         return (self.normalize(heads.astype(scale.dtype)) * scale[None, None]).astype(heads.dtype)
 
 
+def _is_recurrent(attention: AttentionConfig) -> bool:
+    """Returns whether an attention decodes from a recurrent state."""
+    spec = SPECS[attention.names[0]]
+    options = spec.passed(attention.options.given)
+    return spec.decoding is not None and isinstance(spec.decoding(**options), RecurrentDecoding)
+
+
 _INIT_STDDEV = 0.02
+_LATENT_EPSILON = 1e-6  # of the norms inside the attention of DeepSeek-V2 and V3, whatever that of the others
 
 
 def _normal(rngs: nnx.Rngs, param: nnx.Param[Array]) -> Array:

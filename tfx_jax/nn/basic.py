@@ -26,6 +26,10 @@ from tfx_jax.functional.positions import learned_positions
 _LECUN_NORMAL = nnx.initializers.lecun_normal()
 
 
+class Buffer(nnx.Variable[Array]):
+    """An array that belongs to a pretrained model but is not trained: it gets no gradient, and folders contain it."""
+
+
 class Linear(nnx.Module):
     """Linear map from one or several axes to one or several axes, with a kernel [*in, *out].
 

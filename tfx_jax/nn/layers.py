@@ -26,7 +26,9 @@ from tfx_jax.nn.attention import (
     LearnedAttention,
     MultiHeadAttention,
     decoding_of,
+    gated,
     logit_options,
+    repeated,
     with_positions,
 )
 from tfx_jax.nn.basic import FeedForward, LayerNorm, Linear, drop
@@ -425,16 +427,28 @@ class FusedSelfAttention(nnx.Module):
         Raises:
           ValueError: if the attention cannot decode from a cache.
         """
-        projections = [attention.query, attention.key, attention.value]
+        query = attention.query if attention.query_down is None else attention.query_down
+        projections = [query, attention.key, attention.value]
         if attention.output_gate is not None:
             projections.append(attention.output_gate)
         self.projections = FusedLinear(*_joined(*projections), dtype=dtype, int8=int8)
+        has_rank = attention.query_down is not None
+        self.query_up = FusedLinear(*_joined(attention.query), dtype=dtype, int8=int8) if has_rank else None
+        self.query_rank_norm, self.value_norm = attention.query_rank_norm, attention.value_norm
         self.out = FusedLinear(*_joined(attention.out), dtype=dtype, int8=int8)
-        self.num_heads = attention.query.kernel.shape[1]
-        _, self.num_kv_heads, self.d_k = attention.key.kernel.shape
-        self.d_v = attention.value.kernel.shape[2]
+        self.query_size, self.d_k = attention.query.kernel.shape[2], attention.key.kernel.shape[2]
+        _, self.num_kv_heads, self.d_v = attention.value.kernel.shape
+        self.num_repeats, self.gate_fn, self.output_norm = (
+            attention.num_repeats,
+            attention.gate_fn,
+            attention.output_norm,
+        )
+        # Of the outputs of `projections`: where those of the query, the key and the value end.
+        self.ends = (math.prod(query.out_features),)
+        self.ends += (self.ends[0] + math.prod(attention.key.out_features),)
+        self.ends += (self.ends[1] + math.prod(attention.value.out_features),)
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
-        self.rotary, self.sinks = attention.rotary, attention.sinks
+        self.rotary, self.key_rotary, self.sinks = attention.rotary, attention.key_rotary, attention.sinks
         convolutions = {name: getattr(attention, f"{name}_convolution") for name in ("query", "key", "value")}
         self.convolutions = nnx.Dict({name: layer for name, layer in convolutions.items() if layer is not None})
         self.gates = nnx.Dict({name: getattr(attention, f"gate_{name}") for name in attention.gate_names})
@@ -507,18 +521,17 @@ class FusedSelfAttention(nnx.Module):
         past, recent = past if isinstance(past, ConvolvedPast) else (past, None)
         # The beams of an input are the queries of one attention to the keys of all its beams; the mask selects.
         joined = self.projections(x).reshape(*beams, -1)
-        key_start = self.num_heads * self.d_k
-        value_start = key_start + self.num_kv_heads * self.d_k
-        value_end = value_start + self.num_kv_heads * self.d_v
-        *parts, output_gates = jnp.split(joined, [key_start, value_start, value_end], axis=-1)
-        query, key, value = (
-            part.reshape(*beams, -1, size) for part, size in zip(parts, (self.d_k, self.d_k, self.d_v), strict=True)
-        )
+        query, key, value, output_gates = jnp.split(joined, self.ends, axis=-1)
+        query = query if self.query_rank_norm is None else self.query_rank_norm(query)
+        query = query if self.query_up is None else self.query_up(query)
+        sized = ((query, self.query_size), (key, self.d_k), (value, self.d_v))
+        query, key, value = (part.reshape(*beams, -1, size) for part, size in sized)
         if recent is not None:
             (query, key, value), recent = self._convolve({"query": query, "key": key, "value": value}, recent)
         token_positions = jnp.broadcast_to(position if positions is None else positions, beams)
-        query = with_positions(query, self.query_norm, self.rotary, token_positions)
-        key = with_positions(key, self.key_norm, self.rotary, token_positions)
+        query = repeated(with_positions(query, self.query_norm, self.rotary, token_positions), self.num_repeats)
+        key = repeated(with_positions(key, self.key_norm, self.key_rotary, token_positions), self.num_repeats)
+        value = value if self.value_norm is None else self.value_norm(value)
         options = logit_options(self)
         if self.step_fn is not None:
             options |= {name: gate(x) for name, gate in self.gates.items()} | self._parameters(x.dtype)
@@ -528,10 +541,11 @@ class FusedSelfAttention(nnx.Module):
             extended = past.append(FusedKVCache.of(key, value), position)
             attend = cast(AttentionFn, self.attention_fn)
             context = attend(query, *extended.keys_and_values(), bias, mask=mask, **options)
-        context = context.reshape(*shape[:2], -1)
-        if output_gates.shape[-1]:
-            context = context * jax.nn.sigmoid(output_gates).reshape(context.shape)
-        return self.out(context), extended if recent is None else ConvolvedPast(extended, recent)
+        context = context.reshape(*shape[:2], *context.shape[2:])  # [R, 1, N, U]
+        context = gated(self, context, output_gates.reshape(context.shape) if output_gates.shape[-1] else None)
+        return self.out(context.reshape(*shape[:2], -1)), extended if recent is None else ConvolvedPast(
+            extended, recent
+        )
 
     def _convolve(
         self, heads: dict[str, Float[Array, "B W heads _"]], recent: dict[str, Float[Array, "R W-1 heads _"]]

@@ -12,10 +12,12 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, documented
+from tfx_jax.fields import at_least, documented, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.moe import (
+    ROUTER_SCORES,
     Routing,
+    check_expert_groups,
     expert_capacity,
     load_balancing_loss,
     mixture_of_experts,
@@ -24,7 +26,7 @@ from tfx_jax.functional.moe import (
     top_k_routing,
 )
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
-from tfx_jax.nn.basic import FeedForward, Linear
+from tfx_jax.nn.basic import Buffer, FeedForward, Linear
 from tfx_jax.nn.distribution import current_distribution
 from tfx_jax.nn.stack import stack_layers
 
@@ -40,6 +42,12 @@ class ExpertsConfig:
     is_normalized: bool | None = None  # whether a token's weights have the sum 1; None: of several experts, not of one
     d_ff: int | None = at_least(1, None)  # hidden units of an expert; None: as in other feed-forward networks
     use_router_bias: bool = False  # whether the router has offsets, as in gpt-oss
+    router_scores: str = one_of(ROUTER_SCORES, "softmax")  # of experts: probabilities, or "sigmoid" as in DeepSeek-V3
+    use_correction_bias: bool = False  # whether an array that is not trained is added to scores to choose experts
+    num_expert_groups: int = at_least(1, 1)  # groups of successive experts, of which a token may use some only
+    groups_per_token: int = at_least(1, 1)  # groups in which a token may have experts
+    group_choices: int = at_least(1, 1)  # best scores of a group that add up to its own: 1 in DeepSeek-V2, 2 in V3
+    weight_scale: float = at_least(0, 1.0)  # multiplies the weights of a token's experts: 2.5 in DeepSeek-V3
     shared_d_ff: int = at_least(0, 0)  # hidden units of a network that all tokens go through too; 0: there is none
     use_shared_gate: bool = False  # whether the outputs of that network are multiplied by a sigmoid, as in Qwen2-MoE
     capacity_factor: float = at_least(0, 1.25)  # places of a training step, in even shares; GShard: 2
@@ -58,6 +66,14 @@ class ExpertsConfig:
             raise ValueError(f"experts.capacity_factor must be above 0, got {self.capacity_factor}")
         if self.use_shared_gate and not self.shared_d_ff:
             raise ValueError("experts.use_shared_gate needs a shared network: set experts.shared_d_ff")
+        if self.num_experts and self.num_expert_groups > 1:
+            groups = ("num_expert_groups", "groups_per_token", "group_choices")
+            try:
+                check_expert_groups(
+                    self.num_experts, self.experts_per_token, **{name: getattr(self, name) for name in groups}
+                )
+            except ValueError as error:
+                raise ValueError(f"experts: {error}") from None
 
     def pattern(self) -> list[bool]:
         """Returns whether each layer of the pattern that a model's layers repeat has a mixture of experts."""
@@ -82,8 +98,17 @@ class ExpertsConfig:
             d_ff if self.d_ff is None else self.d_ff,
             self.num_experts,
             capacity_factor=self.capacity_factor,
-            routing_fn=_routing(self.experts_per_token, self.has_normalized_weights),
+            routing_fn=_routing(
+                num_choices=self.experts_per_token,
+                is_normalized=self.has_normalized_weights,
+                scores=self.router_scores,
+                num_expert_groups=self.num_expert_groups,
+                groups_per_token=self.groups_per_token,
+                group_choices=self.group_choices,
+                scale=self.weight_scale,
+            ),
             use_router_bias=self.use_router_bias,
+            use_correction_bias=self.use_correction_bias,
             shared_d_ff=self.shared_d_ff,
             use_shared_gate=self.use_shared_gate,
             num_groups=self.num_groups,
@@ -95,9 +120,9 @@ class ExpertsConfig:
 
 
 @functools.lru_cache
-def _routing(num_choices: int, is_normalized: bool) -> Callable[..., Routing]:
+def _routing(**options: Any) -> Callable[..., Routing]:
     """Returns the routing function; the same object for equal options, so that compiled programs are shared."""
-    return functools.partial(top_k_routing, num_choices=num_choices, is_normalized=is_normalized)
+    return functools.partial(top_k_routing, **options)
 
 
 class MixtureOfExperts(nnx.Module):
@@ -121,6 +146,7 @@ class MixtureOfExperts(nnx.Module):
         capacity_factor: float = 1.25,
         routing_fn: Callable[..., Routing] = top_1_routing,
         use_router_bias: bool = False,
+        use_correction_bias: bool = False,
         shared_d_ff: int = 0,
         use_shared_gate: bool = False,
         num_groups: int = 0,
@@ -141,6 +167,8 @@ class MixtureOfExperts(nnx.Module):
             `tfx_jax.functional.expert_capacity`.
           routing_fn: function of (logits [T, E], capacity, mask=) that returns a `Routing`, such as `top_1_routing`.
           use_router_bias: whether the router has a bias.
+          use_correction_bias: whether `routing_fn` gets a `bias`, which is not trained: that of DeepSeek-V3, which
+            balanced the load in its training.
           shared_d_ff: hidden units of the shared network; 0 means none.
           use_shared_gate: whether the output of the shared network is multiplied by the logistic function of a linear
             map of the token (Qwen2-MoE).
@@ -155,6 +183,7 @@ class MixtureOfExperts(nnx.Module):
         """
         self.router = nnx.Param(nnx.initializers.glorot_uniform()(rngs.params(), (d_model, num_experts), param_dtype))
         self.router_bias = nnx.Param(jnp.zeros(num_experts, param_dtype)) if use_router_bias else None
+        self.correction_bias = Buffer(jnp.zeros(num_experts, param_dtype)) if use_correction_bias else None
         make_expert = functools.partial(FeedForward, d_model, d_ff, dtype=dtype, param_dtype=param_dtype, **options)
         self.experts = stack_layers(lambda rngs: make_expert(rngs=rngs), num_experts, rngs)
         make_shared = functools.partial(FeedForward, d_model, shared_d_ff, dtype=dtype, param_dtype=param_dtype)
@@ -216,9 +245,12 @@ class MixtureOfExperts(nnx.Module):
         logits = jnp.einsum("...D,DE->...E", x.astype(jnp.float32), self.router[...].astype(jnp.float32))
         if self.router_bias is not None:
             logits = add_bias(logits, self.router_bias[...].astype(jnp.float32))
+        routing_fn = self.routing_fn
+        if self.correction_bias is not None:
+            routing_fn = functools.partial(routing_fn, bias=self.correction_bias[...])
         num_tokens = logits.size // self.num_experts
         if rngs is None and num_tokens * self.experts_per_token <= self.num_experts:
-            return self._answer_few(x.astype(self.dtype), logits, mask)
+            return self._answer_few(x.astype(self.dtype), logits, mask, routing_fn)
         # Evaluation: one group, in which every expert has a place for every token.
         num_groups, capacity, exchange = 1, num_tokens, None
         if rngs is not None:
@@ -244,7 +276,7 @@ class MixtureOfExperts(nnx.Module):
             lambda buffers: jax.vmap(answer)(self.experts, buffers, keys),
             capacity=capacity,
             num_groups=num_groups,
-            routing_fn=self.routing_fn,
+            routing_fn=routing_fn,
             mask=mask,
             exchange=exchange,
             return_routing=True,
@@ -261,14 +293,18 @@ class MixtureOfExperts(nnx.Module):
         return y
 
     def _answer_few(
-        self, x: Float[Array, "*batch D"], logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] | None
+        self,
+        x: Float[Array, "*batch D"],
+        logits: Float[Array, "*batch E"],
+        mask: Bool[Array, "*batch"] | None,
+        routing_fn: Callable[..., Routing],
     ) -> Float[Array, "*batch D"]:
         """Evaluates a few tokens, such as those of a decoding step: gathers the parameters of their experts only.
 
         Each of the T tokens goes to its A experts, whose outputs are summed with the weights of the routing.
         """
         tokens, mask = x.reshape(-1, x.shape[-1]), None if mask is None else mask.reshape(-1)
-        routing = self.routing_fn(logits.reshape(-1, self.num_experts), capacity=len(tokens), mask=mask)  # room for all
+        routing = routing_fn(logits.reshape(-1, self.num_experts), capacity=len(tokens), mask=mask)  # room for all
         chosen = jax.tree.map(lambda leaf: leaf[routing.expert], self.experts)  # leaves [T, A, ...]
         answer_all = jax.vmap(lambda expert, token: expert(token), in_axes=(0, None))
         answers = jax.vmap(answer_all)(chosen, tokens)

@@ -17,7 +17,7 @@ from tfx_jax.planning.chips import CHIPS, Chip
 from tfx_jax.planning.measure import without_compilation_cache
 from tfx_jax.planning.programs import Kernel, Program, read_program
 from tfx_jax.tasks.task import PlannedTask
-from tfx_jax.training.config import ExperimentConfig, validate
+from tfx_jax.training.config import ExperimentConfig, accelerator_settings, validate
 from tfx_jax.training.flops import training_flops
 from tfx_jax.training.guards.memory import state_memory
 from tfx_jax.training.reporting.meter import peak_flops
@@ -298,17 +298,9 @@ def alternatives(config: ExperimentConfig, num_devices: int) -> Iterator[tuple[s
 
 
 def faster_settings(config: ExperimentConfig) -> tuple[str, ExperimentConfig] | None:
-    """Returns (flags, configuration) with settings that make steps on TPUs faster and leave batches as they are.
-
-    These are bfloat16 instead of float32, and layers compiled one by one instead of as a loop. None if the model has
-    both already, or neither option.
-    """
+    """Returns (flags, configuration) with `accelerator_settings`, which leave batches as they are; None without any."""
     model: Any = config.model
-    changes: dict[str, Any] = {}
-    if getattr(model, "dtype", None) == "float32":
-        changes["dtype"] = "bfloat16"
-    if getattr(model, "unroll", None) is False:
-        changes["unroll"] = True
+    changes = accelerator_settings(model)
     if not changes:
         return None
     flags = " ".join(f"--config.model.{name}={value}" for name, value in changes.items())

@@ -4,7 +4,15 @@ Read `config`, `step`, `optimizer`, `loop` and `run`, in this order. The package
 and `guards` support them.
 """
 
-from tfx_jax.training.config import ExperimentConfig, MeshConfig, OptimizerConfig, load_config, tiny_variant, validate
+from tfx_jax.training.config import (
+    ExperimentConfig,
+    MeshConfig,
+    OptimizerConfig,
+    accelerator_variant,
+    load_config,
+    tiny_variant,
+    validate,
+)
 from tfx_jax.training.loop import Result, train
 from tfx_jax.training.predictor import LoadedModel, Predictor, attention, load
 from tfx_jax.training.run import Run, load_run, make_run
@@ -17,6 +25,7 @@ __all__ = [
     "Predictor",
     "Result",
     "Run",
+    "accelerator_variant",
     "attention",
     "load",
     "load_config",

@@ -93,9 +93,10 @@ def decoding_flops(decoder: Decoder, inputs: Any, *, max_length: int, num_beams:
 
 
 def _attend_densely(attention_fn: Any, query: Array, key: Array, value: Array, *args: Any, **options: Any) -> Any:
-    """Computes the two products of dense attention; relative attention, whose distances cost more, runs unchanged."""
+    """Computes the two products of dense attention; relative and latent attention, which cost more, run unchanged."""
     spec = spec_of(attention_fn)
-    if query.ndim != 4 or options.get("return_weights") or (spec is not None and spec.name == "relative"):
+    costs_more = spec is not None and (spec.name == "relative" or spec.head_sizes is not None)
+    if query.ndim != 4 or options.get("return_weights") or costs_more:
         return attention_fn(query, key, value, *args, **options)
     group_size = query.shape[2] // key.shape[2]  # query heads for each key head
     key, value = (jnp.repeat(array, group_size, axis=2) for array in (key, value))  # [B, S, N, H]

@@ -8,7 +8,9 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from etils import epath
 
 from tfx_jax.data.sources.splits import SPLITS, Splits
@@ -34,6 +36,7 @@ from tfx_jax.training.guards.watchdog import Watchdog
 from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
 from tfx_jax.training.optimizer import learning_rate
 from tfx_jax.training.reporting.attention_picture import write_attention
+from tfx_jax.training.reporting.loggers import Outcome, check_logger
 from tfx_jax.training.reporting.meter import MetricAccumulator
 from tfx_jax.training.reporting.profiling import Profile
 from tfx_jax.training.reporting.progress import Progress
@@ -41,7 +44,7 @@ from tfx_jax.training.reporting.report import config_table, write_report
 from tfx_jax.training.run import Run, make_run
 from tfx_jax.training.sharding.distributed import abort_together, check_agreement, is_primary, library, process0_first
 from tfx_jax.training.sharding.strategies import TrainSetup, make_mesh, shard_batch
-from tfx_jax.training.step import Metrics, TrainState
+from tfx_jax.training.step import Metrics, Params, TrainState
 from tfx_jax.training.train_setup import base_rng, make_train_setup
 from tfx_jax.training.workdir import find_workdir, make_workdir
 
@@ -59,7 +62,9 @@ class Result(NamedTuple):
     """Signal that interrupted the run, or None."""
 
 
-def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range | None = None) -> Result:
+def train(
+    config: ExperimentConfig, workdir: epath.PathLike, *, profile: range | None = None, logger: str | None = None
+) -> Result:
     """Trains until `config.num_steps`, or resumes an earlier run in the same workdir.
 
     A run that was interrupted and resumed ends with the same parameters, bit for bit, as an uninterrupted one.
@@ -68,20 +73,24 @@ def train(config: ExperimentConfig, workdir: epath.PathLike, *, profile: range |
       config: the experiment.
       workdir: folder for configuration, tokenizer, checkpoints, TensorBoard files and report; local or `gs://`.
       profile: steps to trace into `workdir/profile`; None: trace nothing.
+      logger: "wandb" or "mlflow" also gets what TensorBoard shows; a resumed run continues there. Errors of its package
+        do not stop the run.
 
     Returns:
       The last saved step, the evaluations and the interrupting signal.
 
     Raises:
       UserError: if the configuration, the data or the workdir are unusable, the loss stops being finite, memory does
-        not suffice, or a checkpoint cannot be written.
+        not suffice, a checkpoint cannot be written, or the package of `logger` is not installed.
     """
     config = validate(adopt_pretrained_config(config))
     with abort_together(), report_storage_errors(workdir):
-        return _train(config, find_workdir(workdir), profile)
+        if logger is not None and is_primary():
+            check_logger(logger)
+        return _train(config, find_workdir(workdir), profile, logger)
 
 
-def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None) -> Result:
+def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None, logger: str | None) -> Result:
     """Does the work of `train`, whose arguments it gets after they were checked."""
     check_agreement(lambda: {"the code": library()})  # the configuration is compared in `_open_checkpoints`
     splits = config.task.splits()
@@ -106,7 +115,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None)
         check_data_files(config.task.data, workdir)
         run = make_run(config, workdir, splits=splits)
         check_agreement(lambda: {"the tokenizer or the labels": listed_artifacts(workdir), **_sizes(splits)})
-        trainer = _Trainer(run, workdir, checkpoints, watchdog, profile, has_validation="validation" in splits)
+        trainer = _Trainer(run, workdir, checkpoints, watchdog, profile, logger, has_validation="validation" in splits)
         trainer.train(stop)
         checkpoints.wait()
         return Result(trainer.saved_step, trainer.evaluations, stop.signum)
@@ -130,6 +139,12 @@ def _open_checkpoints(config: ExperimentConfig, workdir: epath.Path) -> Checkpoi
     return Checkpoints(workdir, keep_last=config.keep_last, keep_best=config.keep_best, keep_every=config.keep_every)
 
 
+def _step_scalars(schedule: optax.Schedule, step: int, params: Params) -> dict[str, jax.Array]:
+    """Returns the learning rate of a step, counted from 0, and the norm of all parameters, frozen ones included."""
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    return {"train/learning_rate": jnp.asarray(schedule(step)), "train/param_norm": optax.tree.norm(params)}
+
+
 class _Trainer:
     """State and resources of one run."""
 
@@ -140,6 +155,7 @@ class _Trainer:
         checkpoints: Checkpoints,
         watchdog: Watchdog,
         profile: range | None,
+        logger: str | None,
         *,
         has_validation: bool,
     ):
@@ -151,7 +167,8 @@ class _Trainer:
         self.watchdog = watchdog
         self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
         self.iterator = iter(run.train_data(self.mesh))
-        self.learning_rate = jax.jit(learning_rate(config.optimizer, config.model.d_model, config.num_steps))
+        schedule = learning_rate(config.optimizer, config.model.d_model, config.num_steps)
+        self.step_scalars = jax.jit(functools.partial(_step_scalars, schedule))
         training = make_train_setup(config, run.make_model, run.task.loss, self.mesh, make_carry=run.make_carry)
         self.step_fn = training.step_fn
         self.memory = state_memory(training.abstract_state)
@@ -168,6 +185,7 @@ class _Trainer:
             last_done_step=self.last_done_step,
             num_steps=config.num_steps,
             unit=run.task.unit,
+            logger=logger,
         )
         self.device_kinds = [device.device_kind for device in self.mesh.devices.flat]
         count_flops = functools.partial(training_flops, run.make_model, run.task.loss, make_carry=run.make_carry)
@@ -207,6 +225,7 @@ class _Trainer:
         metrics = [f"validation/{metric.name}" for metric in self.run.task.metrics]
         self.progress.hparams(flat(config), ["train/loss", *metrics])
         meter = self.meter
+        outcome: Outcome = "failed"
         try:
             if self._misses_evaluation():
                 with meter.timed("evaluate"):
@@ -222,6 +241,7 @@ class _Trainer:
                     if step == self.last_done_step + 1:
                         with meter.timed("compile"):
                             temporary = step_memory(self.step_fn, self.state, batch, self.rng)
+                            self.step_scalars(step - 1, self.state.params)
                         self.progress.message(report(self.memory, temporary, device_memory(self.mesh)))
                     with meter.starting(batch):
                         self.state, metrics = self.step_fn(self.state, batch, self.rng)
@@ -247,10 +267,12 @@ class _Trainer:
                     f"stopped early: no better {self.run.best_metric.title} in the last {config.patience} evaluations"
                 )
             self._report(stop.signum)
+            outcome = "finished" if stop.signum is None else "stopped"
         finally:
             self.profile.close()
             self.iterator.close()
-            self.progress.close()
+            self.watchdog.beat(None)  # no limit: loggers upload
+            self.progress.close(outcome)
 
     def _save(self, score: float | None = None) -> None:
         """Starts to save a checkpoint; `score` ranks it, and is None if it has not been evaluated."""
@@ -296,8 +318,8 @@ class _Trainer:
     def _log(self, step: int) -> None:
         """Logs the metrics of the steps since the last line."""
         self._check(self.meter.drain())
-        rate_of_step = self.learning_rate(step - 1)  # the schedule counts the first step as 0
-        scalars = self.meter.take() | {"train/learning_rate": float(np.asarray(rate_of_step))}
+        step_scalars = self.step_scalars(step - 1, self.state.params)  # the schedule counts the first step as 0
+        scalars = self.meter.take() | {name: float(np.asarray(value)) for name, value in step_scalars.items()}
         # Both are NaN if all steps since the last line were skipped.
         loss = scalars.get("train/loss", math.nan)
         tokens_per_second = scalars.get("train/tokens_per_second", math.nan)

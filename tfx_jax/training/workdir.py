@@ -9,7 +9,7 @@ from tfx_jax.files import check_no_links, is_local, parse_json, reach, read_smal
 from tfx_jax.models import hf
 
 # Folders in which a run writes and deletes files. Files of the workdir itself are replaced, even if they are links.
-_WRITTEN_THROUGH = ("checkpoints", "tensorboard", "tokenizer", "profile")
+_WRITTEN_THROUGH = ("checkpoints", "tensorboard", "tokenizer", "profile", "wandb")
 
 
 def make_workdir(workdir: epath.PathLike) -> epath.Path:

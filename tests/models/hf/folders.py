@@ -67,11 +67,13 @@ def assert_comes_back(model: Any, folder: Path) -> None:
 
 
 def redrawn(net: Any) -> Any:
-    """A net of transformers no parameter of which is at its start."""
+    """A net of transformers no parameter of which, and no buffer that is saved, is at its start."""
     torch = pytest.importorskip("torch")
+    saved = net.state_dict()
+    buffers = [buffer for name, buffer in net.named_buffers() if name in saved and buffer.is_floating_point()]
     with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
+        for array in (*net.parameters(), *buffers):
+            array.add_(0.2 * torch.randn_like(array))
     return net.eval()
 
 

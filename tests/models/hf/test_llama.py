@@ -23,7 +23,7 @@ from tfx_jax.functional import greedy_search
 from tfx_jax.models import Llama, LlamaBody, LlamaClassifier, LlamaConfig, hf
 from tfx_jax.models.hf.llama import ARCHITECTURES, BODIES, CLASSIFIERS
 from tfx_jax.models.llama import NormOfEachHead
-from tfx_jax.nn import RotaryConfig
+from tfx_jax.nn import AttentionConfig, AttentionOptions, RotaryConfig
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -57,6 +57,13 @@ GPT_OSS = {**YARN, "beta_fast": 4.0, "beta_slow": 1.0, "truncate": False}
 MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 GRANITE = {"embedding_multiplier": 12, "attention_multiplier": 0.7, "residual_multiplier": 0.22, "logits_scaling": 1.5}
+DEEPSEEK = {"num_key_value_heads": 4, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+DEEPSEEK |= {"kv_lora_rank": 12, "q_lora_rank": 10, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
+DEEPSEEK |= {"num_hidden_layers": 2, "n_shared_experts": 2, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+ONE_GROUP = {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0}
+MSCALE = {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}}
+QWEN3_NEXT = {**MOE, "head_dim": 16, "shared_expert_intermediate_size": 28, "linear_num_key_heads": 2}
+QWEN3_NEXT |= {"linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10}
 # Names of architectures without "ForCausalLM", and what differs from SIZES.
 FOLDERS = {
     "Llama": {},
@@ -95,6 +102,17 @@ FOLDERS = {
     "StableLm norms of heads": {"qk_layernorm": True, "rope_parameters": HALF, "tie_word_embeddings": True},
     "StableLm parallel": {"use_parallel_residual": True},
     "StableLm 2": {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+    "DeepseekV2": {**DEEPSEEK, "topk_method": "group_limited_greedy"},
+    "DeepseekV2 one group": {**DEEPSEEK, **ONE_GROUP, **MSCALE},
+    "DeepseekV3": DEEPSEEK,
+    "DeepseekV3 one group": {**DEEPSEEK, **ONE_GROUP, **MSCALE, "norm_topk_prob": False},
+    "Qwen3Next": QWEN3_NEXT,
+    "Qwen3Next dense networks": {
+        **QWEN3_NEXT,
+        "num_experts": 0,
+        "linear_num_key_heads": 4,
+        "linear_conv_kernel_dim": 2,
+    },
     "StableLm whole heads": {"rope_parameters": {**HALF, "partial_rotary_factor": 1.0}},
 }
 
@@ -199,6 +217,66 @@ def test_heads_that_are_refused(tmp_path, folder, fields, message):
     getattr(transformers, f"{folder}ForCausalLM")(config).save_pretrained(tmp_path)
     change_config(tmp_path, **fields)
     assert_refused(tmp_path, message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
+            "mscale is 1.0 and mscale_all_dim 0.7, but",
+        ),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale_all_dim": 0.7}}, "mscale is None and"),
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax', but only 'sigmoid' is supported"),
+        ({"attention_bias": True}, "attention_bias is True, but only False is supported"),
+        ({"rope_interleave": False}, "rope_interleave is False, but only True is supported"),
+        ({"topk_method": "random"}, "topk_method is 'random', but only greedy, group_limited_greedy, noaux_tc are"),
+        ({"topk_group": 1}, r"config.json: experts: 1 groups of 2 experts are too few for 3 experts of a token"),
+        ({"num_hidden_layers": 1}, "there is a tensor model.layers.1.* for which the model has no place"),
+    ],
+)
+def test_deepseeks_that_are_refused(tmp_path, fields, message):
+    """The last is how layers that predict more tokens look: they follow those of the model."""
+    config = transformers.DeepseekV3Config(**SIZES | DEEPSEEK)
+    transformers.DeepseekV3ForCausalLM(config).save_pretrained(tmp_path)
+    change_config(tmp_path, **fields)
+    assert_refused(tmp_path, message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
+        ({"attention_bias": True}, "attention_bias is True, but only False is supported"),
+        (
+            {"layer_types": ["sliding_attention"] * 4},
+            "layer_types is 'sliding_attention', but only linear_attention, full",
+        ),
+        ({"linear_num_key_heads": 3}, "recurrent.num_key_heads=3 does not divide recurrent.num_heads=4"),
+        (
+            {"num_hidden_layers": 2, "layer_types": LEFT_OUT},
+            "there is a tensor model.layers.2.* the model has no place",
+        ),
+    ],
+)
+def test_qwen3_nexts_that_are_refused(tmp_path, fields, message):
+    config = transformers.Qwen3NextConfig(**SIZES | QWEN3_NEXT)
+    transformers.Qwen3NextForCausalLM(config).save_pretrained(tmp_path)
+    change_config(tmp_path, **fields)
+    assert_refused(tmp_path, message)
+
+
+def test_without_kinds_of_layers_every_fourth_of_a_qwen3_next_has_dense_attention(tmp_path):
+    config = transformers.Qwen3NextConfig(**SIZES | QWEN3_NEXT)
+    transformers.Qwen3NextForCausalLM(config).save_pretrained(tmp_path)
+    change_config(tmp_path, layer_types=LEFT_OUT)
+    assert hf.load(tmp_path).config.attention.names == ["gated_delta_rule"] * 3 + ["dense"]
+
+
+def test_a_rotary_key_is_no_larger_than_a_query():
+    config = LlamaConfig(V, 64, 1, 32, 4, attention=AttentionConfig("latent", AttentionOptions(rope_size=9)))
+    with pytest.raises(ValueError, match="rope_size=9 must be at most the size of a head, d_k=8"):
+        Llama(config, rngs=nnx.Rngs(0))
 
 
 def test_without_a_share_a_stablelm_rotates_a_quarter_of_a_head(tmp_path):

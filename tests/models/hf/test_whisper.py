@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 import scipy.io.wavfile
-import tokenizers
 from flax import nnx
 
 from tests.models.hf.folders import assert_comes_back, assert_refused, assert_same, change_config, redrawn
+from tests.models.hf.small_whisper import FIRST_WORD, GENERATION, SIZES, WORDS, V, make_model, save_small_whisper
 from tests.nn.programs import draw, jitted, normal
 from tfx_jax.cli import main
 from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
@@ -19,41 +19,11 @@ from tfx_jax.functional import whisper_features
 from tfx_jax.generation import Transcriber
 from tfx_jax.models import GPT, GPTConfig, Whisper, WhisperConfig, hf
 
-NAMES = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|haw|>", "<|translate|>", "<|transcribe|>"]
-NAMES += ["<|nospeech|>", "<|notimestamps|>"]
-WORDS = [f"w{number}" for number in range(40)]
-V, FIRST_WORD = len(NAMES) + len(WORDS), len(NAMES)
-SIZES = {"vocab_size": V, "num_bands": 20, "source_positions": 50, "learned_positions": 24, "d_model": 24}
-SIZES |= {"num_layers": 2, "num_decoder_layers": 3, "num_heads": 3, "d_ff": 40, "pad_id": 0, "start_id": 1, "eos_id": 0}
-GENERATION = {
-    "suppress_tokens": [FIRST_WORD + 3, FIRST_WORD + 5, 7],
-    "begin_suppress_tokens": [0, FIRST_WORD + 1],
-    "lang_to_id": {"<|en|>": 2, "<|de|>": 3, "<|haw|>": 4},
-    "task_to_id": {"translate": 5, "transcribe": 6},
-    "no_timestamps_token_id": 8,
-    "is_multilingual": True,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-    "bos_token_id": 0,
-    "decoder_start_token_id": 1,
-}
-
-
-@functools.cache
-def make_model():
-    return draw(lambda: Whisper(WhisperConfig(**SIZES), rngs=nnx.Rngs(0)), stddev=0.3)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whisper")
-    hf.save(make_model(), folder)
-    vocabulary = {name: index for index, name in enumerate([*NAMES, *WORDS])}
-    pipeline = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=WORDS[0]))
-    pipeline.add_special_tokens(NAMES)
-    pipeline.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    pipeline.save(str(folder / "tokenizer.json"))
-    (folder / "generation_config.json").write_text(json.dumps(GENERATION))
+    save_small_whisper(folder)
     return folder
 
 

@@ -3,12 +3,14 @@
 import io
 import json
 import math
+import re
 import sys
 import types
 from typing import Any
 from unittest import mock
 
 import chex
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from tfx_jax.tasks.text.language_modeling import LanguageModelConfig, LanguageMo
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.token_prediction import token_stream
 from tfx_jax.training import run as run_module
-from tfx_jax.training.checkpoint.checkpoints import load_params
+from tfx_jax.training.checkpoint.checkpoints import best_or_latest_step, load_params
 from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant, validate
 from tfx_jax.training.init_from import adopt_pretrained_config
 from tfx_jax.training.loop import train
@@ -322,6 +324,17 @@ def test_convert_writes_a_folder_of_a_workdir(trained, tmp_path, capsys):
     assert main(["convert", f"--workdir={workdir}", f"--output={tmp_path}/out", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["architecture"], found["bytes_before"]) == ("GPT2LMHeadModel", None)
+    card = huggingface_hub.ModelCard.load(tmp_path / "out" / "README.md")
+    assert (card.data.pipeline_tag, card.data.license, card.data.base_model) == ("text-generation", None, None)
+    report = (workdir / "report.md").read_text()
+    for title in ("Evaluations on the validation split", "How to repeat it"):
+        (section,) = [part for part in report.split("\n## ") if part.startswith(title)]
+        assert f"## {re.sub('/[^ `]+/', '', section).rstrip()}\n" in card.text  # without folders
+    assert "text.txt` | 800 bytes" in card.text
+    assert f"Weights: `GPT2LMHeadModel`, {found['parameters']:,} parameters, float32." in card.text
+    assert f"checkpoint: step {best_or_latest_step(workdir):,}." in card.text
+    assert "## Configuration" not in card.text
+    assert str(tmp_path) not in card.text
     run = load_run(workdir, LanguageModelTask)
     model = nnx.merge(run.graphdef, jax.device_put(load_params(workdir, "best")))
     again = hf.load(tmp_path / "out")

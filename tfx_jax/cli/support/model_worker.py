@@ -31,6 +31,7 @@ from tfx_jax.generation import DecodeDriver, Sampling, Transcriber
 from tfx_jax.generation.decoding import check_prompt
 from tfx_jax.generation.text import until_stop
 from tfx_jax.nn.decoding import DecodingModel
+from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech
 from tfx_jax.tasks.vision.captioning import CaptioningTask
 from tfx_jax.training import LoadedModel, attention
 from tfx_jax.training.reporting.image_plot import plot_maps
@@ -167,6 +168,14 @@ class ModelWorker:
         """Number of requests that wait, without cancelled ones."""
         with self._changed:
             return sum(job.is_live for job in self._jobs)
+
+    @property
+    def max_seconds(self) -> float | None:
+        """Length of the longest recording that a model of sound takes; None for other models."""
+        if self._transcriber is not None:
+            return self._transcriber.max_samples / WHISPER_SAMPLE_RATE
+        data: Any = self.model._task and self.model._task.config.data
+        return data.max_length * data.hop / data.sample_rate if isinstance(data, RecordedSpeech) else None
 
     @property
     def is_alive(self) -> bool:

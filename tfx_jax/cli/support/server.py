@@ -299,10 +299,13 @@ class _App:
             "suffixes": worker.suffixes,
             "maxTokens": self._max_tokens,
             "maxBody": MAX_BODY,
+            "maxSeconds": worker.max_seconds,
         }
         data = json.dumps(settings, ensure_ascii=False).replace("<", "\\u003c")
         template = pathlib.Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-        return HTMLResponse(template.replace("DATA", data), headers={"Content-Security-Policy": _CSP})
+        policy = f"camera=(), geolocation=(), microphone=({'self' if worker.max_seconds else ''})"
+        headers = {"Content-Security-Policy": _CSP, "Permissions-Policy": policy}
+        return HTMLResponse(template.replace("DATA", data), headers=headers)
 
     async def _health(self, request: Request) -> Response:
         is_well = self._worker.is_alive

@@ -16,7 +16,7 @@ from tfx_jax.functional.attention.signature import (
     shard_like_query,
     weights_on_request,
 )
-from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, Option
+from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding, HeadSizes, Option
 
 
 @weights_on_request
@@ -123,19 +123,26 @@ def _size_of_rotary_key(d_k: int, rope_size: int | None) -> int:
 def _attend_with_split_key(
     query: Array, key: Array, *arguments: Any, rope_size: int | None = None, **options: Any
 ) -> Any:
-    """Calls `latent_attention` with the first features of `key`, [B, S, K, H], as the rotary key."""
-    return latent_attention(query, key[..., : _size_of_rotary_key(key.shape[-1], rope_size)], *arguments, **options)
+    """Calls `latent_attention` with the first `rope_size` features of `key` as the rotary key; None: half a head."""
+    return latent_attention(query, key[..., : _size_of_rotary_key(query.shape[-1], rope_size)], *arguments, **options)
 
 
-def _init_up(
-    rng: Array, *, num_heads: int, d_k: int, dtype: DTypeLike, rope_size: int | None = None, **_: Any
-) -> dict[str, Array]:
-    """Returns `key_up` and `value_up` from a normal distribution of variance 1 / C; latents have C = d_k features."""
-    sizes = {"key_up": d_k - _size_of_rotary_key(d_k, rope_size), "value_up": d_k}
+def _head_sizes(
+    d_k: int, rope_size: int | None = None, latent_size: int | None = None, value_size: int | None = None
+) -> HeadSizes:
+    """Returns the sizes of a rotary key, a latent, and the value of a head that is computed from it."""
+    return HeadSizes(_size_of_rotary_key(d_k, rope_size), latent_size or d_k, value_size or d_k)
+
+
+def _init_up(rng: Array, *, num_heads: int, d_k: int, dtype: DTypeLike, **options: Any) -> dict[str, Array]:
+    """Returns `key_up` and `value_up` from a normal distribution of variance 1 / C."""
+    sizes = _head_sizes(d_k, **{name: size for name, size in options.items() if name in LATENT.options})
     arrays: dict[str, Array] = {}
-    for (name, size), key in zip(sizes.items(), jax.random.split(rng), strict=True):
-        noise = jax.random.normal(key, (num_heads, d_k, size), jnp.float32)
-        arrays[name] = (noise * d_k**-0.5).astype(dtype)
+    for (name, size), key in zip(
+        {"key_up": d_k - sizes.key, "value_up": sizes.output}.items(), jax.random.split(rng), strict=True
+    ):
+        noise = jax.random.normal(key, (num_heads, sizes.value, size), jnp.float32)
+        arrays[name] = (noise * sizes.value**-0.5).astype(dtype)
     return arrays
 
 
@@ -144,7 +151,12 @@ LATENT = AttentionSpec(
     name="latent",
     function=_attend_with_split_key,
     reference="DeepSeek-V2 (2024), section 2.1",
-    options={"rope_size": Option("first features of a head that are a key themselves; None: half", at_least=1)},
+    options={
+        "rope_size": Option("first features of a query that are for the rotary key; None: half", at_least=1),
+        "latent_size": Option("features of a latent; None: those of a query", at_least=1, is_passed=False),
+        "value_size": Option("features of the value of a head; None: those of a query", at_least=1, is_passed=False),
+    },
+    head_sizes=_head_sizes,
     parameters=_init_up,
     decoding=lambda **options: CachedDecoding(),
 )

@@ -154,7 +154,9 @@ def native_sparse_attention(
       one before the query's own as well.
     - The third branch reads the last `window` tokens, the query's own among them.
 
-    The three branches share keys and values, which the paper projects for each. No gradient passes through the choice.
+    The three branches share keys and values, which the paper projects for each. The package
+    native-sparse-attention-pytorch (0.2.3) chooses by mean logits instead of added weights, and a query that ends a
+    block does not read that block's compressed key, which equation 7 includes. No gradient passes through the choice.
     Memory grows as T * S.
 
     Args:

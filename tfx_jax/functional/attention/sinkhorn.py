@@ -45,10 +45,11 @@ def sinkhorn_attention(
 
     Sections 3.1 and 3.2 of "Sparse Sinkhorn Attention" (Tay et al., 2020, https://arxiv.org/abs/2002.11296): a doubly
     stochastic matrix P sorts blocks, and a block attends to itself and to the block that is sorted to it. P is
-    `doubly_stochastic` of scale * mean(Q_i) . mean(K_j) / temperature. These logits are those of the package
-    sinkhorn-transformer; the paper has a small network instead, for a fixed number of blocks, and adds Gumbel noise
-    in training. Memory grows as T * block_size + (T / block_size)^2; under differentiation the second term counts once
-    per iteration.
+    `doubly_stochastic` of scale * mean(Q_i) . mean(K_j) / temperature. The paper has a small network instead of the
+    products of means, for a fixed number of blocks, and adds Gumbel noise. The package sinkhorn-transformer compares
+    means too, but takes log(relu(logits) + 1e-6) of them, adds the noise in evaluation as well, and (in version 0.11.4)
+    reads sorted keys where sorted values belong; by default it selects one block instead of a mixture. Memory grows as
+    T * block_size + (T / block_size)^2; under differentiation the second term counts once per iteration.
 
     Args:
       query: [B, T, N, H]. A query at padding gets zeros. Arguments without explanation are those of

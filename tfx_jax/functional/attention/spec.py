@@ -58,6 +58,14 @@ class RecurrentDecoding(NamedTuple):
     """
 
 
+class HeadSizes(NamedTuple):
+    """Features of a head."""
+
+    key: int
+    value: int
+    output: int
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
     """Description of one attention: name, function, supported features, learned arrays and decoding.
@@ -79,6 +87,8 @@ class AttentionSpec:
       bfloat16_only: whether it needs half precision.
       platform: the only kind of device that supports it, "tpu" or "gpu"; None means any.
       is_exact: whether it computes the same values as `dot_product_attention`.
+      head_sizes: called as `head_sizes(d_k=H, **options)`; returns the sizes of a key, a value and an output, for an
+        attention whose keys differ from its queries of size H, or outputs from values. None means that they do not.
       gates: called as `gates(num_heads=N, num_kv_heads=K, d_k=H, **options)`; returns a feature shape for each gate.
         `MultiHeadAttention` projects the inputs of the keys to arrays [B, S, *shape], without a nonlinearity, and
         passes them to `function` as options.
@@ -106,6 +116,7 @@ class AttentionSpec:
     bfloat16_only: bool = False
     platform: str | None = None
     is_exact: bool = False
+    head_sizes: Callable[..., HeadSizes] | None = None
     gates: Callable[..., dict[str, tuple[int, ...]]] | None = None
     parameters: Callable[..., dict[str, Array]] | None = None
     state: Callable[..., dict[str, Array]] | None = None

@@ -40,7 +40,11 @@ from tfx_jax.models.t5 import T5
 from tfx_jax.models.transformer import Transformer, TransformerClassifier
 from tfx_jax.models.vit import ViT
 from tfx_jax.models.whisper import Whisper
+from tfx_jax.nn.basic import Buffer
 from tfx_jax.nn.lora import adapters_of, merged
+
+STORED = (nnx.Param, Buffer)
+"""Kinds of variables that folders contain."""
 
 
 class Family(NamedTuple):
@@ -330,7 +334,7 @@ def load(
     _check_depth(config, tensors, folder)
     try:
         abstract = nnx.eval_shape(lambda: family.model(config, rngs=nnx.Rngs(0)))
-        graphdef, state, others = nnx.split(abstract, nnx.Param, ...)
+        graphdef, state, others = nnx.split(abstract, STORED, ...)
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from None
     shapes = {"/".join(map(str, path)): leaf.shape for path, leaf in nnx.to_flat_state(state)}
@@ -458,7 +462,7 @@ def save(
     model = completed(model)
     family = _family_for(model, fields or {})
     config = family.write_config(model.config)
-    state = nnx.state(model, nnx.Param)
+    state = nnx.state(model, STORED)
     params = {"/".join(map(str, path)): np.asarray(leaf[...]) for path, leaf in nnx.to_flat_state(state)}
     rows = family.rows(model.config)
     for name in sorted(params.keys() ^ {row.path for row in rows}):  # in one of both, but not in the other

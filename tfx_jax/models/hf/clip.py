@@ -187,10 +187,10 @@ def _image_rows(prefix: str, config: ClipConfig) -> list[Row]:
     head, size = "vision_model.head", config.image.d_model
     pooling: list[Row] = []
     for index, name in enumerate(("query", "key", "value")):
-        columns = (index * size, (index + 1) * size, 3 * size)
+        place: dict[str, Any] = {"outputs": range(index * size, (index + 1) * size), "num_outputs": 3 * size}
         path, tensor = f"{prefix}pooling/attention/{name}", f"{head}.attention.in_proj"
-        pooling.append(dataclasses.replace(linear(f"{path}/kernel", f"{tensor}_weight"), columns=columns))
-        pooling.append(vector(f"{path}/bias", f"{tensor}_bias", columns=columns))
+        pooling.append(dataclasses.replace(linear(f"{path}/kernel", f"{tensor}_weight"), **place))
+        pooling.append(vector(f"{path}/bias", f"{tensor}_bias", **place))
     return [
         *result,
         vector(f"{prefix}patches/bias", f"{patches}.bias"),

@@ -177,7 +177,7 @@ def _layer_rows(path: str, tensor: str, config: BertConfig) -> list[Row]:
     sizes = [(row, config.d_model, 3) for row in projections]
     # Query, key and value are column blocks of one tensor, up and gate of another.
     blocks = [
-        dataclasses.replace(row, columns=(index * size, (index + 1) * size, count * size))
+        dataclasses.replace(row, outputs=range(index * size, (index + 1) * size), num_outputs=count * size)
         for group in (sizes, [(row, d_ff, 2) for row in joined])
         for index, (row, size, count) in enumerate(group)
     ]

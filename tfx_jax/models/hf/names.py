@@ -42,8 +42,11 @@ class Row:
       num_ones: number of axes of size 1 at the front of the tensor.
       instead: name of the tensor that holds the parameter in a folder without `tensor`.
       scale: factor by which the tensor is multiplied when it is read.
-      columns: (start, stop, total) if the tensor holds parameters of different sizes side by side: the range of this
-        one among the `total` outputs.
+      outputs: indices of the tensor's outputs that are those of the parameter, in its order, if the tensor holds others
+        too or has another order. None means all.
+      num_outputs: number of the tensor's outputs, if `outputs` is set.
+      is_per_head: whether the parameter is [heads, inputs, outputs of a head]; the tensor has the outputs of all heads
+        side by side.
       first_layer: index, in the names of tensors, of the first layer of a stack.
       is_scalar: whether the tensor has no axis; the parameter has one entry.
       layer_step: difference between the indices of successive layers; above 1 if stacks alternate.
@@ -60,7 +63,9 @@ class Row:
     num_ones: int = 0
     instead: str = ""
     scale: float = 1.0
-    columns: tuple[int, int, int] | None = None
+    outputs: Sequence[int] | None = None
+    num_outputs: int = 0
+    is_per_head: bool = False
     first_layer: int = 0
     layer_step: int = 1
     is_scalar: bool = False
@@ -93,8 +98,9 @@ class Row:
 
     def _shape_behind_ones(self, shape: Shape) -> Shape:
         """Returns the shape of the tensor without batch axes and axes of size 1, for that of one layer's parameter."""
+        shape = (shape[1], shape[0], *shape[2:]) if self.is_per_head else shape
         inputs, outputs = math.prod(shape[: self.num_inputs]), math.prod(shape[self.num_inputs :])
-        outputs = outputs * self.part[1] if self.columns is None else self.columns[2]
+        outputs = outputs * self.part[1] if self.outputs is None else self.num_outputs
         if self.kernel_size:
             return (outputs, inputs // math.prod(self.kernel_size), *self.kernel_size)
         if not self.num_inputs:
@@ -113,9 +119,16 @@ class Row:
         index, count = self.part
         if self.is_interleaved:
             return flat[..., index::count].reshape(shape)
-        size = flat.shape[-1] // count
-        start, stop = (index * size, (index + 1) * size) if self.columns is None else self.columns[:2]
-        return flat[..., start:stop].reshape(shape)
+        if self.outputs is None:
+            size = flat.shape[-1] // count
+            flat = flat[..., index * size : (index + 1) * size]
+        elif isinstance(self.outputs, range):
+            flat = flat[..., self.outputs.start : self.outputs.stop]  # a view, unlike a list of indices
+        else:
+            flat = flat[..., list(self.outputs)]
+        if self.is_per_head:
+            return flat.reshape(shape[1], shape[0], -1).swapaxes(0, 1)
+        return flat.reshape(shape)
 
     def to_tensor(self, param: np.ndarray) -> np.ndarray:
         """Returns the tensor for the parameter of one layer, or its part of a tensor that holds several."""
@@ -124,9 +137,10 @@ class Row:
         if self.num_batch_axes:
             row = dataclasses.replace(self, num_batch_axes=self.num_batch_axes - 1)
             return np.stack([row.to_tensor(entry) for entry in param])
+        param = param.swapaxes(0, 1) if self.is_per_head else param
         flat = param.reshape(math.prod(param.shape[: self.num_inputs]), -1) if self.num_inputs else param.reshape(-1)
         if self.is_transposed:
-            flat = flat.T if self.columns else flat.T.reshape(self._shape_behind_ones(param.shape))
+            flat = flat.T if self.outputs is not None else flat.T.reshape(self._shape_behind_ones(param.shape))
         return flat.reshape((1,) * self.num_ones + flat.shape)
 
 
@@ -299,32 +313,30 @@ def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
 
 def write_params(rows: Sequence[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the tensors of a folder, by name, for the parameters of a model, by path."""
-    # For each tensor: order among its parts, axis along which parts are joined (None: interleaved), and the part.
-    parts: dict[str, list[tuple[int, int | None, np.ndarray]]] = {}
+    parts: dict[str, list[tuple[Row, np.ndarray]]] = {}  # of each tensor
     for row in rows:
         param = params[row.path]
-        order = row.part[0] if row.columns is None else row.columns[0]
-        axis = 0 if row.columns is not None and row.is_transposed else -1
-        axis = None if row.is_interleaved else axis
         for name, layer in zip(row.tensor_names(param.shape), row.divided(param), strict=True):
-            parts.setdefault(name, []).append((order, axis, row.to_tensor(layer)))
+            parts.setdefault(name, []).append((row, row.to_tensor(layer)))
     return {name: _join(parts_of_tensor) for name, parts_of_tensor in parts.items()}
 
 
-def _join(parts_of_tensor: list[tuple[int, int | None, np.ndarray]]) -> np.ndarray:
-    """Joins the parts of a tensor.
-
-    Args:
-      parts_of_tensor: (order, axis, part) for each part; they are concatenated along `axis` in the given order, or, if
-        it is None, their last axes are interleaved.
-    """
-    parts = [part for *_, part in sorted(parts_of_tensor, key=lambda entry: entry[0])]
-    _, axis, _ = parts_of_tensor[0]
-    if axis is None:
-        return np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
+def _join(parts_of_tensor: list[tuple[Row, np.ndarray]]) -> np.ndarray:
+    """Joins the parts of a tensor, each with its row, along the axis of the outputs."""
+    parts = [part for _, part in sorted(parts_of_tensor, key=lambda entry: entry[0].part[0])]
+    row, first = parts_of_tensor[0]
+    if row.outputs is not None:
+        axis, shape = -2 if row.is_transposed else -1, list(first.shape)
+        shape[axis] = row.num_outputs
+        joined = np.empty(shape, first.dtype)
+        for part_row, part in parts_of_tensor:
+            np.moveaxis(joined, axis, 0)[list(part_row.outputs or ())] = np.moveaxis(part, axis, 0)
+        return joined.reshape(row.num_outputs, -1, *row.kernel_size) if row.kernel_size else joined
+    if row.is_interleaved:
+        return np.stack(parts, axis=-1).reshape(*first.shape[:-1], -1)
     if len(parts) == 1:
-        return np.asarray(parts[0], order="C")  # which leaves a scalar without axes
-    return np.ascontiguousarray(np.concatenate(parts, axis=axis))
+        return np.asarray(first, order="C")  # which leaves a scalar without axes
+    return np.ascontiguousarray(np.concatenate(parts, axis=-1))
 
 
 def with_zeros(model: Any, config: Any) -> Any:

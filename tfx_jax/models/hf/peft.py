@@ -196,8 +196,7 @@ def adapter_files(
         joined_a = np.ascontiguousarray(np.concatenate([block.a for block in parts]))
         joined_b = np.zeros((parts[0].num_outputs, rank * len(parts)), np.float32)
         for index, block in enumerate(parts):
-            outputs = slice(block.start, block.start + len(block.b))
-            joined_b[outputs, index * rank : (index + 1) * rank] = block.b
+            joined_b[list(block.outputs), index * rank : (index + 1) * rank] = block.b
         tensors[f"{_PREFIX}{module}.lora_A.weight"] = joined_a
         tensors[f"{_PREFIX}{module}.lora_B.weight"] = joined_b
         if len(parts) > 1:
@@ -233,8 +232,8 @@ def adapter_files(
 class _Block(NamedTuple):
     """Adapter of one matrix in PEFT's layout, and the place of the matrix among the outputs of its tensor."""
 
-    start: int
-    """Index of the matrix's first output in the tensor."""
+    outputs: Sequence[int]
+    """Indices of the matrix's outputs in the tensor."""
     num_outputs: int
     """Number of outputs of the tensor."""
     a: Float[np.ndarray, "rank inputs"]
@@ -250,10 +249,10 @@ def _blocks_of(row: Row, adapter: Adapter) -> Iterator[tuple[str, _Block]]:
         block_a = a[index].reshape(-1, a.shape[-1]).T
         block_b = b[index].reshape(b.shape[num_stack_axes], -1).T
         part, num_parts = row.part
-        start, num_outputs = part * len(block_b), num_parts * len(block_b)
-        if row.columns is not None:
-            start, _, num_outputs = row.columns
-        yield name, _Block(start, num_outputs, block_a, block_b)
+        outputs, num_outputs = range(part * len(block_b), (part + 1) * len(block_b)), num_parts * len(block_b)
+        if row.outputs is not None:
+            outputs, num_outputs = row.outputs, row.num_outputs
+        yield name, _Block(outputs, num_outputs, block_a, block_b)
 
 
 def _targets(modules: list[str], rows: Sequence[Row], prefix: str) -> list[str]:

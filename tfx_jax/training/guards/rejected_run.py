@@ -13,7 +13,7 @@ from tfx_jax.training.reporting.progress import read_history
 _WRITTEN = {
     # the trainer
     *("config.json", "artifacts.json", "data.json", "checkpoints", "tensorboard", "profile"),
-    *("report.md", "learning_curves.png"),
+    *("report.md", "learning_curves.png", "loggers.json", "wandb"),
     # the tasks, see `tfx_jax.tasks.artifacts`
     *("tokenizer", "labels.json", "symbols.json", "targets.json", "characters.json", "variables.json"),
 }

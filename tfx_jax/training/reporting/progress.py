@@ -1,4 +1,7 @@
-"""Progress of a run: a live line on stderr, and TensorBoard scalars that can be read back."""
+"""Progress of a run: a live line on stderr, and TensorBoard scalars that can be read back.
+
+`Progress` passes what it gets to a list of sinks: `TensorBoard`, and the loggers of `loggers`.
+"""
 
 import contextlib
 import itertools
@@ -6,7 +9,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
@@ -22,12 +25,13 @@ from tensorboardX.summary import text as text_summary
 
 from tfx_jax.errors import printable
 from tfx_jax.files import open_regular
+from tfx_jax.training.reporting.loggers import LOGGERS, Outcome, Sink
 
 _KEPT_LINES = 20  # lines of a run that stay on a terminal
 
 
 class Progress:
-    """Shows step, loss, throughput and remaining time, and writes TensorBoard scalars; only in process 0.
+    """Shows step, loss, throughput and remaining time, and passes scalars to TensorBoard and a logger; in process 0.
 
     On a terminal, one line is updated and some lines stay; elsewhere each logged step is a line. All output goes to
     stderr. Scalars that cannot be written, as on a full disk, are reported once and do not stop the run.
@@ -40,6 +44,7 @@ class Progress:
         last_done_step: int,
         num_steps: int,
         unit: str = "token",
+        logger: str | None = None,
         stream: TextIO | None = None,
     ):
         """Starts the clock.
@@ -50,6 +55,7 @@ class Progress:
           last_done_step: last step of the run before this process; 0 for a new run.
           num_steps: last step of the run.
           unit: unit of the throughput, such as "token".
+          logger: one of `LOGGERS`, or None.
           stream: stream to write to; None means stderr.
         """
         self._num_steps, self._unit = num_steps, unit
@@ -62,10 +68,12 @@ class Progress:
         self._console = rich.console.Console(
             file=stream or sys.stderr, highlight=False, emoji=False, soft_wrap=True, quiet=workdir is None
         )
-        self._records = None if workdir is None else self._open_records(epath.Path(workdir) / "tensorboard")
-        self._write_event(file_version="brain.Event:2")  # must be the first record of a TensorBoard file
-        # TensorBoard, like `read_history`, discards what a killed run had written from this step on.
-        self._write_event(step=last_done_step + 1, session_log=SessionLog(status=SessionLog.START))
+        self._sinks: list[Sink] = []
+        if workdir is not None:
+            folder = epath.Path(workdir)
+            self._open(TensorBoard, lambda: TensorBoard(folder / "tensorboard", last_done_step=last_done_step))
+            if logger is not None:
+                self._open(LOGGERS[logger], lambda: LOGGERS[logger](folder))
         self._bar: rich.progress.Progress | None = None
         if self._console.is_terminal and workdir is not None:
             columns = (
@@ -119,26 +127,20 @@ class Progress:
             self.message(line)
 
     def scalars(self, step: int, scalars: dict[str, float]) -> None:
-        """Adds a point to each named TensorBoard curve."""
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._write_event(step=step, summary=Summary(value=values))
+        """Adds a point to each named curve."""
+        self._send(lambda sink: sink.scalars(step, scalars))
 
     def text(self, name: str, markdown: str) -> None:
-        """Adds a text to TensorBoard."""
-        self._write_event(step=self._last_done_step, summary=text_summary(name, markdown))
+        """Adds a text, where there is a place for texts."""
+        self._send(lambda sink: sink.text(self._last_done_step, name, markdown))
 
     def hparams(self, fields: Mapping[str, Any], metrics: Sequence[str]) -> None:
-        """Shows the fields of a configuration, by name, beside the named scalars in TensorBoard's tab HParams."""
-        values = {name: value if isinstance(value, int | float) else str(value) for name, value in fields.items()}
-        for summary in hparams_summaries(values, dict.fromkeys(metrics, 0.0)):
-            self._write_event(step=self._last_done_step, summary=summary)
+        """Shows the fields of a configuration, by name, beside the named scalars: in TensorBoard's tab HParams."""
+        self._send(lambda sink: sink.hparams(self._last_done_step, fields, metrics))
 
     def image(self, step: int, name: str, png: bytes) -> None:
-        """Adds an image of this name and step to TensorBoard."""
-        # The size follows the signature (8 bytes) and the header of the first chunk (8 bytes); color space 4 is RGBA.
-        width, height = struct.unpack_from(">II", png, 16)
-        image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=png)
-        self._write_event(step=step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
+        """Adds an image of this name and step."""
+        self._send(lambda sink: sink.image(step, name, png))
 
     def stage(self, text: str) -> None:
         """Shows the current activity between two steps on a terminal."""
@@ -149,37 +151,83 @@ class Progress:
         """Prints a line that is not overwritten."""
         self._console.print(printable(text), markup=False)
 
-    def close(self) -> None:
-        """Ends the live line and closes the file."""
+    def close(self, outcome: Outcome = "finished") -> None:
+        """Ends the live line and closes the sinks."""
         if self._bar is not None:
             self._bar.stop()
-        if self._records is not None:
-            self._records.close()
+        self._send(lambda sink: sink.close(outcome))
 
-    # Not tensorboardX's SummaryWriter: a failed write ends its thread, and when its queue is full, the run would block
-    # forever.
-
-    def _open_records(self, directory: epath.Path) -> RecordWriter | None:
-        """Opens a new TensorBoard file; if that fails, reports it and returns None."""
+    def _open(self, kind: type[Sink], make: Callable[[], Sink]) -> None:
+        """Adds a sink and says where it is; if it cannot be made, reports that."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            return RecordWriter(str(directory / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"))
-        except OSError as error:
-            self.message(f"no scalars for TensorBoard: {error}")
-            return None
-
-    def _write_event(self, **fields: Any) -> None:
-        """Writes one TensorBoard event; after the first failure, which is reported, nothing more is written."""
-        if self._records is None:
+            sink = make()
+        except kind.errors as error:
+            self.message(f"no scalars for {kind.title}: {_line(error)}")
             return
-        try:
-            self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
-            self._records.flush()
-        except OSError as error:
-            self.message(f"no more scalars for TensorBoard: {error}")
-            with contextlib.suppress(OSError):
-                self._records.close()
-            self._records = None
+        self._sinks.append(sink)
+        if sink.place:
+            self.message(f"{kind.title}: {sink.place}")
+
+    def _send(self, write: Callable[[Sink], None]) -> None:
+        """Calls `write` with each sink; one that fails is reported and not used again."""
+        for sink in list(self._sinks):
+            try:
+                write(sink)
+            except sink.errors as error:
+                self._sinks.remove(sink)
+                self.message(f"no more scalars for {sink.title}: {_line(error)}")
+                with contextlib.suppress(*sink.errors):
+                    sink.close("failed")
+
+
+def _line(error: Exception) -> str:
+    """Returns the message of an error on one line, or its class."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class TensorBoard(Sink):
+    """A new TensorBoard file in a folder.
+
+    Not tensorboardX's SummaryWriter: a failed write ends its thread, and when its queue is full, the run would block
+    forever.
+    """
+
+    title = "TensorBoard"
+    errors = (OSError,)
+
+    def __init__(self, folder: epath.Path, *, last_done_step: int):
+        """Opens the file; `last_done_step` is the last step of the run before this process."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._records = RecordWriter(str(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"))
+        self._write(file_version="brain.Event:2")  # must be the first record
+        # TensorBoard, like `read_history`, discards what a killed run had written from this step on.
+        self._write(step=last_done_step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._write(step=step, summary=Summary(value=values))
+
+    def hparams(self, step: int, fields: Mapping[str, Any], metrics: Sequence[str]) -> None:
+        values = {name: value if isinstance(value, int | float) else str(value) for name, value in fields.items()}
+        for summary in hparams_summaries(values, dict.fromkeys(metrics, 0.0)):
+            self._write(step=step, summary=summary)
+
+    def text(self, step: int, name: str, markdown: str) -> None:
+        self._write(step=step, summary=text_summary(name, markdown))
+
+    def image(self, step: int, name: str, png: bytes) -> None:
+        # The size follows the signature (8 bytes) and the header of the first chunk (8 bytes); color space 4 is RGBA.
+        width, height = struct.unpack_from(">II", png, 16)
+        image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=png)
+        self._write(step=step, summary=Summary(value=[Summary.Value(tag=name, image=image)]))
+
+    def close(self, outcome: Outcome) -> None:
+        self._records.close()
+
+    def _write(self, **fields: Any) -> None:
+        """Writes one event, at once: a killed run loses nothing."""
+        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+        self._records.flush()
 
 
 Evaluation = Mapping[str, float]
