@@ -315,7 +315,7 @@ def test_extras_are_installed_from_where_they_are():
 
 
 @pytest.mark.slow
-@pytest.mark.compiles(200, "nine ways to call attention, as a reader types them")
+@pytest.mark.compiles(300, "ten ways to call attention, as a reader types them")
 def test_python_of_the_page_on_own_models_runs_as_printed():
     pytest.importorskip("haiku")
     namespace = {}

@@ -159,6 +159,9 @@ class LlamaConfig:
             raise ValueError(f"is_parallel is for norms='pre', got norms={self.norms!r}")
         if self.logits_divisor <= 0:
             raise ValueError(f"logits_divisor must be above 0, got {self.logits_divisor}")
+        for name in ("attention_soft_cap", "logits_soft_cap"):
+            if (cap := getattr(self, name)) is not None and not cap > 0:
+                raise ValueError(f"{name} must be above 0, or None for no cap, got {cap}")
         self.experts.validate()
         self.recurrent.validate()
         try:

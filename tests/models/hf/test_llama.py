@@ -290,6 +290,8 @@ def test_without_a_share_a_stablelm_rotates_a_quarter_of_a_head(tmp_path):
     [
         ({"norm_kind": "layer", "norm_scale_offset": 1.0}, "norm_scale_offset=1.0 is for RMS norms"),
         ({"is_parallel": True, "norms": "both"}, "is_parallel is for norms='pre', got norms='both'"),
+        ({"attention_soft_cap": 0.0}, "attention_soft_cap must be above 0, or None for no cap, got 0.0"),
+        ({"logits_soft_cap": -1.0}, "logits_soft_cap must be above 0, or None for no cap, got -1.0"),
     ],
 )
 def test_norms_that_contradict_each_other(options, message):
