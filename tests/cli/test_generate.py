@@ -184,15 +184,27 @@ class TerminalReader(LineReader):
         self.is_terminal = True
 
 
-def test_a_bad_conversation_is_named_by_its_line(generate, chat_folder, capsys):
+def test_a_bad_conversation_is_named_by_its_line(generate, chat_folder):
     lines = ["Hi", '[{"role": "user"}]']
     status, out, err = generate("--chat", "--max-new-tokens=6", lines=lines, model=chat_folder)
     assert (status, out.count("\n")) == (2, 1)
     assert 'line 2: message 1 must have a string "content"' in err
-    assert (main(["generate", "--chat", "--workdir=x"]), capsys.readouterr().err[:40]) == (
-        2,
-        "tfx-jax generate: --chat works with --mo",
-    )
+
+
+def test_a_run_replies_by_the_template_that_its_workdir_keeps(generate, chat_folder, tmp_path, monkeypatch, capsys):
+    options = ("--chat", "--max-new-tokens=6", "--temperature=0")
+    expected = generate(*options, lines=["Hi"], model=chat_folder)
+    model = hf.load(chat_folder), load_folder_tokenizer(chat_folder)
+    monkeypatch.setattr("tfx_jax.cli.generate.load_trained", lambda *_: model)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tokenizer").symlink_to(chat_folder)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi\n")))
+    assert (main(["generate", f"--workdir={tmp_path / 'run'}", *options]), *capsys.readouterr()) == expected
+    (tmp_path / "run" / "tokenizer").unlink()
+    (tmp_path / "run" / "tokenizer").mkdir()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi\n")))
+    assert main(["generate", f"--workdir={tmp_path / 'run'}", *options]) == 2
+    assert "run/tokenizer has no chat template" in capsys.readouterr().err
 
 
 def test_beam(generate):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tfx_jax.cli.support.overrides import override
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
 from tfx_jax.tasks import LabeledData, QuestionData, TaggedData, TreeData
@@ -85,6 +86,19 @@ def test_the_validation_file_of_an_experiment_goes_with_its_training_file(caplog
     assert getattr(data, other) == "mine"
     assert getattr(data, field) in (0, "mine")
     assert getattr(load_config_file(experiment).task.data, other) not in ("", "mine")
+
+
+def test_a_named_validation_file_clears_the_share_that_train_wrote():
+    """As `evaluate --config.task.data.validation_file=X` of a run that named no validation file."""
+    config = load_config_file("bert_banking77", ["--config.task.data.train_file=mine"])
+    assert config.task.data.validation_share == 0.1
+    data = validate(override(config, ["--config.task.data.validation_file=X"])).task.data
+    assert (data.validation_file, data.validation_share) == ("X", 0)
+    both = ["--config.task.data.validation_file=X", "--config.task.data.validation_share=0.1"]
+    with pytest.raises(UserError, match="must not both be set"):
+        validate(override(config, both))
+    config = load_config_file("transformer_tiny_multi30k", ["--config.task.data.train_source=mine"])
+    assert override(config, ["--config.task.data.validation_source=X"]).task.data.validation_pairs == 0
 
 
 def test_nothing_is_held_out_of_a_mixture(caplog):

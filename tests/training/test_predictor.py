@@ -256,6 +256,95 @@ def test_text_files_and_tags_beside_their_words(tmp_path, monkeypatch, capfd):
     assert f"{tmp_path}/c.txt, line 2: not UTF-8" in commanded(monkeypatch, capfd, run, params, tmp_path / "c.txt")
 
 
+class Echo:
+    """A task whose label of a text is the text in capitals."""
+
+    inputs = ("text",)
+    empty_answer = types.MappingProxyType({"label": "", "probability": 0.0})
+    config = types.SimpleNamespace(
+        data=LabeledData(dataset="files", first_column="text", label_column="stars", train_file="train.csv")
+    )
+
+    def answer(self, model, rows):
+        return [{"label": text.upper(), "probability": 0.5} for (text,) in rows]
+
+
+def test_a_csv_is_read_by_the_columns_of_the_run(tmp_path, monkeypatch, capfd):
+    run = types.SimpleNamespace(task=Echo(), trained=lambda params, on_batch: None)
+    labeled, unlabeled = tmp_path / "a.csv", tmp_path / "b.CSV"
+    labeled.write_text('stars,text\n3,the dog runs\n1,"a cat,\nand a dog"\n2,\n,yes\n')
+    unlabeled.write_text('text\nthe dog runs\n"a cat,\nand a dog"\n""\nyes\n')
+    labels = ["THE DOG RUNS", "A CAT,\nAND A DOG", "", "YES"]
+    lines = [f"{' '.join(label.split())}\t0.5000" if label else "" for label in labels]
+    for file in (labeled, unlabeled):
+        assert commanded(monkeypatch, capfd, run, None, file) == lines
+        objects = [json.loads(line) for line in commanded(monkeypatch, capfd, run, None, "--json", file)]
+        assert [one["label"] for one in objects] == labels
+    labeled.write_text("stars,review\n3,good\n")
+    message = f"tfx-jax predict: {labeled}, line 1: 0 columns named 'text'; there are stars, review"
+    assert commanded(monkeypatch, capfd, run, None, labeled) == message
+    labeled.write_text("stars,text\n3,the dog runs\n1\n")
+    main(["predict", "--workdir=w", str(labeled)])
+    captured = capfd.readouterr()
+    assert captured.out.splitlines() == lines[:1]  # the row before the bad one is answered
+    assert f"{labeled}, line 3: 1 columns, but line 1 names 2" in captured.err
+
+
+PAIRS = LabeledData(dataset="files", first_column="premise", second_column="hypothesis", label_column="relation")
+COLUMN = LabeledData(dataset="files", first_column="text", label_column="stars")
+LABELS = ("card", "exchange", "3")
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "text", "rows"),
+    [
+        (PAIRS, "a.jsonl", '{"hypothesis": "b", "premise": "a"}\n', [["a", "b"]]),
+        (PAIRS, "a.tsv", "premise\thypothesis\na\tb\n", [["a", "b"]]),
+        (PAIRS, "sick.txt", "id\thypothesis\tpremise\n1\tb\ta\n", [["a", "b"]]),
+        (PAIRS, "lines.txt", "a\tb\n", None),
+        (COLUMN, "lines.txt", "text, and more text\n", None),
+        (LabeledData(dataset="files"), "a.tsv", "card\tMy card.\n3\tThree.\n", [["My card."], ["Three."]]),
+        (LabeledData(dataset="files"), "a.txt", "__label__card My card.\n", [["My card."]]),
+        (LabeledData(dataset="files"), "a.tsv", "cards\tMy card.\n", None),
+        (TaggedData(dataset="files"), "a.conll", "\nNew\tB-place\nYork\tI-place\n\nHi\tO\n", [["New York"], ["Hi"]]),
+        (TaggedData(dataset="files"), "eng", "-DOCSTART- -X- O\n\nEU NNP I-ORG\n", [["EU"]]),
+        (TaggedData(dataset="files"), "a.txt", "New York sleeps\n", None),
+        (
+            QuestionData(dataset="files"),
+            "a.json",
+            '{"data": [{"paragraphs": [{"context": "Rome.", "qas": [{"id": 1, "question": "Where?"}]}]}]}',
+            [["Where?", "Rome."]],
+        ),
+        (QuestionData(dataset="files"), "a.txt", "Where?\tRome.\n", None),
+        (
+            PairData(dataset="files", train_source="both.tsv"),
+            "a.tsv",
+            "A dog.\tEin Hund.\nA cat.\n",
+            [["A dog."], ["A cat."]],
+        ),
+        (PairData(dataset="files", train_source="a.en", train_target="a.de"), "a.tsv", "A dog.\tNo\n", None),
+    ],
+)
+def test_files_in_the_format_of_training_are_read_without_labels(data, name, text, rows, tmp_path):
+    (tmp_path / name).write_text(text)
+    task = types.SimpleNamespace(config=types.SimpleNamespace(data=data), labels=LABELS)
+    found = predictor_module.read_inputs(task, str(tmp_path / name))
+    assert (None if found is None else [list(row) for row in found]) == rows
+
+
+def test_rows_of_parquet_are_read_and_tables_without_columns_refused(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = str(tmp_path / "a.parquet")
+    parquet.write_table(pyarrow.table({"stars": [1, 2], "text": ["a", "b"]}), file)
+    for data in (COLUMN, TextData(dataset="files")):
+        task = types.SimpleNamespace(config=types.SimpleNamespace(data=data))
+        assert [list(row) for row in predictor_module.read_inputs(task, file)] == [["a"], ["b"]]
+    task.config.data = LabeledData(dataset="files")
+    for name in (file, "a.csv", "a.jsonl"):
+        with pytest.raises(UserError, match="is a table, but the run names no column of text: write a text file"):
+            predictor_module.read_inputs(task, name)
+
+
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
     """A classifier of pairs that was trained for two steps."""

@@ -19,7 +19,8 @@ def run(argv: Sequence[str]) -> int:
     """Prints the metrics of a split, one per line; for translation the last line is the exact match."""
     parser = Parser(
         "evaluate",
-        "Scores a trained model on held-out data. Translations are compared with their references (BLEU).",
+        "Scores a trained model on held-out data. Translations are compared with their references (BLEU). To score "
+        "another labeled file, name it: --split=test --config.task.data.test_file=FILE.",
     )
     add_model_options(parser)
     add_decoding_options(parser)

@@ -5,6 +5,8 @@ import json
 import sys
 from collections.abc import Sequence
 
+from etils import epath
+
 from tfx_jax.arguments import Parser, at_least_one, beam_width, length_penalty, not_negative, seed
 from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
 from tfx_jax.cli.support.options import (
@@ -129,6 +131,7 @@ def run(argv: Sequence[str]) -> int:
         model, eos_ids, first_ids = load_generating_folder(arguments, folder)
     else:
         model, tokenizer = load_trained(arguments, arguments.dtype)
+        template = load_chat_template(epath.Path(arguments.workdir) / "tokenizer") if arguments.chat else None
         eos_ids, first_ids = () if tokenizer.eos_id is None else (tokenizer.eos_id,), ()
     if not isinstance(model, DecodingModel):
         source = arguments.model or arguments.workdir
@@ -220,8 +223,6 @@ def _check(arguments: argparse.Namespace) -> None:
             raise UserError(f"{flag} needs sampling, but --beam is above 1 (beam search): leave one of them out")
     if arguments.stream and arguments.json:
         raise UserError("--stream prints each token at once, --json only complete texts: choose one of them")
-    if arguments.chat and arguments.model is None:
-        raise UserError("--chat works with --model=FOLDER only: write the run as a folder with tfx-jax convert")
     if arguments.beam > 1 and (arguments.slide or arguments.chat):
         raise UserError("--slide and --chat need sampling, but --beam is above 1 (beam search): leave one of them out")
     if not all(arguments.stop):

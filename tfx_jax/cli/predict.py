@@ -3,16 +3,16 @@
 import functools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfx_jax.arguments import Parser
-from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
+from tfx_jax.cli.support.lines import answered, count_lines, open_readers, shown
 from tfx_jax.cli.support.options import add_model_options, load_model, set_up_program
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.text.answers import Prediction
-from tfx_jax.training.predictor import Predictor, files_of
+from tfx_jax.training.predictor import Predictor, files_of, read_inputs
 
 _LINES_AT_A_TIME = 2_048  # sorted by length together; their answers are written before more lines are read
 _FILES_AT_A_TIME = 256
@@ -25,8 +25,9 @@ def run(argv: Sequence[str]) -> int:
         "Predicts one output per line of standard input or of text files: the label of a text and its probability, the "
         "tags of its words, the answer to a question, a translation, or a continuation. An input of several parts (two "
         "texts; a question and its context) is one line with a TAB between the parts. A line with a part without "
-        "visible characters gets an empty output. A model of images or sound takes their files, or folders of them, "
-        "and prints the name of each file before its output.",
+        "visible characters gets an empty output. Of a file in the format of the training files, such as a CSV with "
+        "the same columns, only the inputs are read; labels may be missing. A model of images or sound takes their "
+        "files, or folders of them, and prints the name of each file before its output.",
     )
     add_model_options(parser)
     parser.add_argument(
@@ -57,12 +58,12 @@ def run(argv: Sequence[str]) -> int:
     if predictor.suffixes and not arguments.files:
         raise UserError(f"the model reads files: name some that end with {' or '.join(predictor.suffixes)}, or folders")
 
-    def answer(inputs: list[str], first: int, name: str) -> list[str]:
+    def answer(inputs: list[Any], first: int, name: str) -> list[str]:
         """Returns the output line of each input; `first` is the index of the first one in the stream `name`."""
-        rows: list[Any] = inputs
+        rows = inputs
         if not predictor.suffixes:
             rows = [
-                _parts(line, f"{name}, line {number}", predictor.inputs)
+                _parts(line, f"{name}, line {number}", predictor.inputs) if isinstance(line, str) else line
                 for number, line in enumerate(inputs, first + 1)
             ]
         predictions = predictor.predict(rows)
@@ -71,7 +72,7 @@ def run(argv: Sequence[str]) -> int:
         as_text = _as_conll if arguments.conll else _as_line
         return [as_text(prediction) for prediction in predictions]
 
-    def write(inputs: list[str], name: str) -> None:
+    def write(inputs: list[Any], name: str) -> None:
         """Writes the outputs of inputs; those before a bad one first."""
         nonlocal num_done
         for answers in answered(inputs, functools.partial(answer, name=name), num_done):
@@ -87,27 +88,11 @@ def run(argv: Sequence[str]) -> int:
         for start in range(0, num_lines, _FILES_AT_A_TIME):
             write(files[start : start + _FILES_AT_A_TIME], "")
         return 0
-    for reader in _readers(arguments.files):
+    for reader in open_readers(arguments.files, functools.partial(read_inputs, run.task)):
         num_done, is_typed = 0, reader.is_terminal
         while lines := reader.take(_LINES_AT_A_TIME):
             write(lines, reader.name)
     return 0
-
-
-def _readers(files: Sequence[str]) -> Iterator[LineReader]:
-    """Yields readers of text files, or of standard input if there are none.
-
-    Raises:
-      UserError: if a file cannot be read.
-    """
-    if not files:
-        yield LineReader(sys.stdin.buffer)
-    for file in files:
-        try:
-            with open(file, "rb") as stream:
-                yield LineReader(stream, name=file)
-        except OSError as error:
-            raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
 
 
 def _parts(line: str, where: str, inputs: tuple[str, ...]) -> list[str]:

@@ -164,4 +164,7 @@ def check_max_length(model: ModelConfig, max_length: int) -> None:
     for name in ("max_length", "learned_positions"):  # learned_positions=0 means sinusoids, which have no limit
         limit = getattr(model, name, None)
         if limit and limit < max_length:
-            raise UserError(f"config.task.data.max_length={max_length} is more than config.model.{name}={limit}")
+            raise UserError(
+                f"config.task.data.max_length={max_length} is more than config.model.{name}={limit}: set "
+                f"--config.task.data.max_length={limit} or less"
+            )

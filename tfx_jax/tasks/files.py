@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from etils import epath
@@ -34,6 +34,21 @@ class FileData(Protocol):
         """Returns whether the configuration names a split or holds one out; built-in data have all splits."""
         is_held_out = split == "validation" and getattr(self, "validation_share", 0) > 0
         return self.dataset != "files" or bool(_file(self, split)) or is_held_out
+
+    def read_inputs(self, path: epath.PathLike, labels: Collection[str]) -> Iterable[Sequence[str]] | None:
+        """Returns the inputs in a file that has the format of the training files, without its labels.
+
+        Args:
+          path: the file.
+          labels: labels of the training split.
+
+        Returns:
+          Rows of strings, as `AnsweringTask.answer` takes them; None if each line of the file is an input.
+
+        Raises:
+          UserError: now or while iterating, if the file cannot be read or lacks a column.
+        """
+        return None
 
 
 def split_path(data: FileData, split: Split) -> epath.Path:

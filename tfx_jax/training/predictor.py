@@ -2,13 +2,14 @@
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, cast
 
 import jax
 from etils import epath
 from flax import nnx
 
+from tfx_jax.data.sources.columns import is_table
 from tfx_jax.data.sources.lines import is_blank, list_of_texts
 from tfx_jax.data.tokenizers.chat import ChatTemplate, load_chat_template
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, load_folder_tokenizer
@@ -92,6 +93,26 @@ class Predictor:
             answer if hasattr(source, "shape") else answer | {"file": os.fspath(source)}
             for source, answer in zip(sources, answers, strict=True)
         ]
+
+
+def read_inputs(task: Any, path: str) -> Iterable[Sequence[str]] | None:
+    """Returns the inputs of a text file that has the format of the run's training files; see `FileData.read_inputs`.
+
+    Returns None if each line of the file is an input.
+
+    Raises:
+      UserError: now or while iterating, if the file cannot be read or lacks a column, or if it is a table but the model
+        was trained without names of columns.
+    """
+    data = task.config.data
+    rows = None
+    if getattr(data, "dataset", "") == "files" and hasattr(data, "read_inputs"):
+        rows = data.read_inputs(path, getattr(task, "labels", ()))
+    if rows is None and is_table(path) and not path.lower().endswith(".tsv"):
+        raise UserError(
+            f"{path} is a table, but the run names no column of text: write a text file with one input per line"
+        )
+    return rows
 
 
 def _text_predictions(answer: _Answer, inputs: Any, parts: Sequence[str], empty_answer: Prediction) -> list[Prediction]:

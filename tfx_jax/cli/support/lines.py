@@ -1,13 +1,14 @@
-"""Reads lines of standard input in chunks: many at a time from a file, one by one from a user who types."""
+"""Reads inputs in chunks: many at a time from files, one by one from a user who types lines."""
 
 import collections
+import itertools
 import os
 import re
 import select
 import stat
 import sys
-from collections.abc import Callable, Iterator
-from typing import BinaryIO, TextIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO, TextIO
 
 from tfx_jax.data.sources.lines import BYTE_ORDER_MARK
 from tfx_jax.errors import UserError, printable
@@ -105,11 +106,59 @@ class LineReader:
             self._screen.flush()
 
 
-def answered(lines: list[str], answer: Callable[[list[str], int], list[str]], number: int) -> Iterator[list[str]]:
+class RowReader:
+    """Reads rows of a table in chunks, with the interface of `LineReader`."""
+
+    is_terminal = False
+
+    def __init__(self, rows: Iterable[Sequence[str]], *, name: str):
+        """Sets up the reader; `name` is the file in messages."""
+        self.name = name
+        self._rows = iter(rows)
+        self._error: UserError | None = None  # raised by the next call of `take`
+
+    def take(self, max_rows: int) -> list[Sequence[str]]:
+        """Returns the next rows; those before a bad one first, so that they are answered, as by `LineReader.take`."""
+        if self._error is not None:
+            raise self._error
+        taken: list[Sequence[str]] = []
+        try:
+            taken.extend(itertools.islice(self._rows, max_rows))  # keeps those before an error
+        except UserError as error:
+            if not taken:
+                raise
+            self._error = error
+        return taken
+
+
+def open_readers(
+    files: Sequence[str], read_table: Callable[[str], Iterable[Sequence[str]] | None] = lambda path: None
+) -> Iterator[LineReader | RowReader]:
+    """Yields a reader of each file, or of standard input if there are none.
+
+    Args:
+      files: paths of files.
+      read_table: returns the rows of a file, or None if each of its lines is an input.
+
+    Raises:
+      UserError: if a file cannot be read.
+    """
+    if not files:
+        yield LineReader(sys.stdin.buffer)
+    for file in files:
+        try:
+            with open(file, "rb") as stream:
+                rows = read_table(file)
+                yield LineReader(stream, name=file) if rows is None else RowReader(rows, name=file)
+        except OSError as error:
+            raise UserError(f"{file} cannot be read: {error.strerror or error}") from None
+
+
+def answered(lines: list[Any], answer: Callable[[list[Any], int], list[str]], number: int) -> Iterator[list[str]]:
     """Answers all lines together or, if one of them raises UserError, all lines before it and then raises.
 
     Args:
-      lines: lines to answer.
+      lines: lines or rows to answer.
       answer: returns the answers, given the lines and the number of the first; raises UserError for a bad line.
       number: number of the first line, from 0.
 

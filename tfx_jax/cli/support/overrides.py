@@ -53,12 +53,19 @@ _HELD_OUT = {"validation_share": 0.1, "validation_pairs": 500}  # fields of data
 def _hold_out(config: ExperimentConfig, overridden: Collection[str]) -> None:
     """Drops the experiment's validation file if only a training file is named: it belongs to other training data.
 
-    Where the data can hold out training examples for validation, it does, unless they are a mixture of files.
+    Where the data can hold out training examples for validation, it does, unless they are a mixture of files. If only a
+    validation file is named, none are held out: `train` may have written that share into config.json.
     """
     data = config.task.data
     held_out = {} if getattr(config.task, "mixture", ()) else _HELD_OUT
     for kind in ("file", "source", "folder"):
-        names = {f"task.data.validation_{end}" for end in (kind, "target", "share", "pairs")}
+        shares = {f"task.data.{name}" for name in _HELD_OUT}
+        is_named = f"task.data.validation_{kind}" in overridden and bool(getattr(data, f"validation_{kind}"))
+        if is_named and not shares & set(overridden):
+            for name in _HELD_OUT:
+                if hasattr(data, name):
+                    setattr(data, name, 0)
+        names = shares | {f"task.data.validation_{end}" for end in (kind, "target")}
         if f"task.data.train_{kind}" not in overridden or names & set(overridden):
             continue
         for name in (f"validation_{kind}", "validation_target"):

@@ -8,18 +8,21 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from tfx_jax.data.sources.lines import is_blank, read_lines
+from tfx_jax.data.sources.lines import is_blank, read_first_line, read_lines
 from tfx_jax.data.sources.parquet import is_columnar, read_columnar
 from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json
 
 
-def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def read_columns(
+    path: epath.PathLike, names: Sequence[str], *, allow_blank: bool = False
+) -> Iterator[tuple[str, list[str]]]:
     """Reads columns of a `.parquet`, or of UTF-8, plain or `.gz`: `.csv` (RFC 4180), `.jsonl`, otherwise TSV.
 
     Args:
       path: path of the file.
       names: names of the columns to read.
+      allow_blank: whether values may be blank; a value that is missing in Parquet is refused in any case.
 
     Yields:
       (location for messages, values in the order of `names`) of each row. White space around values is removed. In
@@ -27,7 +30,8 @@ def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[s
 
     Raises:
       UserError: if the file cannot be read, is empty or not UTF-8, a column is missing or named twice, or a row has
-        another number of columns or a blank value; and as for `tfx_jax.data.sources.parquet.read_columnar`.
+        another number of columns or, without `allow_blank`, a blank value; and as for
+        `tfx_jax.data.sources.parquet.read_columnar`.
     """
     if is_columnar(path):
         unit, read = "row", read_columnar
@@ -36,9 +40,21 @@ def read_columns(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[s
     for number, values in read(path, names):
         where = f"{path}, {unit} {number}"
         for name, value in zip(names, values, strict=True):
-            if is_blank(value):
+            if is_blank(value) and not allow_blank:
                 raise UserError(f"{where}: the column {name!r} is blank")
         yield where, [value.strip() for value in values]
+
+
+def is_table(path: epath.PathLike, names: Sequence[str] = ()) -> bool:
+    """Returns whether a file has named columns: by its suffix, or because its first line has TABs and one of `names`.
+
+    >>> [is_table(name) for name in ("a.csv", "a.tsv.gz", "a.JSONL", "a.parquet", "a.txt")]
+    [True, True, True, True, False]
+    """
+    if is_columnar(path) or _kind(path) in ("csv", "tsv", "jsonl"):
+        return True
+    fields = [field.strip() for field in read_first_line(path).split("\t")]
+    return len(fields) > 1 and any(name in fields for name in names)
 
 
 def describe_columns(path: epath.PathLike) -> str | None:

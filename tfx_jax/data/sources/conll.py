@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 from etils import epath
 
-from tfx_jax.data.sources.lines import is_blank, read_lines, split_words
+from tfx_jax.data.sources.lines import is_blank, read_first_line, read_lines, split_words
 from tfx_jax.errors import UserError
 
 _DOCUMENT = re.compile(r" *-DOCSTART-(?![^ \t])")
+_TAG = re.compile(r"O|[BI]-.+", re.DOTALL)
 
 
 class TaggedSentence(NamedTuple):
@@ -52,6 +53,13 @@ def read_tagged(path: epath.PathLike) -> list[TaggedSentence]:
     return sentences
 
 
+def is_tagged(path: epath.PathLike) -> bool:
+    """Returns whether the first line of a file is a word and its tag, or begins with "-DOCSTART-"."""
+    line = read_first_line(path)
+    fields = [field.strip(" ") for field in line.split("\t")] if "\t" in line else split_words(line)
+    return bool(_DOCUMENT.match(line)) or (len(fields) > 1 and bool(_TAG.fullmatch(fields[-1])))
+
+
 def _split(line: str, num_columns: int, where: str) -> tuple[str, str]:
     """Returns (word, tag) of a line; `num_columns` above 1 means that columns are separated by spaces, else by TAB."""
     if num_columns > 1:
@@ -63,7 +71,6 @@ def _split(line: str, num_columns: int, where: str) -> tuple[str, str]:
         if len(fields) != 2 or not fields[0]:
             raise UserError(f"{where}: {line[:40]!r} is not a word, one TAB and its tag")
     word, tag = fields[0], fields[-1]
-    prefix, _, label = tag.partition("-")
-    if tag != "O" and (prefix not in ("B", "I") or not label):
+    if not _TAG.fullmatch(tag):
         raise UserError(f"{where}: the tag {tag!r} is not O, B-label or I-label; convert the file to BIO tags")
     return word, tag

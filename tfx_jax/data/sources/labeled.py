@@ -7,7 +7,7 @@ from typing import NamedTuple
 from etils import epath
 
 from tfx_jax.data.sources.columns import describe_columns, read_columns
-from tfx_jax.data.sources.lines import is_blank, read_lines
+from tfx_jax.data.sources.lines import is_blank, read_first_line, read_lines
 from tfx_jax.data.sources.parquet import is_columnar
 from tfx_jax.errors import UserError
 
@@ -63,6 +63,12 @@ def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) ->
             label, text = fields
         examples.append(LabeledText(text, _known(label, labels, where)))
     return examples
+
+
+def is_labeled(path: epath.PathLike, labels: Collection[str]) -> bool:
+    """Returns whether the first line of a file begins with `__label__`, or with one of `labels` and a TAB."""
+    label, tab, _ = read_first_line(path).partition("\t")
+    return label.lstrip().startswith(_PREFIX) or (bool(tab) and label.strip() in labels)
 
 
 def _fasttext(line: str, where: str) -> tuple[str, str]:

@@ -112,6 +112,19 @@ def read_lines(path: epath.PathLike, *, keep_ends: bool = False) -> Iterator[str
             yield last if keep_ends else last.rstrip("\r")
 
 
+def read_first_line(path: epath.PathLike) -> str:
+    """Returns the first line with visible characters of a plain file on this machine, to find out its format.
+
+    Returns "" if there is none in the first 64 kB, or if the path is not a regular file, which could be read only once.
+    """
+    if not os.path.isfile(path):
+        return ""
+    with open(path, "rb") as file:
+        beginning = file.read(1 << 16).removeprefix(BYTE_ORDER_MARK).decode(errors="replace")
+    lines = (line.rstrip("\r") for line in beginning.split("\n"))
+    return next((line for line in lines if not is_blank(line)), "")
+
+
 def read_text(path: epath.PathLike, max_bytes: int) -> str:
     """Returns the whole text of a small UTF-8 file, plain or `.gz`, line ends included.
 

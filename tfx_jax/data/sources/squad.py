@@ -38,8 +38,12 @@ class Question(NamedTuple):
     answers: tuple[Answer, ...]
 
 
-def read_questions(*paths: epath.PathLike) -> list[Question]:
+def read_questions(*paths: epath.PathLike, has_answers: bool = True) -> list[Question]:
     """Reads all questions of files, plain or `.gz`, and checks the position of each answer.
+
+    Args:
+      *paths: the files.
+      has_answers: whether to read the answers; without them, questions have an empty tuple.
 
     Raises:
       UserError: if a file cannot be read, is larger than 64 MiB, not UTF-8, not JSON or not in SQuAD's format, if a
@@ -49,7 +53,7 @@ def read_questions(*paths: epath.PathLike) -> list[Question]:
     questions: dict[str, Question] = {}
     for path in paths:
         num_before = len(questions)
-        for question in _questions(_read(path), str(path)):
+        for question in _questions(_read(path), str(path), has_answers):
             if question.name in questions:
                 raise UserError(f"{path}: two questions are named {question.name!r}; ids must be unique")
             questions[question.name] = question
@@ -70,8 +74,8 @@ def _read(path: epath.PathLike) -> Any:
         raise UserError(f"{path} is not in SQuAD's format ({error})") from None
 
 
-def _questions(contents: Any, where: str) -> Iterator[Question]:
-    """Yields the questions of a parsed file; `where` is its path, for messages."""
+def _questions(contents: Any, where: str, has_answers: bool) -> Iterator[Question]:
+    """Yields the questions of a parsed file; `where` is its path, for messages. See `read_questions`."""
     for number, article in enumerate(_field(contents, "data", list, where), start=1):
         in_article = f"{where}, article {number}"
         for paragraph_number, paragraph in enumerate(_field(article, "paragraphs", list, in_article), start=1):
@@ -81,6 +85,9 @@ def _questions(contents: Any, where: str) -> Iterator[Question]:
                 name = _name(record, in_paragraph)
                 in_question = f"{in_paragraph}, question {name!r}"
                 text = _field(record, "question", str, in_question)
+                if not has_answers:
+                    yield Question(name, text, context, ())
+                    continue
                 answers = tuple(
                     _answer(answer, context, in_question) for answer in _field(record, "answers", list, in_question)
                 )

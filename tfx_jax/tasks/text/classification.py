@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import grain
@@ -12,10 +12,12 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleList, LoaderOptions
+from tfx_jax.data.sources.columns import is_table, read_columns
 from tfx_jax.data.sources.labeled import (
     LabeledPair,
     LabeledText,
     check_repeated,
+    is_labeled,
     read_labeled,
     read_labeled_columns,
     read_labeled_pairs,
@@ -109,6 +111,12 @@ class LabeledData(FileData):
         if first:
             return read_labeled_columns(path, text_column=first, label_column=label)
         return read_labeled(path)
+
+    def read_inputs(self, path: epath.PathLike, labels: Collection[str]) -> Iterable[Sequence[str]] | None:
+        if self.first_column:
+            names = inputs_of(self)
+            return (row for _, row in read_columns(path, names, allow_blank=True)) if is_table(path, names) else None
+        return (row[:-1] for row in read_labeled(path)) if is_labeled(path, labels) else None
 
     def validate(self, model: ModelConfig) -> None:
         """Checks that the fields are consistent.

@@ -7,12 +7,14 @@ highest sum of the scores of its first and last token, in any window.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import grain
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
@@ -232,6 +234,11 @@ class QuestionData(FileData):
         if self.dataset == "grammar":
             return grammar_questions(split, GRAMMAR_SIZES[split])
         return split_rows(self, split, lambda paths: read_questions(*paths), group=lambda question: question.context)
+
+    def read_inputs(self, path: epath.PathLike, labels: Collection[str]) -> Iterable[Sequence[str]] | None:
+        if not os.fspath(path).removesuffix(".gz").lower().endswith(".json"):
+            return None
+        return [(question.question, question.context) for question in read_questions(path, has_answers=False)]
 
     def score(self, answers: Mapping[str, str], questions: Questions) -> EvalResult:
         """Scores answers by the id of their question; of several true answers the best match counts."""

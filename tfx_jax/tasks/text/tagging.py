@@ -1,17 +1,18 @@
 """Tagging of words, such as named entities, with a BERT (Devlin et al., 2019) or on an ELMo (Peters et al., 2018)."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import grain
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from flax import nnx
 from jaxtyping import Array, Int
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
-from tfx_jax.data.sources.conll import TaggedSentence, read_tagged
+from tfx_jax.data.sources.conll import TaggedSentence, is_tagged, read_tagged
 from tfx_jax.data.sources.lines import split_words
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
@@ -68,6 +69,9 @@ class TaggedData(FileData):
             return grammar_tagged(split, GRAMMAR_SIZES[split])
         sentences = split_rows(self, split, lambda paths: [row for path in paths for row in read_tagged(path)])
         return [TaggedSentence(sentence.words, repair_tags(sentence.tags)) for sentence in sentences]
+
+    def read_inputs(self, path: epath.PathLike, labels: Collection[str]) -> Iterable[Sequence[str]] | None:
+        return [(" ".join(sentence.words),) for sentence in read_tagged(path)] if is_tagged(path) else None
 
     def validate(self, model: ModelConfig) -> None:
         check_files(self, model, what="row")

@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from etils import epath
 
 from tfx_jax.data.batching.documents import TextDocuments, count_characters, cut_pieces, read_pieces
+from tfx_jax.data.sources.columns import read_columns
 from tfx_jax.data.sources.lines import read_lines
 from tfx_jax.data.sources.parquet import is_columnar, read_columnar
 from tfx_jax.data.sources.splits import Split
@@ -56,6 +57,9 @@ class TextData(FileData):
         if self.validation_share and split != "test":
             return self._open("train", is_held_out=split == "validation")
         return self._open(split)
+
+    def read_inputs(self, path: epath.PathLike, labels: Collection[str]) -> Iterable[Sequence[str]] | None:
+        return (row for _, row in read_columns(path, [self.text_column])) if is_columnar(path) else None
 
     def train_sources(self) -> list[TextDocuments]:
         """Opens each entry of `train_file`, a file or a pattern, as a separate source of documents.

@@ -3,20 +3,22 @@
 import dataclasses
 import difflib
 import inspect
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ClassVar, cast
 
 import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from flax import nnx
 from jaxtyping import Array
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleList, LoaderOptions
 from tfx_jax.data.batching.pairs import pair_batches
-from tfx_jax.data.sources.lines import is_blank, list_of_texts
+from tfx_jax.data.sources.lines import is_blank, list_of_texts, read_lines
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.data.sources.text import PairSource, join_pairs, join_subwords, lines_of, read_pairs, read_tsv, split_pairs
 from tfx_jax.data.sources.tfds import tfds_pairs
@@ -84,6 +86,12 @@ class PairData:
             source_language=self.source_language,
             target_language=self.target_language,
         )
+
+    def read_inputs(self, path: epath.PathLike, labels: Collection[str]) -> Iterable[Sequence[str]] | None:
+        """Returns the sources of a .tsv if the training files are such; see `FileData.read_inputs`."""
+        if self.train_target or not os.fspath(path).removesuffix(".gz").endswith(".tsv"):
+            return None
+        return ((line.partition("\t")[0],) for line in read_lines(path))
 
     @property
     def scored_as(self) -> tuple[str, bool]:
