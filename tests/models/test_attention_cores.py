@@ -369,7 +369,7 @@ RECURRENT = [
 
 
 def _decoding_of(name, length):
-    """Of a GPT of two layers: `read(params, tokens)`, `step(params, newest, cache)`, and the shapes that `read` takes."""
+    """Of a GPT with two layers: `read(params, tokens)`, `step(params, newest, cache)` and shapes that `read` takes."""
     config = dataclasses.replace(CONFIGS["gpt"], attention=example(name), max_length=length + 8)
     graphdef, params = nnx.split(nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0))))
 
