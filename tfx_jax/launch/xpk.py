@@ -69,7 +69,8 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
     lines = ["#!/usr/bin/env bash", " \\\n  ".join([" ".join(argv[:3]), *map(shlex.quote, argv[3:])])]
     start = functools.partial(execute, argv)
     text, topology = "\n".join(lines) + "\n", _topology(options.tpu_type)
-    return Plan(text=text, program="xpk", start=start, topology=topology, num_slices=options.num_slices)
+    unknown = "" if topology else f"--tpu-type={options.tpu_type} is no TPU type that is known here: {_known_types()}"
+    return Plan(text, "xpk", start, topology, options.num_slices, unknown)
 
 
 def _topology(tpu_type: str) -> str | None:
@@ -78,11 +79,21 @@ def _topology(tpu_type: str) -> str | None:
     >>> _topology("v5litepod-256"), _topology("v5p-16"), _topology("v6e-3")
     ('v5e:16x16', 'v5p:2x2x2', None)
     """
-    name, _, size = tpu_type.partition("-")
-    generation, count_per_chip = _GENERATIONS.get(name, ("none", 1))
-    for topology in TOPOLOGIES:
-        family, _, shape = topology.partition(":")
-        num_chips = math.prod(map(int, shape.split("x")))
-        if family == generation and size == str(num_chips * count_per_chip):
-            return topology
-    return None
+    return _types().get(tpu_type)
+
+
+def _types() -> dict[str, str]:
+    """Returns the topology of each TPU type: {"v4-8": "v4:2x2x1", ...}."""
+    types = {}
+    for family, (generation, count_per_chip) in _GENERATIONS.items():
+        for topology in TOPOLOGIES:
+            name, _, shape = topology.partition(":")
+            if name == generation:
+                types[f"{family}-{math.prod(map(int, shape.split('x'))) * count_per_chip}"] = topology
+    return types
+
+
+def _known_types() -> str:
+    """Returns the first and the last TPU type of each family, for a message."""
+    families = [[one for one in _types() if one.startswith(f"{family}-")] for family in _GENERATIONS]
+    return "use " + ", ".join(f"{types[0]} to {types[-1]}" for types in families)

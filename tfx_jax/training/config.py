@@ -203,7 +203,7 @@ def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
         ]
         if changed:
             raise UserError(
-                f"{workdir} was made with {'; '.join(changed)}: restore these values, or use another --workdir"
+                f"{workdir} was made with {'; '.join(changed)}: restore these values, or use another workdir"
             )
     write_sealed(path, _to_dict(config))
 

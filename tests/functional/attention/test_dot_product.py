@@ -450,8 +450,16 @@ class TestErrors:
             ({"query": (3, 5, 7, 9)}, "must divide that of query heads, got 2 key heads and 7 query heads"),
             ({"bias": (5, 7)}, r"bias must be broadcastable to \[B, N, T, S\] = \(3, 8, 5, 7\), got shape \(5, 7\)"),
             ({"bias": (3, 2, 5, 7)}, "bias must be broadcastable"),
-            ({"mask": (3, 5, 7)}, "mask must be broadcastable"),
-            ({"mask": (3, 1, 5, 5)}, "mask must be broadcastable"),
+            (
+                {"bias": (5, 7)},
+                r"(?m)needs 4 axes: for \[T, S\] pass bias\[None, None\], for \[B, S\] bias\[:, None, None\]$",
+            ),
+            (
+                {"mask": (3, 5, 7)},
+                r"(?m)needs 4 axes: for \[B, T, S\] pass mask\[:, None\], for \[N, T, S\] mask\[None\]$",
+            ),
+            ({"mask": (7,)}, r"(?m)got shape \(7,\); it needs 4 axes$"),
+            ({"mask": (3, 1, 5, 5)}, r"(?m)mask must be broadcastable .* got shape \(3, 1, 5, 5\)$"),
             ({"segment_ids": (3, 5)}, r"segment_ids must have shapes .* = \(3, 5\) and .* = \(3, 7\), got"),
             ({"segment_ids": (5,)}, "segment_ids must have shapes"),
         ],

@@ -320,11 +320,20 @@ def check_pairs(bias: Array | None, mask: Array | None, full: tuple[int, ...]) -
             )
             raise ValueError(
                 f"{name} must be broadcastable to [B, N, T, S] = {full}, got shape {array.shape}"
-                f"{_LAYOUT if is_exchanged else ''}"
+                f"{_LAYOUT if is_exchanged else _new_axes(name, array.ndim)}"
             )
     check_floats(bias=bias)
     if mask is not None and mask.dtype != jnp.bool_:
         raise ValueError(f"mask must be boolean (True = may attend), got {mask.dtype}; use bias for additive terms")
+
+
+def _new_axes(name: str, rank: int) -> str:
+    """Returns how to make a bias or a mask of another rank one of rank 4, for a message; "" if it has rank 4."""
+    ways = {
+        2: f"for [T, S] pass {name}[None, None], for [B, S] {name}[:, None, None]",
+        3: f"for [B, T, S] pass {name}[:, None], for [N, T, S] {name}[None]",
+    }
+    return "" if rank == 4 else f"; it needs 4 axes{': ' * (rank in ways)}{ways.get(rank, '')}"
 
 
 EXTRA_OUTPUTS = ("return_weights", "return_log_prob", "return_probs", "return_lse")
