@@ -20,7 +20,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, one_of, within
 from tfx_jax.functional.audio import log_mel
 from tfx_jax.models.config import ModelConfig
-from tfx_jax.tasks.files import check_batch, split_path
+from tfx_jax.tasks.files import FileData, check_batch, split_path
 from tfx_jax.tasks.speech.speech_data import Utterance, Utterances
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -37,7 +37,7 @@ class Sound(NamedTuple):
 
 @documented
 @dataclasses.dataclass
-class RecordedSpeech:
+class RecordedSpeech(FileData):
     """Source of the sounds, and size of a batch; a frame is 10 ms.
 
     Examples contain samples, one frame per row; the model gets log-mel features, see `log_mel_features`.
