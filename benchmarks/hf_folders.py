@@ -43,7 +43,7 @@ Dinov2Model ElectraForMultipleChoice FalconForCausalLM FNetForMaskedLM FunnelFor
 GPT2ForSequenceClassification GPT2Model GPTJForCausalLM GPTNeoForCausalLM GPTNeoXForCausalLM
 LEDForConditionalGeneration LongT5ForConditionalGeneration Mamba2ForCausalLM MambaForCausalLM
 MBartForSequenceClassification MobileBertForMaskedLM Olmo3ForCausalLM OPTForCausalLM PhiForCausalLM
-ProphetNetForConditionalGeneration Qwen3NextForCausalLM Starcoder2ForCausalLM
+ProphetNetForConditionalGeneration Starcoder2ForCausalLM
 SwinForImageClassification T5ForSequenceClassification T5ForTokenClassification T5Model Wav2Vec2ForCTC
 WhisperForAudioClassification XLNetLMHeadModel
 """
@@ -74,11 +74,20 @@ _SIZES: dict[str, Any] = {
 }
 # What differs from _SIZES, by model_type.
 _DEEPSEEK = {"num_key_value_heads": 4, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
-_DEEPSEEK |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8, "kv_lora_rank": 12, "q_lora_rank": 10}
+_DEEPSEEK |= {
+    "head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 8,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 10,
+}
 _OWN_SIZES: dict[str, dict[str, Any]] = {
     "stablelm": {"partial_rotary_factor": 1 / 3},  # an even number of the six features of a head
     "deepseek_v2": {**_DEEPSEEK, "topk_method": "group_limited_greedy"},
     "deepseek_v3": _DEEPSEEK,
+    "qwen3_next": {"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    | {"linear_key_head_dim": 6, "linear_value_head_dim": 10},
 }
 _CONFIGS = {
     "OpenAIGPTLMHeadModel": "OpenAIGPTConfig",

@@ -21,34 +21,54 @@ what else the machine does meets them all; a program that needs more than `--sec
 expected to need more than `--longest` not at all. Memory is what the compiler plans, temporary buffers and results: so
 it is known even where the device (of a CPU, what is free of its memory) has no room for it, and the program is not run.
 
-Measured on two idle CPU cores, jax 0.10.2, float32; milliseconds / MiB, forward and backward, both ways:
+Measured on two cores of an AMD EPYC, other processes of low priority beside it, jax 0.10.2, float32, with
+`--lengths=1024,4096,16384,65536 --longest=12 --seconds=1`; milliseconds / MiB, forward and backward, both ways:
 
-    T          1,024         4,096          16,384          65,536      faster from   smaller from
-    dense     19.9 / 25     349 / 260   11,672 / 4,112      - / 65,600
-    chunked    9.8 / 7.6    115 / 12.8   1,795 / 37    25,434 / 145             256            256
-    local      1.8 / 4      5.8 / 14        39 / 56       145 / 224             256            256
-    window     5.4 / 11.5    24 / 40       121 / 160      720 / 640           1,024          1,024
-    bigbird    7.1 / 17.5    52 / 76       207 / 302    1,992 / 1,215         1,024          1,024
-    lsh         41 / 6.9    135 / 28       854 / 111    2,503 / 444           4,096            256
-    routing    2.7 / 3.5     10 / 18        85 / 89       545 / 485             256            256
-    favor      3.1 / 5        12 / 22        72 / 88       280 / 352          1,024            256
-    linear     1.2 / 1.8     4.2 / 6        20 / 24       106 / 97              256            256
+    T             1,024         4,096          16,384          65,536      faster from
+    dense      9.9 / 17     179 / 260   4,436 / 4,112      - / 65,600
+    chunked     10 / 3.4    108 / 13    2,160 / 37         - / 145              4,096
+    local      1.5 / 3      3.8 / 12       24 / 48       155 / 192              1,024
+    window     3.3 / 8.5     12 / 34       90 / 136      429 / 544              1,024
+    bigbird    6.5 / 14      38 / 59      150 / 219      799 / 880              1,024
+    lsh         57 / 7      126 / 28      571 / 112    2,290 / 448              4,096
+    routing    2.8 / 3.2     11 / 18       73 / 89       457 / 484              1,024
+    strided    8.8 / 7.6    120 / 13    1,647 / 37         - / 145              1,024
+    sinkhorn   1.9 / 3.3    7.1 / 16       77 / 97       524 / 645              1,024
+    favor      5.3 / 5.1     10 / 22       60 / 88       284 / 352              1,024
+    linear     1.5 / 1.8    3.3 / 6.1      16 / 24        96 / 97               1,024
+    nystrom    2.2 / 3      4.4 / 11       19 / 41       144 / 161              1,024
+    linformer  3.7 / 7       12 / 28       63 / 112      363 / 448              1,024
 
 and causal:
 
-    dense       36 / 25     974 / 324   12,565 / 5,136      - / 81,984
-    chunked     11 / 7.7     80 / 12.8     891 / 37    13,592 / 145             256            256
-    local      2.2 / 4        6 / 14        34 / 56       174 / 224             256            256
-    window     3.7 / 8       12 / 28        74 / 112      377 / 448             256          1,024
-    lsh         40 / 6.9    108 / 28       541 / 111    2,625 / 444           4,096            256
-    routing    2.6 / 3.5     11 / 19        96 / 91       574 / 500             256            256
-    favor       15 / 5.5     53 / 14       184 / 47       752 / 180           1,024            256
-    linear     6.5 / 3.3     23 / 10        88 / 39       321 / 153           1,024            256
+    dense      7.3 / 17     160 / 260   2,600 / 4,112      - / 65,600
+    chunked    6.0 / 3.4     83 / 13    1,211 / 37         - / 145              1,024
+    local      1.5 / 3      4.7 / 12       28 / 48       189 / 192              1,024
+    window     2.3 / 6      9.3 / 24       70 / 96       240 / 384              1,024
+    lsh         25 / 6.9     97 / 28      422 / 111    1,876 / 444              4,096
+    strided    7.1 / 7.7     85 / 13    1,047 / 37         - / 145              1,024
+    favor       11 / 5.5     49 / 14      193 / 47       840 / 180              4,096
+    linear     5.5 / 3.3     21 / 10       78 / 39       339 / 153              1,024
+    retention  1.1 / 3      5.2 / 12       28 / 48       135 / 193              1,024
+    gated_linear
+               2.7 / 7.2     16 / 29       96 / 115      412 / 458              1,024
+    state_space_duality
+               1.4 / 4.1    8.0 / 16       56 / 64       200 / 257              1,024
+    delta_rule 3.8 / 7       18 / 30      100 / 120      384 / 481              1,024
+    gated_delta_rule
+               4.2 / 8.1     22 / 34      118 / 136      440 / 546              1,024
+    kimi_delta 6.1 / 13      38 / 52      167 / 209      668 / 836              1,024
 
-Dense attention has no room at 65,536; what takes longer than 1.5 s ran once. At 256 tokens dense attention is faster
-than window, BigBird and FAVOR both ways, than FAVOR and linear attention when causal, and 9 to 13 times as fast as LSH,
-which loses up to 1,024 tokens. Measured before dense attention became plain products of matrices, which is faster at
-short lengths (docs/speed.md). On a GPU: not yet run.
+and causal, of a later run in which dense attention took 212 ms at 4,096 and 3,981 at 16,384, those that select keys by
+content and hide the others by a mask, which are slower than dense attention and larger at every length:
+
+    moba        14 / 18     406 / 276   5,710 / 4,368      - / 69,697             never
+    native_sparse
+                72 / 43   1,573 / 613       - / 9,749      - / 155,730            never
+    indexed     30 / 41     557 / 644   7,596 / 10,256     - / 163,904            never
+
+All others need less memory from 1,024 tokens on. Dense attention has no room at 65,536; what takes longer than a second
+ran once. LSH loses at 1,024 tokens. On a GPU: not yet run.
 
 Measured of models (`--models --longest=150`), on one core of another machine, the other core at work, jax 0.10.2,
 float32; milliseconds / MiB, from 4,096 tokens mostly of one run. The encoder:

@@ -367,6 +367,7 @@ assert 0.9 < (products / 32).var() < 1.1
 # ## 5. Masks
 #
 # A mask is boolean, `[B, N, T, S]` or broadcastable to it, and `True` where a query may look. Masks combine with `&`.
+# A mask of two axes, `[T, S]`, gets the others by `mask[None, None]`.
 
 # %%
 from tfx_jax.functional import causal_mask, padding_mask, segment_mask
@@ -418,7 +419,8 @@ assert not prefix[0, 0, 4, 5]
 #
 # Several heads look for several things at once: each has its own matrices for queries, keys and values, of size
 # $d_\mathrm{model} / h$, and one last matrix joins what they found
-# ([Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.2). More heads of a smaller size cost nothing:
+# ([Vaswani et al., 2017](https://arxiv.org/abs/1706.03762), section 3.2.2). More heads of a smaller size have as many
+# parameters and take as many products, but $h$ arrays of weights, $h T S$ numbers, instead of one:
 
 # %%
 from tfx_jax.functional import attention_over_axes
@@ -770,8 +772,9 @@ plt.show()
 
 # %% [markdown]
 # The relative variance of an estimate of $e^{q \cdot k}$ is $(e^{|q + k|^2} - 1) / m$ for independent directions, and
-# less for orthogonal ones. Short vectors are easy: the squared error falls as $1 / m$. For long ones most draws miss
-# what matters, and many more features help little.
+# less for orthogonal ones. Short vectors are easy: the squared error falls nearly as $1 / m$. The picture shows the
+# error of the whole attention, a quotient of two such estimates, which follows $1 / m$ only where both are precise.
+# For long ones most draws miss what matters, and many more features help little.
 
 # %% [markdown]
 # ### Exercise
@@ -781,7 +784,8 @@ plt.show()
 #
 # <details><summary>Answer</summary>
 #
-# By 1,024 / 16 = 64, and the error by the root of it, 8. Read the two ends of the left panel.
+# Read the two ends of the left panel: the squared error falls by about 33 to 36, and the error by the root of it, 6.
+# That is less than 1,024 / 16 = 64: $1 / m$ is the law of many features, and 16 are few.
 #
 # </details>
 
@@ -940,8 +944,9 @@ for name, baseline in {"mean reward": mean_reward, "mean reward + 100": mean_rew
 # %% [markdown]
 # ## 12. One function, any framework
 #
-# `tfx_jax.functional` needs JAX and nothing else: no class to inherit from, no state, no flags. Here is the same
-# attention in bare JAX and in the module systems that are installed, with the same parameters and one result.
+# `tfx_jax.functional` imports JAX, NumPy and jaxtyping only: no class to inherit from, no state, no flags. Here is
+# the same attention in bare JAX and in the module systems that are installed, with the same parameters and one
+# result.
 
 # %%
 KERNEL = normal(3, 16, 2, 8) / 4  # for queries, keys and values: [D, N, H] each

@@ -48,6 +48,7 @@ if importlib.util.find_spec("tfx_jax") is None:
 
 # %%
 import os
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -123,8 +124,12 @@ def learn(name, model):
     )
     if VARIANT == "test":
         config = tiny_variant(config)
-    workdir = f"runs/colab_before_{VARIANT}/{name}"
-    train(config, workdir)
+    workdir = (
+        f"runs/colab_before_{VARIANT}/{name}_{zlib.crc32(repr(config).encode()):08x}"  # other values, other folder
+    )
+    result = train(config, workdir)
+    if result.signum is not None:
+        raise RuntimeError(f"stopped at step {result.step}: run this cell again to go on")
     return load_run(workdir), load_params(workdir)
 
 
@@ -152,7 +157,7 @@ runs = {"fixed": learn("fixed", recurrent_model("fixed"))}
 # %% [markdown]
 # ## 2. Where the vector is too small
 #
-# Nothing that a test sentence tells was told in training. Here is what the model makes of some, short ones first:
+# No training sentence has the content of a test sentence. Here is what the model makes of some, short ones first:
 
 
 # %%
@@ -287,7 +292,7 @@ for d in (4, 64, 1_024):
 # ## 6. Long sentences
 #
 # Figure 2 of the paper by Bahdanau et al. shows BLEU by length: without attention it falls, with attention it stays.
-# Ours, on the test sentences:
+# Ours, on the test sentences, fall too, after so few steps, but those with attention by much less:
 
 
 # %%

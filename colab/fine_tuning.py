@@ -92,6 +92,21 @@ if BASE == OWN and not pathlib.Path(BASE).exists():
     main(["convert", f"--workdir={RUNS}/base_run", f"--output={BASE}"])
 
 # %% [markdown]
+# ### Exercise
+#
+# How many parameters does this model have, and in which part are most of them?
+#
+# <details><summary>Answer</summary>
+#
+# 372,352. The embedding has 600 rows of 128 numbers, 76,800, and is the output layer too (`is_tied=True`). In each of
+# the two layers, query and output are matrices of 128 x 128, key and value of 128 x 64 (two heads of 32, which the four
+# heads of the query share), and the three of the feed-forward network of 128 x 256: 49,152 numbers for attention and
+# 98,304 for the feed-forward network, the largest part. The five norms have 128 each. Llama 3 8B is no different: of
+# its 8.0 billion parameters 5.6 are in feed-forward networks.
+#
+# </details>
+
+# %% [markdown]
 # ## 2. Texts in a Parquet file
 #
 # A row for each text. Here, sentences of the grammar as a pirate would end them; yours may come from anywhere that

@@ -57,6 +57,7 @@ import os
 import pathlib
 import re
 import time
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -93,12 +94,11 @@ RUNS = pathlib.Path("runs/colab_long_context" + ("_test" if IS_TEST else ""))
 
 # %%
 HEADS, SIZE = 4, 64
-BLOCKS = {"num_global_blocks": 2, "num_window_blocks": 3, "num_random_blocks": 3}  # as published
 attentions = {
     "dense": functools.partial(dot_product_attention, implementation="xla"),
     "chunked": chunked_attention,
     "window": functools.partial(sliding_window_attention, window=128),
-    "BigBird": functools.partial(
+    "BigBird": functools.partial(  # blocks as published
         bigbird_attention, block_size=64, num_global_blocks=2, num_window_blocks=3, num_random_blocks=3
     ),
     "LSH": functools.partial(lsh_attention, rng=jax.random.key(0), num_buckets=(32, 32)),  # for the longest texts below
@@ -171,8 +171,9 @@ for name, values in memory.items():
 # ## 2. A task that needs a long look back
 #
 # The model reads a random sequence twice, `0 w 0 w`, and has to say the second `w` ([Kitaev et al.,
-# 2020](https://arxiv.org/abs/2001.04451), section 5). Every symbol stands exactly half the text behind the place
-# where it is asked for. Nothing else helps: an attention that does not look there can only guess.
+# 2020](https://arxiv.org/abs/2001.04451), section 5). The model predicts the next symbol, and every symbol stands 31
+# positions before the place where it is asked for: half the text, 32, less one. Nothing else helps: an attention that
+# does not look there can only guess.
 
 # %%
 LENGTH, SYMBOLS = 64, 31
@@ -198,10 +199,18 @@ def duplication(attention, num_layers=1, learning_rate=3e-3):
     )
 
 
+def folder(name, config):
+    """The folder of a run: another one for other values of the configuration."""
+    return str(RUNS / f"{name}_{zlib.crc32(repr(config).encode()):08x}")
+
+
 def learn(name, config):
     """Trains a model; run again, it goes on where it stopped."""
-    train(config, str(RUNS / name))
-    return load_run(str(RUNS / name)), load_params(str(RUNS / name))
+    workdir = folder(name, config)
+    result = train(config, workdir)
+    if result.signum is not None:
+        raise RuntimeError(f"stopped at step {result.step}: run this cell again to go on")
+    return load_run(workdir), load_params(workdir)
 
 
 def options(name, **values):
@@ -292,8 +301,8 @@ for share in (0.5, 0.9):
 # %% [markdown]
 # ## 3. What they looked at
 #
-# The weights of the first head for one sequence. The line that has to be bright is 31 below the diagonal, where the
-# answer stands:
+# For one sequence, the largest weight over all heads. The line that has to be bright is 31 below the diagonal, where
+# the answer stands:
 
 # %%
 sequence = DuplicationData(SYMBOLS, LENGTH).draw("validation")(0, 0)[0]["inputs"][None]
@@ -334,7 +343,7 @@ run, params = runs["LSH"]
 for rounds in (1, 2) if IS_TEST else (1, 2, 4, 8, 16):
     attention = options("lsh", num_hashes=rounds, num_buckets=16, chunk_size=8)
     config = dataclasses.replace(run.config, model=dataclasses.replace(run.config.model, attention=attention))
-    found = load_run(str(RUNS / "LSH"), config=config).evaluate(params).metrics["accuracy"]
+    found = load_run(folder("LSH", duplication(choices["LSH"])), config=config).evaluate(params).metrics["accuracy"]
     print(f"{rounds:>2} rounds {found:6.2f} %")
 
 # %% [markdown]
@@ -382,16 +391,18 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# Four times the features halve the error, as for any mean of random numbers. But the number that is needed grows
-# exponentially with the squared length of queries and keys. Soft, spread-out attention is cheap to imitate, one that
-# points at a single token is not. That does not contradict section 2: there the model was trained with its features,
-# and found queries and keys that point at one token in spite of them. A model trained with dense attention cannot
-# simply be read with FAVOR+.
+# Four times the features would halve the error of a mean of independent numbers. Here they divide it by 1.4 to 2.2 for
+# the shortest vectors, and by hardly more than 1 for the longer ones: most draws miss the few features that count, and
+# one draw, as here, is subject to chance. The number that is needed grows exponentially with the squared length of
+# queries and keys. Soft, spread-out attention is cheap to imitate, one that points at a single token is not. That
+# does not contradict section 2: there the model was trained with its features, and found queries and keys that point
+# at one token in spite of them. A model trained with dense attention cannot simply be read with FAVOR+.
 
 # %% [markdown]
 # ### Exercise
 #
-# How many features does a relative error below 0.25 take at each standard deviation of the picture?
+# How many features does a relative error below 0.25 take at each standard deviation of the picture? (Near the limit the
+# answer depends on the draw, the key of `orthogonal_features`.)
 
 # %% cellView="form" jupyter={"source_hidden": true}
 # @title Answer
@@ -420,8 +431,8 @@ for name, attention in list(patterns.items())[-1 if IS_TEST else 0 :]:
 # %% [markdown]
 # Reach adds up: layers times window. But what two layers carry has to fit into the vector of the token between, and
 # both have to learn their half of it before either is rewarded. Two windows of 16 reach far enough, and after 250 steps
-# they still guess; with 1,000 they are right. A dense layer after a window learns at once. That mixed pattern, many
-# cheap layers and a few dense ones, is what many of today's large models do.
+# they still guess. Whether more steps help, `steps(1_000)` in `duplication` shows. A dense layer after a window
+# learns at once. That mixed pattern, many cheap layers and a few dense ones, is what many of today's large models do.
 
 # %% [markdown]
 # ### Exercise

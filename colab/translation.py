@@ -180,7 +180,8 @@ plt.show()
 # %% [markdown]
 # ### Exercise
 #
-# Write a mask with which each word sees itself and the word before it, and nothing else.
+# Write a mask with which each word sees itself and the word before it, and nothing else. The library takes masks of
+# four axes, `[batch, heads, queries, keys]`; `mask[None, None]` makes them of two.
 
 # %% cellView="form" jupyter={"source_hidden": true}
 # @title Answer
@@ -256,8 +257,8 @@ for index in range(6):
     print(pair["source"], pair["target"], sep="\n", end="\n\n")
 
 # %% [markdown]
-# There are two more splits, `"validation"` and `"test"`. What their sentences tell (who did what to whom) no training
-# sentence tells, so a model cannot pass by remembering.
+# There are two more splits, `"validation"` and `"test"`. No training sentence has the content of one of theirs (who did
+# what to whom), so a model cannot pass by remembering.
 #
 # ## 4. The model
 #
@@ -364,7 +365,8 @@ result = train(config, WORKDIR)
 
 # %% [markdown]
 # Every `eval_every` steps the model translated the 500 sentences of the validation split. *Exact match* counts the
-# translations that equal the reference word for word; BLEU counts shared runs of up to four words.
+# translations that equal the reference word for word; BLEU counts shared runs of up to four words. (Training that was
+# stopped before step 400 has no evaluation yet, and an empty picture.)
 
 # %%
 steps = [evaluation["step"] for evaluation in result.evaluations]
@@ -401,7 +403,7 @@ from tfx_jax.training import load_run
 from tfx_jax.training.checkpoint import average_checkpoints, load_params
 
 run = load_run(WORKDIR)
-average_checkpoints(WORKDIR, last=min(config.keep_last, result.step // config.checkpoint_every))
+average_checkpoints(WORKDIR, last=config.keep_last, or_fewer=True)
 params = load_params(WORKDIR, "average")
 translator = run.task.translator(run.graphdef)
 
@@ -484,8 +486,8 @@ for name, weights in maps.items():
 # %% [markdown]
 # ## 8. Where next
 #
-# **Take the function alone.** `tfx_jax.functional` needs nothing but JAX: wrap it in a module of whatever framework you
-# use. In Flax Linen:
+# **Take the function alone.** `tfx_jax.functional` imports JAX, NumPy and jaxtyping only: wrap it in a module of
+# whatever framework you use. In Flax Linen:
 
 # %%
 from flax import linen

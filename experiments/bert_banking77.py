@@ -14,13 +14,13 @@ top. Here the score is that of a part of the training questions, 10 % of each in
 
 DIR holds train.tsv (9,000 lines of label, TAB, text) and dev.tsv (1,003). Variants: `small`, trained from scratch on
 two CPU cores; `base`, fine-tuning a BERT-base on an accelerator (add `--config.init_from=FOLDER`, a Hugging Face folder
-of bert-base-uncased); `lora`, which trains adapters of rank 16 and the classifier only; `test`. A model of
+of bert-base-uncased); `lora`, which trains adapters of rank 64 and the classifier only; `test`. A model of
 `experiments/bert_wikitext2.py` is fine-tuned by `--config.init_from=runs/bert_wikitext2`, which also decides the sizes;
 `lora` does so by default, and is compared with `small` that starts from the same model.
 
 Measured here: `small` with seed 0 on two shared cores of a small cloud machine, 2,800 steps in 3 minutes: **86.8 %** of
 dev.tsv from scratch (macro F1 86.5 %), 86.9 % from bert_wikitext2.py. The loss is smoothed, in nats, the mean of 50
-steps; with this label smoothing it cannot fall below 0.75. `base` and `lora`: not yet run.
+steps; with this label smoothing it cannot fall below 0.75. `base`: not yet run.
 
     step                                   400    800  1,200  1,600  2,000  2,400  2,800
     training loss, from scratch           2.24   1.51   1.28   1.16   1.09   1.01   1.01
@@ -33,6 +33,18 @@ Most of it is how the parameters are drawn: `model.init="matching"` has wider ve
 Wikipedia add nothing to that: what tells the intents apart are the words of banking, and the training questions have
 them. What is left, 132 errors, is often a shade: "pending top up" for "top up failed" six times, "disposable card
 limits" for "get disposable virtual card" five times, or the other way round.
+
+`lora` learns 0.3 of 1.5 million parameters and comes within 0.2 points of all of them, in twice the steps. Both
+start from the same bert_wikitext2.py, seed 0, two cores of an AMD EPYC that others shared:
+
+                                                         dev accuracy  minutes
+    all parameters (small), dropout 0.2, 2,800 steps           85.64      2.6
+    adapters, rank 16, alpha 32, dropout 0.2, 2,800 steps      68.20      3.4
+    adapters, rank 16, alpha 32, no dropout, 2,800 steps       82.55
+    adapters, rank 64, alpha 64, no dropout, 2,800 steps       84.15
+    adapters, rank 64, alpha 64, no dropout, 5,600 steps       85.44      6.1
+
+What matters is dropout: this small model underfits with it when few parameters learn.
 """
 
 from tfx_jax.models.bert import BertConfig
@@ -69,8 +81,10 @@ def get_config(variant: str = "small") -> ExperimentConfig:
         config.eval_every = 400
         if variant == "lora":
             config.init_from = "runs/bert_wikitext2"
-            config.lora = LoraConfig(rank=16, alpha=32.0, targets="query|key|value|out|up|down")
+            config.lora = LoraConfig(rank=64, alpha=64.0, targets="query|key|value|out|up|down")
             config.optimizer.peak_learning_rate = 3e-3
+            model.dropout_rate = 0.0  # few parameters learn, and with dropout they underfit
+            config.num_steps = 5_600
     elif variant == "test":
         return tiny_variant(config)
     elif variant == "base":

@@ -121,7 +121,8 @@ def test_example_files_are_read(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (config,) = [word.removeprefix("--config=") for word in words if word.startswith("--config=")]
     loaded = validate(load_config_file(config, [word for word in words if word.startswith("--config.")]))
-    loaded.task.data.validation_pairs = 0  # so few are not divided
+    if hasattr(loaded.task.data, "validation_pairs"):
+        loaded.task.data.validation_pairs = 0  # so few are not divided
     splits = loaded.task.splits()
     examples = splits["train"]
     assert examples[0] if hasattr(examples, "__getitem__") else next(iter(examples))
@@ -315,7 +316,7 @@ def test_extras_are_installed_from_where_they_are():
 
 
 @pytest.mark.slow
-@pytest.mark.compiles(200, "nine ways to call attention, as a reader types them")
+@pytest.mark.compiles(300, "ten ways to call attention, as a reader types them")
 def test_python_of_the_page_on_own_models_runs_as_printed():
     pytest.importorskip("haiku")
     namespace = {}

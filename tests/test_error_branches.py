@@ -174,7 +174,11 @@ def test_files_that_are_folders_or_empty(tmp_path):
     [
         ("exists", OSError(36, "File name too long"), "w cannot be used (File name too long): name another folder"),
         ("exists", RuntimeError("no\nanswer"), "w cannot be reached (no answer)"),
-        ("mkdir", OSError(30, "Read-only file system"), "w cannot be created (Read-only file system): use another --"),
+        (
+            "mkdir",
+            OSError(30, "Read-only file system"),
+            "w cannot be created (Read-only file system): use another workdir",
+        ),
         ("mkdir", RuntimeError("no\nanswer"), "w cannot be reached (no answer)"),
     ],
 )

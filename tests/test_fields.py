@@ -1,12 +1,14 @@
 """Fields declare their values, and an error names the field that has another."""
 
+import copy
 import dataclasses
 import math
+import pickle
 
 import pytest
 
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, check_fields, fraction, one_of
+from tfx_jax.fields import at_least, check_fields, documented, fraction, one_of
 
 
 @dataclasses.dataclass
@@ -101,3 +103,46 @@ def changed(name, value):
         owner = getattr(owner, part)
     setattr(owner, leaf, value)
     return config
+
+
+@documented
+@dataclasses.dataclass
+class Documented:
+    learning_rate: float = 0.1
+    num_steps: int = 3
+
+    @property
+    def steps(self):
+        return self.num_steps
+
+    @steps.setter
+    def steps(self, value):
+        self.num_steps = value
+
+
+@dataclasses.dataclass
+class Inheriting(Documented):
+    window: int = 1
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "message"),
+    [
+        (Documented(), "learning_rte", "Documented has no field learning_rte; did you mean learning_rate?"),
+        (Inheriting(), "windw", "Inheriting has no field windw; did you mean window?"),
+        (Inheriting(), "num_stepz", "Inheriting has no field num_stepz; did you mean num_steps?"),
+        (Documented(), "heads", "Documented has no field heads; its fields are learning_rate, num_steps"),
+    ],
+)
+def test_an_attribute_that_is_no_field_is_refused(config, name, message):
+    with pytest.raises(UserError) as caught:
+        setattr(config, name, 1)
+    assert str(caught.value) == message
+    assert not hasattr(config, name)
+
+
+def test_fields_and_properties_are_set_and_copied():
+    config = Inheriting()
+    config.steps, config.window = 7, 2
+    for copied in (copy.deepcopy(config), pickle.loads(pickle.dumps(config)), dataclasses.replace(config)):
+        assert copied == Inheriting(0.1, 7, 2)

@@ -116,6 +116,7 @@ def test_extras_that_pages_name_exist():
     named = {extra for group in brackets for extra in group.split(",")} | set(re.findall(r"`([a-z]+)` ", listed))
     assert named >= {"tpu", "cuda", "plan", "chat", "export", "serve", "wandb", "tfds", "gcs"}
     assert named - set(PROJECT["optional-dependencies"]) == set()
+    assert "tfx-jax[gcs]" in PROJECT["optional-dependencies"]["tpu"]
 
 
 TASKS = list(
@@ -184,3 +185,19 @@ def test_the_index_counts_the_notebooks():
     assert "Six notebooks for a browser" in page("docs/index.md")
     linked = [set(re.findall(r"colab/(\w+)\.ipynb", page(name))) for name in ("docs/notebooks.md", "README.md")]
     assert linked == [{path.stem for path in notebooks}] * 2
+
+
+def test_three_notebooks_read_real_text():
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "colab").glob("*.py")}
+    real = {name for name, source in sources.items() if "Gettysburg" in source}
+    assert real == {"long_context", "attention_family", "pretrained"}
+    assert "config.mesh.data, config.mesh.fsdp = 1, 8" in page("docs/notebooks.md")
+    assert "mesh.fsdp" in sources["fine_tuning"]
+
+
+def test_files_that_the_recipes_name_exist():
+    recipes = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("\n## Recipes")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([\w./-]+/[\w./-]+\.(?:py|md|txt|toml))`", recipes))
+    assert len(named) > 20
+    places = (ROOT, ROOT / "tfx_jax")
+    assert [name for name in sorted(named) if not any((place / name).exists() for place in places)] == []

@@ -73,7 +73,7 @@ def test_gallery_has_a_card_for_each_notebook_and_the_pictures_that_exist(pages)
     assert sorted(shown) == sorted(path.stem for path in hand_written.PICTURES.glob("*.png"))
     assert "| notebook |" not in text
     assert text.endswith(pages["notebooks"].partition("You need to know")[2])
-    assert "first level, 11 minutes\n" in text
+    assert "\n*first level, 11 minutes*\n" in text
     with pytest.raises(ValueError, match="has no table"):
         notebooks.gallery("# Notebooks")
 

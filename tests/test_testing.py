@@ -1,12 +1,14 @@
 """The conformance kit: right functions pass, and a function with one known defect fails just the cases about it."""
 
 import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from tfx_jax.cli import main
+from tfx_jax.cli import VERBS, main
 from tfx_jax.functional import chunked_attention, dot_product_attention
 from tfx_jax.testing import CASES, check_attention, summarize
 
@@ -94,6 +96,68 @@ def test_a_function_without_an_option_is_not_blamed():
     assert summarize(checks).splitlines()[-1] == "2 cases: 0 passed, 0 refused, 2 unsupported, 0 wrong"
 
 
+def test_the_summary_says_which_convention_a_function_has():
+    def aligned_at_the_first_key(query, key, value, is_causal=False):
+        mask = jnp.tri(query.shape[1], key.shape[1], dtype=bool)[None, None] if is_causal else None
+        return dot_product_attention(query, key, value, mask=mask)
+
+    cases = ["causal: fewer queries than keys"]
+    for function, where in (
+        (dot_product_attention, "the last query is at the last key"),
+        (aligned_at_the_first_key, "the first query is at the first key"),
+    ):
+        line, counts = summarize(check_attention(function, cases=cases)).splitlines()
+        assert line.startswith(f"passed       {cases[0]}: {where}")
+        assert counts.startswith("1 case: 1 passed")
+
+
+def test_progress_is_shown_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert main(["check-attention", "tfx_jax.functional.dot_product_attention", "--case=shape: one key"]) == 0
+    assert capsys.readouterr().err == "\r\x1b[K1/1 shape: one key\r\x1b[K"
+
+
+FUNCTIONS_ONLY = """
+import importlib.abc, sys
+
+class NotInstalled(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in PACKAGES:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+PACKAGES = set(sys.argv[1].split(","))
+sys.meta_path.insert(0, NotInstalled())
+import importlib.util
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name in PACKAGES else find_spec(name, package)
+from tfx_jax import cli
+for verb in cli.VERBS:
+    print(cli.main([verb, "x"] if verb != "check-attention" else ["--version"]), file=sys.stderr)
+print(cli.main(["check-attention", "jax.nn.dot_product_attention", "--case=shape: one key"]))
+"""
+
+
+@pytest.mark.slow
+def test_with_jax_and_jaxtyping_only_each_verb_is_one_line():
+    """But this one works, as does what says the version."""
+    packages = (
+        "absl,etils,flax,fsspec,grain,huggingface_hub,matplotlib,ml_collections,optax,orbax,PIL,yaml,rich,sacrebleu,"
+        "sacremoses,safetensors,sentencepiece,shtab,tensorboardX,tokenizers"
+    )
+    done = subprocess.run([sys.executable, "-c", FUNCTIONS_ONLY, packages], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    version, *rest = done.stdout.splitlines()
+    assert version.startswith("tfx-jax ")
+    assert rest == ["1 case: 1 passed, 0 refused, 0 unsupported, 0 wrong", "0"]
+    lines = done.stderr.splitlines()
+    assert lines.pop(2 * list(VERBS).index("check-attention")) == "0"
+    for verb, line, status in zip([v for v in VERBS if v != "check-attention"], lines[::2], lines[1::2], strict=True):
+        assert status == "2"
+        if verb != "experiments":  # which lists them without an import
+            assert line.startswith(f"tfx-jax {verb}: needs the package ")
+            assert line.endswith('pip install "tfx-jax @ git+https://github.com/tfx-jax/tfx-jax"')
+
+
 def test_cases_have_to_exist():
     with pytest.raises(ValueError, match="there is no case 'shape'"):
         check_attention(dot_product_attention, cases=["shape"])
@@ -119,7 +183,15 @@ def test_the_command_checks_a_function_of_the_current_folder(tmp_path, monkeypat
         (["attend"], "write MODULE.FUNCTION, such as jax.nn.dot_product_attention, instead of 'attend'"),
         (["no.such"], "cannot import no: No module named 'no'"),
         (["jax.nn.no_such"], "jax.nn has no function 'no_such'"),
-        (["jax.nn.relu", "--case=x"], "unknown case 'x'; use one of shape: self-attention, "),
+        (["jax.nn.relu", "--case=x"], "unknown case 'x'; names begin with shape, scale, mask, bias, "),
+        (
+            ["jax.nn.relu", "--case=grouped"],
+            "unknown case 'grouped'; did you mean 'shape: grouped queries' or 'causal: ",
+        ),
+        (
+            ["jax.nn.relu", "--case=mask: one visibel key"],
+            "unknown case 'mask: one visibel key'; did you mean 'mask: one ",
+        ),
     ],
 )
 def test_what_cannot_be_checked_is_one_line(arguments, message, capfd):

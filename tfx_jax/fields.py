@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import difflib
 import functools
 import inspect
 import io
@@ -135,9 +136,24 @@ def _shown(value: Any) -> str:
 
 
 def documented(kind: Kind) -> Kind:
-    """Appends the comments of a dataclass's fields in its source to its docstring."""
+    """Appends the comments of a dataclass's fields to its docstring, and makes it reject attributes that are no fields.
+
+    Subclasses inherit the check, with their own fields: a misspelled `config.num_stepz = 3` raises a UserError that
+    suggests the field.
+    """
     kind.__doc__ = cast(Any, _Documentation(kind.__doc__))
+    cast(Any, kind).__setattr__ = _set_field
     return kind
+
+
+def _set_field(config: Any, name: str, value: Any) -> None:
+    """Sets an attribute of a configuration; raises UserError unless its class declares it."""
+    if name not in config.__dataclass_fields__ and not hasattr(type(config), name):
+        names = [field.name for field in dataclasses.fields(config)]
+        similar = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {similar[0]}?" if similar else f"its fields are {', '.join(names)}"
+        raise UserError(f"{type(config).__name__} has no field {name}; {hint}")
+    object.__setattr__(config, name, value)
 
 
 class _Documentation:

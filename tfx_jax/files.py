@@ -124,7 +124,7 @@ def check_no_links(folder: epath.PathLike, names: Iterable[str]) -> None:
         if is_local(folder) and path.is_symlink():
             raise UserError(
                 f"{path} is a symbolic link, and tfx_jax does not write through links: replace it with its target, or "
-                "use another --workdir (which may itself be a link)"
+                "use another workdir (which may itself be a link)"
             )
 
 

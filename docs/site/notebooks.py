@@ -29,4 +29,4 @@ def _card(row: re.Match[str]) -> str:
         lines += [f":img-top: notebooks/{row['name']}.png", f":img-alt: A picture of {row['title']}"]
     minutes = row["minutes"].strip()
     time = f"{minutes} minutes" if minutes[0].isdigit() else f"minutes {minutes}"
-    return "\n".join([*lines, "", row["text"].strip(), "+++", f"{row['level'].strip()} level, {time}", ":::\n"])
+    return "\n".join([*lines, "", row["text"].strip(), "", f"*{row['level'].strip()} level, {time}*", ":::\n"])

@@ -44,7 +44,7 @@ def test_folders_that_cannot_be(fails, verb, tmp_path):
 def test_a_folder_of_somebody_else(fails, tmp_path, monkeypatch):
     (tmp_path / "closed").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: pathlib.Path(path).name != "closed")  # root may write anywhere
-    line = "closed is not writable: use another --workdir, or change its permissions"
+    line = "closed is not writable: use another workdir, or change its permissions"
     assert fails([*TRAIN, "--workdir=closed"]) == line
 
 

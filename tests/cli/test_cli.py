@@ -154,6 +154,14 @@ _shtab_tfx_jax; printf '%s\\n' "${{COMPREPLY[@]}}"
     assert completed("train", "--config", "bert_b") == ["bert_banking77"]
 
 
+@pytest.mark.parametrize("shell", ["zsh", "tcsh"])
+def test_other_shells_get_a_script_with_verbs_options_and_experiments(capfd, shell):
+    """Which no test runs: their programs are on few machines."""
+    assert main(["completion", shell]) == 0
+    script = capfd.readouterr().out
+    assert [name for name in (*VERBS, "--workdir", "bert_banking77") if name not in script] == []
+
+
 def test_help_of_a_verb_in_both_orders(capfd):
     printed = []
     for arguments in (["help", "average"], ["average", "--help"]):

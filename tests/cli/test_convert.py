@@ -171,6 +171,8 @@ DEEPSEEK = {"num_key_value_heads": 2, "n_routed_experts": 4, "n_group": 2, "topk
 DEEPSEEK |= {"qk_rope_head_dim": 2, "qk_nope_head_dim": 4, "v_head_dim": 3, "kv_lora_rank": 5, "q_lora_rank": 7}
 SIZES |= {kind: SIZES[kind] | DEEPSEEK for kind in ("deepseek_v2", "deepseek_v3")}
 SIZES["deepseek_v2"] |= {"topk_method": "group_limited_greedy"}
+SIZES["qwen3_next"] |= {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 3, "head_dim": 8}
+SIZES["qwen3_next"] |= {"linear_value_head_dim": 5, "shared_expert_intermediate_size": 6}
 SIZES["stablelm"] |= {"hidden_size": 16}  # a quarter of a head's features is a pair
 
 

@@ -511,11 +511,12 @@ def test_every_target_has_help(target, capfd):
         ("xpk", ["--tpu-type=v5litepod-1", "--num-slices=2"], ("v5e:1x1", 2)),
         ("xpk", ["--tpu-type=v5p-128"], ("v5p:4x4x4", 1)),
         ("xpk", ["--tpu-type=v4-16"], ("v4:2x2x2", 1)),
-        ("xpk", ["--tpu-type=v6e-3"], None),
-        ("xpk", ["--tpu-type=n2-standard-32"], None),
+        ("xpk", ["--tpu-type=v6e-3"], "v6e-3"),
+        ("xpk", ["--tpu-type=v5e-8"], "v5e-8"),
+        ("xpk", ["--tpu-type=n2-standard-32"], "n2-standard-32"),
         ("jobset", ["--num-slices=3"], ("v6e:4x4", 3)),
         ("jobset", ["--accelerator=tpu-v5p-slice", "--topology=2x2x4"], ("v5p:2x2x4", 1)),
-        ("jobset", ["--accelerator=tpu-v9"], None),
+        ("jobset", ["--accelerator=tpu-v9"], "tpu-v9"),
         *((target, [], None) for target in ("local", "tpu-vm", "slurm")),
     ],
 )
@@ -528,6 +529,13 @@ def test_a_dry_run_plans_what_would_be_rented(target, options, planned, capfd, m
     assert main(["launch", target, "--dry-run", *OPTIONS[target], *options, "--", *TRAIN]) == 0
     out, err = capfd.readouterr()
     assert out == plain or target == "local"  # whose port is another each time
+    if isinstance(planned, str):  # a type that is not known: the line names those that are
+        known = "v5litepod-1 to v5litepod-256, v5p-8 to" if target == "xpk" else "tpu-v5p-slice, tpu-v6e-slice, tpu7x"
+        assert err.startswith("no plan: --")
+        assert f"={planned} is no TPU" in err
+        assert known in err
+        assert (asked, err.count("\n")) == ([], 1)
+        return
     assert asked == ([] if planned is None else [("experiments/transformer_demo.py", [], *planned)])
     assert err == ("" if planned is None else "memory       fits\nprediction   1 ms\n")
     if planned is not None:

@@ -148,6 +148,8 @@ class TestTooLarge:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--topology=v5e-8"], "unknown topology v5e-8: the shape of that TPU type is v5e:2x4"),
+        (["--topology=v5p-16"], "unknown topology v5p-16: the shape of that TPU type is v5p:2x2x2"),
         (["--topology=v5e:3x5"], "unknown topology v5e:3x5: use one of v4:2x2x1"),
         (["--topology=h100:8"], "unknown topology h100:8: GPU topologies (h100, h200) are slices x nodes x GPUs"),
         (["--topology=cpu:none"], "--topology=cpu:none: simulated devices have the form cpu:N"),

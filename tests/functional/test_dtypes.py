@@ -12,18 +12,33 @@ from tests.functional.attention.test_contract import ATTENTIONS, _inputs, every
 from tfx_jax.functional import (
     additive_attention,
     alibi_slopes,
+    aligned_attention,
     attention_from_logits,
     attention_weights,
+    bigbird_attention,
+    chunked_attention,
+    dot_product_attention,
     favor_attention,
+    fixed_attention,
     general_attention,
     kernel_regression,
     layer_norm,
     linear_attention,
+    local_attention,
+    longformer_attention,
+    lsh_attention,
+    moba_attention,
     nystrom_attention,
     orthogonal_features,
+    retention,
     rms_norm,
     rotary_embedding,
+    routing_attention,
+    sinkhorn_attention,
+    sliding_window_attention,
+    strided_attention,
     structured_pooling,
+    topk_attention,
 )
 
 NARROW = [jnp.bfloat16, jnp.float16]
@@ -38,6 +53,56 @@ def test_attention_refuses_what_is_no_float(case, dtype):
         arrays[place] = arrays[place].astype(dtype)
         with pytest.raises(ValueError, match=rf"^{name} must hold floating-point numbers, got {np.dtype(dtype)}"):
             jax.eval_shape(case.attend, *arrays)
+
+
+@every
+def test_a_mask_in_the_place_of_the_bias_is_named(case):
+    """Which the fourth argument is; other libraries have their mask there."""
+    query, key, value = _inputs(case)
+    mask = np.ones((query.shape[0], 1, 1, key.shape[1]), bool)
+    with pytest.raises(ValueError, match=r"^bias, the fourth argument, is boolean: pass a mask .* by name, mask="):
+        jax.eval_shape(case.attend, query, key, value, mask)
+
+
+SIZES = {
+    "local_window_size": (dot_product_attention, chunked_attention),
+    "chunk_size": (chunked_attention, lsh_attention),
+    "window": (
+        sliding_window_attention,
+        functools.partial(longformer_attention, max_global_tokens=1, global_mask=None),
+        functools.partial(aligned_attention, position=np.zeros((1, 1, 1), np.float32)),
+        functools.partial(routing_attention, centroids=np.ones((2, 4, 8), np.float32)),
+    ),
+    "block_size": (
+        local_attention,
+        functools.partial(sliding_window_attention, window=2),
+        functools.partial(bigbird_attention, num_global_blocks=1, num_window_blocks=1, num_random_blocks=0),
+        sinkhorn_attention,
+        linear_attention,
+        retention,
+        fixed_attention,
+        functools.partial(moba_attention, num_blocks=1),
+    ),
+    "num_landmarks": (nystrom_attention,),
+    "num_keys": (topk_attention,),
+    "stride": (strided_attention,),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "attend"),
+    [
+        pytest.param(name, attend, id=f"{name}-{getattr(attend, 'func', attend).__name__}")
+        for name, attends in SIZES.items()
+        for attend in attends
+    ],
+)
+def test_numbers_of_tokens_are_integers(name, attend):
+    """2.5 tokens once ran as 2."""
+    x = np.ones((1, 4, 2, 8), np.float32)
+    options = {"rng": jax.random.key(0), "num_buckets": 2, "num_hashes": 1} if attend is lsh_attention else {}
+    with pytest.raises(ValueError, match=rf"^{name} must be an integer( or a pair of .*)?, .*got 2\.5$"):
+        attend(x, x, x, **{name: 2.5}, **options)
 
 
 @every

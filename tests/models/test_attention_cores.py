@@ -368,20 +368,44 @@ RECURRENT = [
 ]
 
 
+def _decoding_of(name, length):
+    """Of a GPT of two layers: `read(params, tokens)`, `step(params, newest, cache)` and shapes of what `read` takes."""
+    config = dataclasses.replace(CONFIGS["gpt"], attention=example(name), max_length=length + 8)
+    graphdef, params = nnx.split(nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0))))
+
+    def read(params, tokens):
+        decoder = nnx.merge(graphdef, params).decoder()
+        return decoder.init_cache(decoder.encode(tokens), max_length=8)
+
+    def step(params, newest, cache):
+        return nnx.merge(graphdef, params).decoder().step(newest, cache)
+
+    return read, step, (params, jax.ShapeDtypeStruct((1, length), jnp.int32))
+
+
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_recurrent_attention_decodes_from_a_state_of_constant_size(name):
-    config = dataclasses.replace(CONFIGS["gpt"], attention=example(name), max_length=64)
-
     def states(length):
-        def init(tokens):
-            decoder = GPT(config, rngs=nnx.Rngs(0)).decoder()
-            cache, _ = decoder.init_cache(decoder.encode(tokens), max_length=8)
-            assert cache["past"].value == [None] * config.num_layers
-            return cache["states"]
+        read, _, shapes = _decoding_of(name, length)
+        cache, _ = jax.eval_shape(read, *shapes)
+        assert cache["past"].value == [None] * 2
+        return cache["states"]
 
-        return jax.eval_shape(init, jax.ShapeDtypeStruct((1, length), jnp.int32))
+    assert states(1_024) == states(16_384)
 
-    assert states(3) == states(40)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*RECURRENT, "dense"])
+def test_a_token_of_a_recurrent_attention_costs_the_same_after_any_text(name):
+    """Operations of the compiled step after 1,024 and 16,384 tokens; those of dense attention grow with the text."""
+
+    def operations(length):
+        read, step, (params, tokens) = _decoding_of(name, length)
+        cache, newest = jax.eval_shape(read, params, tokens)
+        return jax.jit(step).lower(params, newest, cache).compile().cost_analysis()["flops"]
+
+    ratio = operations(16_384) / operations(1_024)
+    assert ratio > 8 if name == "dense" else ratio < 1.01
 
 
 def test_the_recurrent_attentions_are_these():

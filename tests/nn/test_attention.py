@@ -363,6 +363,30 @@ def test_queries_of_a_low_rank_and_values_with_a_norm():
     np.testing.assert_allclose(jitted(lambda layer: layer(INPUTS[0]))(layer), want, atol=1e-5)
 
 
+def test_heads_that_share_queries_and_keys_with_a_norm_and_a_gate_of_outputs():
+    def make():
+        options = {"num_key_heads": K, "output_norm": RMSNorm(U), "use_output_gate": True, "gate_fn": jax.nn.silu}
+        return MultiHeadAttention(D, N, d_k=H, d_v=U, **options, rngs=nnx.Rngs(0))
+
+    layer, x = draw(make, stddev=0.5), np.float64(INPUTS[0])
+    params = params_of(layer, np.float64)
+    names = ("query", "key", "value", "output_gate")
+    query, key, value, gate = (np.einsum("btd,dnh->btnh", x, params[name]["kernel"]) for name in names)
+    assert [part.shape[2] for part in (query, key, value, gate)] == [K, K, N, N]
+    query, key = (np.repeat(part, N // K, axis=2) for part in (query, key))
+    scores = np.exp(np.einsum("btnh,bsnh->bnts", query, key) / math.sqrt(H))
+    out = np.einsum("bnts,bsnu->btnu", scores / scores.sum(axis=-1, keepdims=True), value)
+    out = out / np.sqrt((out**2).mean(axis=-1, keepdims=True) + 1e-6) * params["output_norm"]["scale"]
+    want = np.einsum("btnu,nud->btd", out * gate / (1 + np.exp(-gate)), params["out"]["kernel"])
+    np.testing.assert_allclose(jitted(lambda layer: layer(INPUTS[0]))(layer), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"num_key_heads": 3}, {"num_key_heads": 2, "num_kv_heads": 2}])
+def test_shared_queries_and_keys_divide_the_heads(options):
+    with pytest.raises(ValueError, match=f"num_key_heads={options['num_key_heads']} must divide num_heads={N}, and"):
+        MultiHeadAttention(D, N, d_k=H, **options, rngs=nnx.Rngs(0))
+
+
 def test_a_convolution_is_for_the_tokens_of_one_sequence():
     layer, x = _over_tokens(convolution_width=3), normal(5, B, T, D)
     with pytest.raises(ValueError, match=r"a short convolution is for self-attention only: .*convolution_width=0"):

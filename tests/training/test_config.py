@@ -54,6 +54,25 @@ def test_unknown_field_names_the_nearest(name, hint):
     assert str(error) == f"config has no field {name}{hint}"
 
 
+def _parts(config):
+    """A configuration and all configurations in it."""
+    yield config
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _parts(value)
+
+
+@pytest.mark.parametrize("classes", TRAININGS, ids=title)
+def test_no_configuration_takes_an_attribute_that_is_no_field(classes):
+    for part in _parts(default_config(classes)):
+        for name in [field.name for field in dataclasses.fields(part)]:
+            with pytest.raises(
+                UserError, match=rf"^{type(part).__name__} has no field {name}_; did you mean {name}\?$"
+            ):
+                setattr(part, f"{name}_", 1)
+
+
 @pytest.fixture
 def workdir(tmp_path):
     return epath.Path(tmp_path)
@@ -99,7 +118,7 @@ def test_what_may_change_is_changed(workdir):
 )
 def test_workdir_of_another_experiment_is_refused(workdir, field, value, message):
     save_config(changed(num_steps=7), workdir)
-    with pytest.raises(UserError, match=f"was made with {message}: restore these values, or use another --workdir$"):
+    with pytest.raises(UserError, match=f"was made with {message}: restore these values, or use another workdir$"):
         save_config(changed(**{field: value, "num_steps": 8}), workdir)
     assert load_config(workdir).num_steps == 7  # nothing of the refused one was written
 

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import chex
+import huggingface_hub
 import jax
 import numpy as np
 import pytest
@@ -131,6 +132,9 @@ def test_exported_adapters_are_the_model_that_was_trained(base, tuned, tmp_path,
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["base"] == str(source)
     assert not (tmp_path / "adapter" / "config.json").exists()
+    card = huggingface_hub.ModelCard.load(tmp_path / "adapter" / "README.md")
+    assert (card.data.library_name, card.data.base_model) == ("peft", None)  # of a local folder
+    assert "## Evaluations on the validation split" in card.text
     for other in (merged(model), hf.load(tmp_path / "merged"), hf.load(tmp_path / "adapter")):
         assert not jax.tree.leaves(nnx.state(other, Frozen))
         np.testing.assert_allclose(score(other), want, atol=1e-5 * np.abs(want).max())
@@ -138,6 +142,7 @@ def test_exported_adapters_are_the_model_that_was_trained(base, tuned, tmp_path,
     assert "already contains" in capfd.readouterr().err
     assert main(["convert", f"--model={tmp_path}/adapter", f"--output={tmp_path}/again"]) == 0
     np.testing.assert_allclose(score(hf.load(tmp_path / "again")), want, atol=1e-5 * np.abs(want).max())
+    assert "Adapters, merged into their model" in (tmp_path / "again" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

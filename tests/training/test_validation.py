@@ -102,6 +102,12 @@ def test_defaults_are_the_base_model_and_valid():
             'task.data.dataset="grammar" is English to Japanese, not en to de: leave its languages out, or .*',
         ),
         (
+            "task.data.dataset",
+            "gramar",
+            'task.data.dataset="gramar" is unknown: did you mean "grammar"\\? A TFDS name .*',
+        ),
+        ("task.data.dataset", "file", 'task.data.dataset="file" is unknown: did you mean "files"\\? A TFDS name .*'),
+        (
             "task.data.tokens_per_batch",
             255,
             "task.data.tokens_per_batch=255 must be at least max_length=256, the size of one sentence",

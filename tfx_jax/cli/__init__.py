@@ -9,12 +9,13 @@ import platform
 import sys
 import threading
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from tfx_jax import __version__
 from tfx_jax.cli.support import process
 from tfx_jax.cli.support.large_pages import restart_with_large_pages
-from tfx_jax.errors import UserError, is_store_error, one_line, printable
+from tfx_jax.errors import SOURCE, UserError, is_store_error, one_line, printable
 
 VERBS = {
     "train": "train an experiment, or resume it",
@@ -61,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_USAGE, end="")
         return _flush(0 if arguments else 2)
     if arguments[0] in ("-V", "--version"):
-        packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "flax"))
+        names = ("jax", "jaxlib", "flax") if find_spec("flax") else ("jax", "jaxlib")
+        packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
         print(f"tfx-jax {__version__} ({packages}, Python {platform.python_version()})")
         return _flush(0)
     if sys.platform == "win32":  # the workdir's lock and `select` on standard input need POSIX
@@ -177,6 +179,14 @@ def _line(error: Exception) -> str | None:
     """Returns the one-line message of an error the user can fix; None for any other, which is a bug of tfx_jax."""
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "tfx_jax").partition(".")[0]
+        if package == "tfx_jax" or find_spec(package):  # a mistake in an import
+            return None
+        return (
+            f"needs the package {package}, which is not installed: only jax, jaxtyping and tfx_jax are, with which "
+            f'check-attention works. Install the others: pip install "tfx-jax @ {SOURCE}"'
+        )
     if is_store_error(error):
         return f"a remote store cannot be reached ({one_line(error)}): check the network and rerun the same command"
     if isinstance(error, OSError):  # a file error that no other code has explained

@@ -1,5 +1,7 @@
 """`tfx-jax check-attention`: compares an attention function with the float64 formula on many small cases."""
 
+import contextlib
+import difflib
 import importlib
 import json
 import os
@@ -8,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfx_jax.arguments import Parser
-from tfx_jax.cli.support.options import set_up_program
 from tfx_jax.errors import UserError, one_line
-from tfx_jax.testing import CASES, check_attention, summarize
+from tfx_jax.testing import CASES, Check, check_attention, summarize
 
 
 def run(argv: Sequence[str]) -> int:
@@ -34,11 +35,37 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     for name in arguments.case or ():
         if name not in CASES:
-            raise UserError(f"unknown case {name!r}; use one of {', '.join(CASES)}")
-    set_up_program()
-    checks = check_attention(_function(arguments.function), cases=arguments.case)
+            raise UserError(f"unknown case {name!r}; {_similar_cases(name)}")
+    with contextlib.suppress(ModuleNotFoundError):  # installed with jax and jaxtyping only
+        from tfx_jax.cli.support.options import set_up_program  # needs all other packages
+
+        set_up_program()
+    checks = _check(_function(arguments.function), arguments.case or CASES)
     print(json.dumps([check._asdict() for check in checks]) if arguments.json else summarize(checks))
     return int(any(check.outcome == "wrong" for check in checks))
+
+
+def _check(function: Any, cases: Sequence[str]) -> list[Check]:
+    """Checks case by case, and says on a terminal which one runs, because all of them take minutes."""
+    checks: list[Check] = []
+    shows_progress = sys.stderr.isatty()
+    for number, case in enumerate(cases, 1):
+        if shows_progress:
+            print(f"\r\x1b[K{number}/{len(cases)} {case}", end="", file=sys.stderr, flush=True)
+        checks += check_attention(function, cases=[case])
+    if shows_progress:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    return checks
+
+
+def _similar_cases(name: str) -> str:
+    """Returns the end of a message about a case that does not exist: similar names, or how to list all."""
+    similar = [case for case in CASES if len(name) > 2 and name.lower() in case.lower()][:5]
+    similar = similar or difflib.get_close_matches(name, CASES, n=3)
+    if similar:
+        return f"did you mean {' or '.join(map(repr, similar))}?"
+    groups = dict.fromkeys(case.partition(":")[0] for case in CASES)
+    return f"names begin with {', '.join(groups)}; tfx_jax.testing.CASES has all {len(CASES)}"
 
 
 def _function(name: str) -> Any:

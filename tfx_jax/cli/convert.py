@@ -190,8 +190,8 @@ def _write_adapter(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         raise UserError(f"{arguments.workdir}: {error}") from None
     weights = "adapter_model.safetensors"
     files = ["adapter_config.json", weights, *_copy(epath.Path(arguments.workdir) / "tokenizer", output), NAME]
-    card = _card_of_run(arguments, argv, output, f"Weights: LoRA adapters, float32, of `{base}`.", architecture="")
-    write_card(output, card)
+    description = "Weights: adapters, float32, of the model that adapter_config.json names."
+    write_card(output, _card_of_run(arguments, argv, output, description, architecture=""))
     size = (output / weights).stat().st_size
     summary = {"base": base_name, "bytes_after": size, "output": str(output), "files": files}
     print(f"adapters of {base_name}: {size:,} bytes; {output}: {', '.join(files)}", file=sys.stderr)

@@ -12,9 +12,9 @@ from tfx_jax.errors import UserError
 _MODELS = """# Hugging Face models
 
 The architectures that `tfx_jax.models.hf.load` reads from folders or from the hub, and that `tfx_jax.models.hf.save`
-and `tfx-jax convert` write. Parity tests compare each with transformers: outputs within 1e-4 of their scale, padding on
-either side, the same tokens where it generates, and parameters that come back bit for bit. `python -m
-benchmarks.hf_folders` prints the errors of all of them, and names others that are refused.
+and `tfx-jax convert` write. Parity tests compare each family with transformers, and `python -m benchmarks.hf_folders`
+each architecture, with others that are refused: outputs within 1e-4 of their scale, padding on either side, the same
+tokens where it generates, and parameters that come back bit for bit.
 
 `tfx-jax experiments --models > docs/hugging_face.md` writes this page.
 

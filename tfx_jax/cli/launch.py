@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from tfx_jax.arguments import Parser
 from tfx_jax.cli import VERBS
-from tfx_jax.errors import UserError, install_command
+from tfx_jax.errors import UserError, install_command, printable
 from tfx_jax.launch import TARGETS, Plan
 from tfx_jax.planning.topologies import has_libtpu
 
@@ -31,8 +31,8 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the launch commands to standard output without running them; for TPU slices, also print the plan "
-        "of tfx-jax plan",
+        help="print the launch commands to standard output without running them; xpk and jobset, which name the TPU "
+        "slices, also print the plan of tfx-jax plan",
     )
     parser.add_argument("--output", metavar="FILE", help="with --dry-run: write the commands to FILE instead")
     target.add_options(parser)
@@ -43,8 +43,10 @@ def run(argv: Sequence[str]) -> int:
     plan = target.plan(options, command)
     if options.dry_run:
         status = _write(plan.text, options.output)
-        if plan.topology is not None and command[0] == "train":
+        if command[0] == "train" and plan.topology is not None:
             _print_plan(command[1:], plan.topology, plan.num_slices)
+        elif command[0] == "train" and plan.unknown:
+            print(f"no plan: {printable(plan.unknown)}", file=sys.stderr)
         return status
     return _start(plan)
 

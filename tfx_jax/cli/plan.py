@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
         "--slices", type=at_least_one, default=1, help="number of TPU slices of this topology; %(default)s by default"
     )
     parser.add_argument(
-        "--price", type=_price, help="price of one device per hour; adds the cost of the run to the plan"
+        "--price", type=_price, help="price of a device per hour, in any currency; adds the cost of the run to the plan"
     )
     parser.add_argument(
         "--search", action="store_true", help="try several meshes and remat settings, and rank those that fit"

@@ -415,8 +415,8 @@ def t5_score_mod(
     pairs exists, forward or backward, and `table` gets its gradient.
 
     Args:
-      table: [buckets, N].
-      offset: number of keys before the first query.
+      table: [buckets, N], with a column for each query head.
+      offset: number of keys before the first query; it may be traced. One query against a cache needs its position.
       max_distance: distances from this one on share a bucket.
       is_bidirectional: False for decoders.
 
@@ -441,16 +441,26 @@ def _add_t5_bias(
       offset: number of keys before the first query.
       logits: a block of logits.
       b: unused.
-      n: unused.
+      n: indices of its heads, of rank 4.
       t: indices of the queries of the block, of rank 4.
       s: indices of its keys, of rank 4.
       **bucket_options: options of `relative_position_bias`.
     """
-    del b, n
+    del b
+    _check_number_of_heads("table must have one column", table.shape[1:], n)
     # Queries and keys of a block are consecutive, so its first distance determines all others.
     first_distance = s[0, 0, 0, 0] - t[0, 0, 0, 0] - offset
     bias = relative_position_bias(table, *logits.shape[2:], offset=-first_distance, **bucket_options)
     return logits + bias.astype(logits.dtype)
+
+
+def _check_number_of_heads(requirement: str, shape: tuple[int, ...], n: Array) -> None:
+    """Raises ValueError unless `shape` is (N,), for the indices n, [1, N, 1, 1], of all query heads."""
+    if shape != (n.shape[1],):
+        raise ValueError(
+            f"{requirement} for each query head, [N] = {(n.shape[1],)}, got {shape}; with grouped queries, too, N is "
+            "the number of query heads, not of key heads"
+        )
 
 
 def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] = 0) -> ScoreMod:
@@ -459,8 +469,12 @@ def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] 
     Section 3 of "Train Short, Test Long" (Press et al., 2022, https://arxiv.org/abs/2108.12409); see `alibi_bias`.
 
     Args:
-      slopes: one for each head, [N], such as `alibi_slopes(N)`; learned ones get gradients.
-      offset: number of keys before the first query.
+      slopes: one for each query head, [N], such as `alibi_slopes(N)`; learned ones get gradients.
+      offset: number of keys before the first query; it may be traced. Query indices of a `score_mod` count from 0, so
+        one query against a cache needs its position here.
+
+    Raises:
+      ValueError: when it is called, if the number of slopes is not that of query heads.
 
     >>> from tfx_jax.functional import dot_product_attention
     >>> x, slopes = jnp.zeros((1, 2, 1, 4)), jnp.log(jnp.array([3.0]))
@@ -476,6 +490,7 @@ def _subtract_distances(
 ) -> Array:
     """Subtracts slope * distance from a block of logits: the `score_mod` of `alibi_score_mod`; see `ScoreMod`."""
     del b
+    _check_number_of_heads("slopes must have one number", slopes.shape, n)
     return logits - slopes.astype(logits.dtype)[n] * jnp.abs(s - t - offset).astype(logits.dtype)
 
 

@@ -75,7 +75,11 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
     start = functools.partial(execute, ["kubectl", "create", "--filename=-"], text)
     generation = _GENERATIONS.get(options.accelerator)
     topology = None if generation is None else f"{generation}:{options.topology}"
-    return Plan(text=text, program="kubectl", start=start, topology=topology, num_slices=options.num_slices)
+    known = ", ".join(_GENERATIONS)
+    unknown = (
+        "" if topology else f"--accelerator={options.accelerator} is no TPU that is known here: use one of {known}"
+    )
+    return Plan(text, "kubectl", start, topology, options.num_slices, unknown)
 
 
 def manifest(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:

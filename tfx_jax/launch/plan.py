@@ -26,6 +26,8 @@ class Plan(NamedTuple):
     """Topology of a rented TPU slice, as `tfx-jax plan` names it; None if the options do not determine it."""
     num_slices: int = 1
     """Number of such slices."""
+    unknown: str = ""
+    """Why `topology` is None although the target rents a slice; "" if it rents none that its options describe."""
 
 
 def execute(argv: Sequence[str], standard_input: str | None = None) -> int:

@@ -35,7 +35,7 @@ export PATH="$PWD/.venv/bin:$HOME/.local/bin:$PATH"
 tar -xzf ~/tfx-jax.tar.gz
 command -v uv > /dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
 [[ -d .venv ]] || uv venv --quiet --python 3.12 .venv
-uv pip install --quiet --python .venv '.[tpu]'
+uv pip install --quiet --python .venv '.[tpu,tfds]'
 trap '' HUP
 setsid "$@" >> log 2>&1 < /dev/null &
 echo $! > pid

@@ -2,20 +2,16 @@
 
 import argparse
 import functools
-import math
 import shlex
 from collections.abc import Sequence
 
 from tfx_jax.arguments import Parser, at_least_one
 from tfx_jax.errors import UserError
 from tfx_jax.launch.plan import Plan, add_grace_option, dns_label, execute, literal, require_shared_workdir
-from tfx_jax.planning.topologies import TOPOLOGIES
+from tfx_jax.planning.topologies import CLOUD_TYPES
 from tfx_jax.training.sharding.distributed import RESTART
 
 SUMMARY = "TPU slices of a GKE cluster, through XPK"
-
-# For each family of TPU types, its name in `tfx-jax plan`, and how many a type counts per chip: v4 and v5p count cores.
-_GENERATIONS = {"v4": ("v4", 2), "v5litepod": ("v5e", 1), "v5p": ("v5p", 2), "v6e": ("v6e", 1)}
 
 
 def add_options(parser: Parser) -> None:
@@ -68,21 +64,13 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
     # As a script, "xpk workload create" with one option per line.
     lines = ["#!/usr/bin/env bash", " \\\n  ".join([" ".join(argv[:3]), *map(shlex.quote, argv[3:])])]
     start = functools.partial(execute, argv)
-    text, topology = "\n".join(lines) + "\n", _topology(options.tpu_type)
-    return Plan(text=text, program="xpk", start=start, topology=topology, num_slices=options.num_slices)
+    text, topology = "\n".join(lines) + "\n", CLOUD_TYPES.get(options.tpu_type)
+    unknown = "" if topology else f"--tpu-type={options.tpu_type} is no TPU type that is known here: {_known_types()}"
+    return Plan(text, "xpk", start, topology, options.num_slices, unknown)
 
 
-def _topology(tpu_type: str) -> str | None:
-    """Returns the topology of a TPU type as `tfx-jax plan` names it; None for an unknown type.
-
-    >>> _topology("v5litepod-256"), _topology("v5p-16"), _topology("v6e-3")
-    ('v5e:16x16', 'v5p:2x2x2', None)
-    """
-    name, _, size = tpu_type.partition("-")
-    generation, count_per_chip = _GENERATIONS.get(name, ("none", 1))
-    for topology in TOPOLOGIES:
-        family, _, shape = topology.partition(":")
-        num_chips = math.prod(map(int, shape.split("x")))
-        if family == generation and size == str(num_chips * count_per_chip):
-            return topology
-    return None
+def _known_types() -> str:
+    """Returns the first and the last TPU type of each family, for a message."""
+    last = {name.partition("-")[0]: name for name in CLOUD_TYPES}  # by family, the last of its types
+    first = {name.partition("-")[0]: name for name in reversed(CLOUD_TYPES)}
+    return "use " + ", ".join(f"{first[family]} to {last[family]}" for family in last)

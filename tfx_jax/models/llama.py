@@ -1,7 +1,7 @@
 """Llama, and the decoders that differ from it by options.
 
 These are Mistral, Mixtral, Qwen (with experts too), Gemma, OLMo 2, SmolLM3, Phi-3, gpt-oss, Granite, StableLM,
-DeepSeek-V2 and V3.
+DeepSeek-V2 and V3, and Qwen3-Next.
 
 A layer is x = x + attention(norm(x)), then x = x + feed_forward(norm(x)), with rotary positions, grouped queries, RMS
 norms and a gated feed-forward network or a mixture of such networks. `tfx_jax.models.hf.load` reads Hugging Face
@@ -21,6 +21,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of, within
 from tfx_jax.functional import layer_norm, rms_norm
+from tfx_jax.functional.attention import SPECS
+from tfx_jax.functional.attention.spec import RecurrentDecoding
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.language_model import LanguageModel
 from tfx_jax.models.padding import last_index
@@ -38,6 +40,30 @@ all heads together (OLMo 2), or one for each head separately, which has one scal
 NORM_KINDS = ("rms", "layer")
 """Values of `LlamaConfig.norm_kind`: RMS norms, or layer norms (StableLM), which have a bias but for queries and
 keys."""
+
+
+@documented
+@dataclasses.dataclass(unsafe_hash=True)
+class RecurrentConfig:
+    """Layers whose attention has a recurrent state and sizes of its own: Gated DeltaNet in Qwen3-Next.
+
+    Queries, keys and values go through a short convolution. The outputs of heads have an RMS norm, and SiLU of a linear
+    map of the layer's input multiplies them (Yang et al., 2024, https://arxiv.org/abs/2412.06464, section 3.3). There
+    are no rotary positions and no norms of queries and keys.
+    """
+
+    num_heads: int = at_least(0, 0)  # heads of values and outputs; 0: recurrent layers are as all others
+    num_key_heads: int | None = at_least(1, None)  # heads of queries and keys, a divisor of num_heads; None: num_heads
+    d_k: int = at_least(1, 128)  # size of a query and a key
+    d_v: int = at_least(1, 128)  # size of a value
+    convolution_width: int = at_least(1, 4)  # tokens in the convolution
+
+    def validate(self) -> None:
+        """Raises ValueError if num_key_heads does not divide num_heads."""
+        if self.num_heads % (self.num_key_heads or 1):
+            raise ValueError(
+                f"recurrent.num_key_heads={self.num_key_heads} does not divide recurrent.num_heads={self.num_heads}"
+            )
 
 
 @documented
@@ -83,6 +109,7 @@ class LlamaConfig:
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
     convolution_width: int = at_least(0, 0)  # tokens in a causal convolution of queries, keys and values; 0: none
     use_output_gate: bool = False  # whether the outputs of heads are multiplied by sigmoids of the layer's input
+    recurrent: RecurrentConfig = dataclasses.field(default_factory=RecurrentConfig)
     dropout_rate: float = fraction(0.0)  # of embeddings and branches
     attention_dropout_rate: float = fraction(0.0)
     labels: tuple[str, ...] = ()  # names of the classes, for a `LlamaClassifier`
@@ -132,7 +159,11 @@ class LlamaConfig:
             raise ValueError(f"is_parallel is for norms='pre', got norms={self.norms!r}")
         if self.logits_divisor <= 0:
             raise ValueError(f"logits_divisor must be above 0, got {self.logits_divisor}")
+        for name in ("attention_soft_cap", "logits_soft_cap"):
+            if (cap := getattr(self, name)) is not None and not cap > 0:
+                raise ValueError(f"{name} must be above 0, or None for no cap, got {cap}")
         self.experts.validate()
+        self.recurrent.validate()
         try:
             self.rotary.validate(self.head_size)
         except ValueError as error:
@@ -184,7 +215,6 @@ class Llama(LanguageModel):
             make_norm=make_norm,
         )
         num_kv_heads = c.num_kv_heads or c.num_heads
-        head_sizes: dict[str, Any] = {"num_heads": c.num_heads, "num_kv_heads": num_kv_heads, "d_k": c.head_size}
 
         def make_layer(index: int, attention_config: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
             """Makes layer `index` of the pattern that the layers repeat."""
@@ -207,21 +237,21 @@ class Llama(LanguageModel):
             if c.query_rank is not None:
                 options["query_rank"] = c.query_rank
                 options["query_rank_norm"] = RMSNorm(c.query_rank, epsilon=_LATENT_EPSILON)
+            options |= {"num_heads": c.num_heads, "d_k": c.head_size, "num_kv_heads": num_kv_heads}
+            options |= {"use_bias": c.use_qkv_bias, "use_out_bias": c.use_out_bias, "use_sinks": c.use_sinks}
+            options |= {"scale": c.attention_scale, "logits_soft_cap": c.attention_soft_cap, "rotary": rotary}
+            options |= {"convolution_width": c.convolution_width, "use_output_gate": c.use_output_gate}
+            if c.recurrent.num_heads and _is_recurrent(attention_config):
+                r = c.recurrent
+                options = {"num_heads": r.num_heads, "num_key_heads": r.num_key_heads, "d_k": r.d_k, "d_v": r.d_v}
+                options |= {"convolution_width": r.convolution_width, "use_gate_bias": False}
+                options |= {"use_output_gate": True, "gate_fn": jax.nn.silu}
+                options["output_norm"] = RMSNorm(r.d_v, epsilon=c.norm_epsilon)
+            sizes: dict[str, Any] = {name: options.get(name) for name in ("num_heads", "num_kv_heads", "d_k")}
             attention = MultiHeadAttention(
                 c.d_model,
-                c.num_heads,
-                d_k=c.head_size,
-                num_kv_heads=num_kv_heads,
-                use_bias=c.use_qkv_bias,
-                use_out_bias=c.use_out_bias,
-                use_sinks=c.use_sinks,
-                rotary=rotary,
-                convolution_width=c.convolution_width,
-                use_output_gate=c.use_output_gate,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or attention_config.make(**head_sizes, rngs=rngs),
-                scale=c.attention_scale,
-                logits_soft_cap=c.attention_soft_cap,
+                attention_fn=attention_fn or attention_config.make(**sizes, rngs=rngs),
                 dtype=dtype,
                 rngs=rngs,
                 **options,
@@ -357,6 +387,13 @@ class NormOfEachHead(nnx.Module):
         """Normalizes the last axis."""
         scale = self.scale[...] + self.scale_offset if self.scale_offset else self.scale[...]
         return (self.normalize(heads.astype(scale.dtype)) * scale[None, None]).astype(heads.dtype)
+
+
+def _is_recurrent(attention: AttentionConfig) -> bool:
+    """Returns whether an attention decodes from a recurrent state."""
+    spec = SPECS[attention.names[0]]
+    options = spec.passed(attention.options.given)
+    return spec.decoding is not None and isinstance(spec.decoding(**options), RecurrentDecoding)
 
 
 _INIT_STDDEV = 0.02

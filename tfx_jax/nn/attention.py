@@ -78,6 +78,7 @@ class MultiHeadAttention(nnx.Module):
         d_k: int | None = None,
         d_v: int | None = None,
         num_kv_heads: int | None = None,
+        num_key_heads: int | None = None,
         d_key_input: int | None = None,
         d_value_input: int | None = None,
         d_out: int | None = None,
@@ -93,6 +94,9 @@ class MultiHeadAttention(nnx.Module):
         rotary: "RotaryConfig | None" = None,
         convolution_width: int = 0,
         use_output_gate: bool = False,
+        gate_fn: Callable[[Array], Array] = jax.nn.sigmoid,
+        output_norm: nnx.Module | None = None,
+        use_gate_bias: bool = True,
         dropout_rate: float = 0.0,
         attention_fn: AttentionFn = dot_product_attention,
         scale: float | None = None,
@@ -111,6 +115,8 @@ class MultiHeadAttention(nnx.Module):
           d_k: query and key head size H; None means d_model / num_heads.
           d_v: value head size U; None means d_k.
           num_kv_heads: K, a divisor of num_heads; None means num_heads.
+          num_key_heads: number of projected queries and of projected keys, each of which is repeated for as many of the
+            num_heads heads, which all have their own values (Qwen3-Next, 2025). None means N queries and K keys.
           d_key_input: width of the inputs of the key projection; None means d_model.
           d_value_input: width of the inputs of the value projection; None means d_key_input.
           d_out: width of the output; None means d_model.
@@ -129,8 +135,11 @@ class MultiHeadAttention(nnx.Module):
           rotary: rotates queries and keys by their positions; None means no rotation.
           convolution_width: number of tokens in a causal convolution of queries, keys and values, which is before norms
             and rotary positions: 4 in Mamba-2 and Gated DeltaNet. For self-attention only. 0 means no convolution.
-          use_output_gate: whether the output of each head is multiplied by the logistic function of a linear map of the
+          use_output_gate: whether the output of each head is multiplied by a nonlinear function of a linear map of the
             query inputs, element by element (Qiu et al., 2025, https://arxiv.org/abs/2505.06708; Qwen3-Next).
+          gate_fn: this function; Gated DeltaNet has SiLU.
+          output_norm: norm of the output of each head, before the gate. None means no norm.
+          use_gate_bias: whether the projections of the attention's own gates (`AttentionSpec.gates`) have a bias.
           dropout_rate: dropout rate of the attention weights; 0 in the paper's text, 0.1 in its code.
           attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`, a function or a
             Module that owns parameters.
@@ -170,14 +179,21 @@ class MultiHeadAttention(nnx.Module):
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         if num_heads % num_kv_heads:
             raise ValueError(f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}")
+        if num_key_heads is not None and (num_kv_heads != num_heads or num_heads % num_key_heads):
+            raise ValueError(
+                f"num_key_heads={num_key_heads} must divide num_heads={num_heads}, and num_kv_heads={num_kv_heads} "
+                "must equal it"
+            )
+        num_queries, num_keys = (num_heads, num_kv_heads) if num_key_heads is None else (num_key_heads, num_key_heads)
+        self.num_repeats = 1 if num_key_heads is None else num_heads // num_key_heads
         d_key_input = d_model if d_key_input is None else d_key_input
         d_value_input = d_key_input if d_value_input is None else d_value_input
         linear = functools.partial(Linear, use_bias=use_bias, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         project = functools.partial(linear, kernel_init=nnx.initializers.variance_scaling(0.5, "fan_avg", "uniform"))
         self.query_down = None if query_rank is None else project(d_model, query_rank)
-        self.query = project(d_model if query_rank is None else query_rank, (num_heads, d_k))
+        self.query = project(d_model if query_rank is None else query_rank, (num_queries, d_k))
         self.key = project(
-            d_key_input, (num_kv_heads, sizes.key), use_bias=use_bias if use_key_bias is None else use_key_bias
+            d_key_input, (num_keys, sizes.key), use_bias=use_bias if use_key_bias is None else use_key_bias
         )
         self.value = project(d_value_input, (num_kv_heads, sizes.value))
         self.out = linear(
@@ -206,16 +222,17 @@ class MultiHeadAttention(nnx.Module):
                 return None
             return ShortConvolution(convolution_width, heads, size, param_dtype=param_dtype, rngs=rngs)
 
-        self.query_convolution = convolution(num_heads, d_k)
-        self.key_convolution = convolution(num_kv_heads, sizes.key)
+        self.query_convolution = convolution(num_queries, d_k)
+        self.key_convolution = convolution(num_keys, sizes.key)
         self.value_convolution = convolution(num_kv_heads, sizes.value)
         self.output_gate = project(d_model, (num_heads, sizes.output)) if use_output_gate else None
+        self.gate_fn, self.output_norm = gate_fn, output_norm
         self.gate_names = ()
         if spec is not None and spec.gates is not None:
             shapes = spec.gates(num_heads=num_heads, num_kv_heads=num_kv_heads, d_k=d_k, **options_of(attention_fn))
             self.gate_names = tuple(shapes)
             for name, shape in shapes.items():
-                setattr(self, f"gate_{name}", linear(d_key_input, shape, use_bias=True))
+                setattr(self, f"gate_{name}", linear(d_key_input, shape, use_bias=use_gate_bias))
         self.dropout_rate = dropout_rate
         if attention_axes is not None:
             attention_fn = functools.partial(attention_over_axes, attention_fn, axes=tuple(attention_axes))
@@ -309,7 +326,8 @@ class MultiHeadAttention(nnx.Module):
         key = self._convolved("key", self.key(memory), **tokens)
         value = self._convolved("value", self.value(memory if value_memory is None else value_memory), **tokens)
         value = value if self.value_norm is None else self.value_norm(value)
-        return with_positions(key, self.key_norm, self.key_rotary, positions), value
+        key = with_positions(key, self.key_norm, self.key_rotary, positions)
+        return repeated(key, self.num_repeats), value
 
     def _project_query(self, x: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
         """Returns queries before convolution, norm and rotation."""
@@ -416,16 +434,13 @@ class MultiHeadAttention(nnx.Module):
             options["is_training"] = True
         if return_weights:
             options["return_weights"] = True
-        query = with_positions(query, self.query_norm, self.rotary, positions)
+        query = repeated(with_positions(query, self.query_norm, self.rotary, positions), self.num_repeats)
         result = current_distribution().attend(self.attention_fn, query, key, value, **options)
+        output_gates = None if self.output_gate is None else self.output_gate(x)
         if return_weights:
             context, weights = result
-            return self.out(self._gated(context, x)), weights
-        return self.out(self._gated(result, x))
-
-    def _gated(self, context: Float[Array, "B T N U"], x: Float[Array, "B T D"]) -> Float[Array, "B T N U"]:
-        """Multiplies the outputs of the heads by their gates, if there are any."""
-        return context if self.output_gate is None else context * jax.nn.sigmoid(self.output_gate(x))
+            return self.out(gated(self, context, output_gates)), weights
+        return self.out(gated(self, result, output_gates))
 
 
 @documented
@@ -499,6 +514,17 @@ def _token_mask(mask: Mask | None, length: int) -> Bool[Array, "#B T"] | None:
             "segment_ids, or convolution_width=0"
         )
     return mask[:, 0, 0, -length:]
+
+
+def repeated(heads: Float[Array, "B T N H"], count: int) -> Float[Array, "B T N*count H"]:
+    """Repeats each head `count` times."""
+    return heads if count == 1 else jnp.repeat(heads, count, axis=2)
+
+
+def gated(layer: Any, context: Float[Array, "B T N U"], gates: Float[Array, "B T N U"] | None) -> Array:
+    """Normalizes the outputs of the heads and multiplies them by `gate_fn(gates)`, where `layer` does so."""
+    context = context if layer.output_norm is None else layer.output_norm(context)
+    return context if gates is None else context * layer.gate_fn(gates)
 
 
 def logit_options(layer: Any) -> dict[str, Any]:

@@ -378,7 +378,7 @@ def _warn_of_slow_decoding(obstacle: str) -> None:
 def _is_plain(cross: MultiHeadAttention) -> bool:
     """Whether cross-attention has only projections and a scale, which is all that `FusedCrossAttention` supports."""
     others = (cross.query_norm, cross.key_norm, cross.rotary, cross.sinks, cross.logits_soft_cap)
-    others += (cross.value_norm, cross.query_down, cross.query_convolution, cross.output_gate)
+    others += (cross.value_norm, cross.query_down, cross.output_norm, cross.query_convolution, cross.output_gate)
     is_recurrent = isinstance(decoding_of(cross.attention_fn), RecurrentDecoding)
     return not is_recurrent and all(other is None for other in others)
 

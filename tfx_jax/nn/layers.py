@@ -26,7 +26,9 @@ from tfx_jax.nn.attention import (
     LearnedAttention,
     MultiHeadAttention,
     decoding_of,
+    gated,
     logit_options,
+    repeated,
     with_positions,
 )
 from tfx_jax.nn.basic import FeedForward, LayerNorm, Linear, drop
@@ -434,13 +436,17 @@ class FusedSelfAttention(nnx.Module):
         self.query_up = FusedLinear(*_joined(attention.query), dtype=dtype, int8=int8) if has_rank else None
         self.query_rank_norm, self.value_norm = attention.query_rank_norm, attention.value_norm
         self.out = FusedLinear(*_joined(attention.out), dtype=dtype, int8=int8)
-        _, self.num_heads, self.query_size = attention.query.kernel.shape
-        _, self.num_kv_heads, self.d_k = attention.key.kernel.shape
-        self.d_v = attention.value.kernel.shape[2]
+        self.query_size, self.d_k = attention.query.kernel.shape[2], attention.key.kernel.shape[2]
+        _, self.num_kv_heads, self.d_v = attention.value.kernel.shape
+        self.num_repeats, self.gate_fn, self.output_norm = (
+            attention.num_repeats,
+            attention.gate_fn,
+            attention.output_norm,
+        )
         # Of the outputs of `projections`: where those of the query, the key and the value end.
         self.ends = (math.prod(query.out_features),)
-        self.ends += (self.ends[0] + self.num_kv_heads * self.d_k,)
-        self.ends += (self.ends[1] + self.num_kv_heads * self.d_v,)
+        self.ends += (self.ends[0] + math.prod(attention.key.out_features),)
+        self.ends += (self.ends[1] + math.prod(attention.value.out_features),)
         self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         self.rotary, self.key_rotary, self.sinks = attention.rotary, attention.key_rotary, attention.sinks
         convolutions = {name: getattr(attention, f"{name}_convolution") for name in ("query", "key", "value")}
@@ -523,8 +529,8 @@ class FusedSelfAttention(nnx.Module):
         if recent is not None:
             (query, key, value), recent = self._convolve({"query": query, "key": key, "value": value}, recent)
         token_positions = jnp.broadcast_to(position if positions is None else positions, beams)
-        query = with_positions(query, self.query_norm, self.rotary, token_positions)
-        key = with_positions(key, self.key_norm, self.key_rotary, token_positions)
+        query = repeated(with_positions(query, self.query_norm, self.rotary, token_positions), self.num_repeats)
+        key = repeated(with_positions(key, self.key_norm, self.key_rotary, token_positions), self.num_repeats)
         value = value if self.value_norm is None else self.value_norm(value)
         options = logit_options(self)
         if self.step_fn is not None:
@@ -535,10 +541,11 @@ class FusedSelfAttention(nnx.Module):
             extended = past.append(FusedKVCache.of(key, value), position)
             attend = cast(AttentionFn, self.attention_fn)
             context = attend(query, *extended.keys_and_values(), bias, mask=mask, **options)
-        context = context.reshape(*shape[:2], -1)
-        if output_gates.shape[-1]:
-            context = context * jax.nn.sigmoid(output_gates).reshape(context.shape)
-        return self.out(context), extended if recent is None else ConvolvedPast(extended, recent)
+        context = context.reshape(*shape[:2], *context.shape[2:])  # [R, 1, N, U]
+        context = gated(self, context, output_gates.reshape(context.shape) if output_gates.shape[-1] else None)
+        return self.out(context.reshape(*shape[:2], -1)), extended if recent is None else ConvolvedPast(
+            extended, recent
+        )
 
     def _convolve(
         self, heads: dict[str, Float[Array, "B W heads _"]], recent: dict[str, Float[Array, "R W-1 heads _"]]

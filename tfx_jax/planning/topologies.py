@@ -5,6 +5,7 @@ libtpu describes TPUs and compiles for them. JAX's CUDA plugin compiles for NVID
 
 import contextlib
 import importlib.util
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -20,6 +21,16 @@ _SHAPES = {"v4": _CUBIC, "v5e": _FLAT, "v5p": _CUBIC, "v6e": _FLAT, "tpu7x": _CU
 
 TOPOLOGIES = tuple(f"{generation}:{shape}" for generation, shapes in _SHAPES.items() for shape in shapes)
 """Names of TPU topologies: the generation, and the chips of a slice in each dimension of its torus."""
+
+# For each family of Google Cloud's TPU types: its generation, and what a type counts per chip; v4 and v5p count cores.
+_FAMILIES = {"v4": ("v4", 2), "v5litepod": ("v5e", 1), "v5p": ("v5p", 2), "v6e": ("v6e", 1)}
+
+CLOUD_TYPES = {
+    f"{family}-{math.prod(map(int, shape.split('x'))) * count_per_chip}": f"{generation}:{shape}"
+    for family, (generation, count_per_chip) in _FAMILIES.items()
+    for shape in _SHAPES[generation]
+}
+"""Topology of each of Google Cloud's TPU types: {"v4-8": "v4:2x2x1", ...}."""
 
 _UNDESCRIBED = ("tpu8i", "tpu8t")
 
@@ -117,6 +128,9 @@ def tpu_devices(topology: str, num_slices: int = 1) -> list[Any]:
             f"{', '.join(TOPOLOGIES)}"
         )
     if topology not in TOPOLOGIES:
+        cloud_type = topology.replace("v5e-", "v5litepod-")  # people call a v5litepod-8 v5e-8
+        if cloud_type in CLOUD_TYPES:
+            raise UserError(f"unknown topology {topology}: the shape of that TPU type is {CLOUD_TYPES[cloud_type]}")
         raise UserError(
             f"unknown topology {topology}: use one of {', '.join(TOPOLOGIES)}, or for GPUs a name such as h100:1x8x8"
         )

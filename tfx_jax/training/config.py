@@ -127,7 +127,7 @@ def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def accelerator_variant(config: ExperimentConfig, *, batch_factor: int = 1) -> ExperimentConfig:
-    """Changes an experiment for TPUs and recent GPUs by `accelerator_settings`.
+    """Changes an experiment for accelerators by `accelerator_settings`.
 
     Batches get `batch_factor` times as many tokens, and there are as many times fewer steps, also between checkpoints.
     """
@@ -206,7 +206,7 @@ def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
         changed = classes or changed
         if changed:
             raise UserError(
-                f"{workdir} was made with {'; '.join(changed)}: restore these values, or use another --workdir"
+                f"{workdir} was made with {'; '.join(changed)}: restore these values, or use another workdir"
             )
     write_sealed(path, _to_dict(config))
 

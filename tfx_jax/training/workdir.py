@@ -22,14 +22,14 @@ def make_workdir(workdir: epath.PathLike) -> epath.Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise UserError(f"{path} is a file: use another --workdir") from None
+        raise UserError(f"{path} is a file: use another workdir") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be created ({error.strerror or error}): use another --workdir") from None
+        raise UserError(f"{path} cannot be created ({error.strerror or error}): use another workdir") from None
     except Exception as error:  # clients of stores raise errors of their own classes
         raise UserError(f"{path} cannot be reached ({one_line(error)})") from None
     check_no_links(path, _WRITTEN_THROUGH)
     if is_local(path) and not os.access(path, os.W_OK | os.X_OK):
-        raise UserError(f"{path} is not writable: use another --workdir, or change its permissions")
+        raise UserError(f"{path} is not writable: use another workdir, or change its permissions")
     return path
 
 

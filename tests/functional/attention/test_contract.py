@@ -60,6 +60,7 @@ from tfx_jax.functional import (
     routing_attention,
     sliding_window_attention,
 )
+from tfx_jax.planning.programs import collectives
 
 _projection = np.random.default_rng(0).normal(size=(24, 8)).astype(np.float32)
 BIGBIRD = {"num_global_blocks": 1, "num_window_blocks": 3, "num_random_blocks": 1}
@@ -590,8 +591,11 @@ def test_explicit_axes_change_no_value():
     inputs = _inputs(case)
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
     mask = _padding(inputs[1])
-    placed = (jax.device_put(x, NamedSharding(mesh, P("data", None, "model"))) for x in inputs)
-    got = _attend(case)(*placed, mask=jax.device_put(mask, NamedSharding(mesh, P("data"))))
+    placed = tuple(jax.device_put(x, NamedSharding(mesh, P("data", None, "model"))) for x in inputs)
+    placed_mask = jax.device_put(mask, NamedSharding(mesh, P("data")))
+    program = _attend(case).lower(*placed, mask=placed_mask).compile()
+    assert not collectives(program.as_text())  # jax.sharding.no_collectives would refuse jax.sharding.auto_axes
+    got = program(*placed, mask=placed_mask)
     assert got.sharding.spec == P("data", None, "model", None)
     np.testing.assert_allclose(got, _padded(case, inputs, mask).out, atol=1e-5)
 

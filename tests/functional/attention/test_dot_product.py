@@ -440,9 +440,12 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("change", "match"),
         [
-            ({"query": (3, 5, 72)}, r"query must have rank 4, .* got shape \(3, 5, 72\)"),
+            (
+                {"query": (3, 5, 72)},
+                r"query must have rank 4, .* got shape \(3, 5, 72\); .* pass query\[None\] and take",
+            ),
             ({"key": (7, 2, 9)}, "key must have rank 4"),
-            ({"value": (1, 3, 7, 2, 6)}, "value must have rank 4"),
+            ({"value": (1, 3, 7, 2, 6)}, r"value must have rank 4, .* got shape \(1, 3, 7, 2, 6\)(\n|$)"),
             ({"query": (3, 5, 8, 4)}, "query and key must have equal head sizes, got 4 != 9"),
             ({"value": (3, 4, 2, 6)}, r"key and value must have equal .* \(3, 7, 2\) != \(3, 4, 2\)"),
             ({"value": (3, 7, 1, 6)}, r"key and value must have equal .* \(3, 7, 2\) != \(3, 7, 1\)"),
@@ -450,8 +453,16 @@ class TestErrors:
             ({"query": (3, 5, 7, 9)}, "must divide that of query heads, got 2 key heads and 7 query heads"),
             ({"bias": (5, 7)}, r"bias must be broadcastable to \[B, N, T, S\] = \(3, 8, 5, 7\), got shape \(5, 7\)"),
             ({"bias": (3, 2, 5, 7)}, "bias must be broadcastable"),
-            ({"mask": (3, 5, 7)}, "mask must be broadcastable"),
-            ({"mask": (3, 1, 5, 5)}, "mask must be broadcastable"),
+            (
+                {"bias": (5, 7)},
+                r"(?m)needs 4 axes: for \[T, S\] pass bias\[None, None\], for \[B, S\] bias\[:, None, None\]$",
+            ),
+            (
+                {"mask": (3, 5, 7)},
+                r"(?m)needs 4 axes: for \[B, T, S\] pass mask\[:, None\], for \[N, T, S\] mask\[None\]$",
+            ),
+            ({"mask": (7,)}, r"(?m)got shape \(7,\); it needs 4 axes$"),
+            ({"mask": (3, 1, 5, 5)}, r"(?m)mask must be broadcastable .* got shape \(3, 1, 5, 5\)$"),
             ({"segment_ids": (3, 5)}, r"segment_ids must have shapes .* = \(3, 5\) and .* = \(3, 7\), got"),
             ({"segment_ids": (5,)}, "segment_ids must have shapes"),
         ],

@@ -15,6 +15,7 @@ from tests.functional.attention.oracles.favor import favor_weights, linear_weigh
 from tests.functional.attention.oracles.recurrent import PARAMETERS, WEIGHTS, attend
 from tfx_jax import functional
 from tfx_jax.functional.attention import SPECS
+from tfx_jax.functional.attention.spec import RecurrentDecoding
 
 B, T, N, K, H, U = 2, 13, 4, 2, 8, 6
 NAMES = pytest.mark.parametrize("name", WEIGHTS)
@@ -46,7 +47,7 @@ def _told(decoding, inputs, parameters, num_read, mask=None):
 
 
 def _decoding(name, options):
-    return SPECS[name].decoding(**{"block_size": 4} | options)
+    return functional.recurrent_decoding(SPECS[name].function, **{"block_size": 4} | options)
 
 
 @NAMES
@@ -115,7 +116,12 @@ def test_sums_of_features_decode_as_they_are_trained(name):
     inputs = _inputs()
     options = {"seed": 3, "num_features": 24} if name == "favor" else {}
     projection = functional.orthogonal_features(jax.random.key(3), 24, H)
-    run = jax.jit(lambda *x: [_told(SPECS[name].decoding(**options), x, {}, num_read)[0] for num_read in (0, 5)])
+    decoding_by_function = {
+        "linear": functional.recurrent_decoding(functional.linear_attention),
+        "favor": functional.recurrent_decoding(functools.partial(functional.favor_attention, projection=projection)),
+    }[name]
+    decodings = (SPECS[name].decoding(**options), 0), (decoding_by_function, 5)
+    run = jax.jit(lambda *x: [_told(decoding, x, {}, num_read)[0] for decoding, num_read in decodings])
     oracle = functools.partial(favor_weights, projection=projection) if name == "favor" else linear_weights
     want = mixed(oracle(*inputs[:2], is_causal=True), inputs[2])
     told, after = run(*inputs)
@@ -184,6 +190,39 @@ def test_gates_and_parameters_of_another_shape_are_refused():
     zeros = {"beta": jnp.zeros((B, T, K)), "dt": jnp.zeros((B, T, K)), "log_rate_scale": jnp.zeros(K)}
     with pytest.raises(ValueError, match=r"dt_bias must have shape \(2,\) for keys of 2 heads, got \(3,\)"):
         functional.gated_delta_rule(query, key, value, **zeros, dt_bias=jnp.zeros(3))
+
+
+def test_every_attention_with_a_state_has_public_decoding():
+    """And says so in its docstring."""
+    for spec in SPECS.values():
+        decoding = spec.decoding(**spec.example(T)) if spec.decoding else None
+        if isinstance(decoding, RecurrentDecoding):
+            options = {"projection": PROJECTION} if spec.name == "favor" else {}
+            function = functional.favor_attention if spec.name == "favor" else spec.function
+            assert callable(functional.recurrent_decoding(function, is_causal=True, **options).step)
+            assert "`recurrent_decoding` decodes with" in " ".join(function.__doc__.split()), spec.name
+
+
+def test_errors_of_decoding_say_what_to_do():
+    decoding, (query, key, value) = functional.recurrent_decoding, _inputs()
+    with pytest.raises(ValueError, match="chunked_attention has no state of constant size: keep its keys and values"):
+        decoding(functional.chunked_attention)
+    with pytest.raises(ValueError, match="delta_rule decodes causally only: pass is_causal=True or leave it out"):
+        decoding(functional.delta_rule, is_causal=False)
+    with pytest.raises(ValueError, match="state of delta_rule does not depend on beta: pass gates and parameters to"):
+        decoding(functools.partial(functional.delta_rule, beta=jnp.zeros((B, T, K))))
+    with pytest.raises(ValueError, match="favor_attention also needs projection: pass it here"):
+        decoding(functional.favor_attention)
+    read, step = decoding(functional.delta_rule)
+    beta = jnp.zeros((B, T, K))
+    with pytest.raises(ValueError, match="delta_rule also needs beta, in `read` and in `step`"):
+        read(key, value)
+    with pytest.raises(ValueError, match=r"beta must have shape \(2, 13, 2\), got \(2, 13\)"):
+        read(key, value, beta=beta[..., 0])
+    with pytest.raises(ValueError, match=r"mask must be a padding mask, .* got shape \(1, 1, 13, 13\)"):
+        read(key, value, functional.causal_mask(T), beta=beta)
+    with pytest.raises(ValueError, match=r"step takes one token: .* got \(2, 13, 4, 8\) and \(2, 13, 2, 8\)"):
+        step(jnp.zeros((B, K, H, U)), query, key, value, beta=beta)
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ def _compared(attends, arrays, **options):
 DOCUMENTS = np.random.default_rng(5).integers(0, 2, (DIMS.B, DIMS.S)).astype(np.int32)
 OPTIONS = {"logits_soft_cap": 1.5, "local_window_size": (6, 3), "scale": 0.6, "return_lse": True}
 LENGTHS = {"query_lengths": np.array([11, 7]), "key_lengths": np.array([12, 9])}
+ORACLE_LENGTHS = {"query_lengths": LENGTHS["query_lengths"], "lengths": LENGTHS["key_lengths"]}
 
 
 class TestEverythingTogether:
@@ -77,7 +78,7 @@ class TestEverythingTogether:
             return DOCUMENTS[b, s] == n % 2 or s <= t
 
         logits = option_logits(query, key, bias=bias, scale=0.6, cap=1.5, score=score)
-        pairs = option_pairs(query, key, window=(6, 3), lengths=LENGTHS["key_lengths"], seen=seen)
+        pairs = option_pairs(query, key, window=(6, 3), **ORACLE_LENGTHS, seen=seen)
         weights, lse = weights_and_lse(logits, pairs, sinks)
         exists = np.arange(DIMS.T) < LENGTHS["query_lengths"][:, None]
         return mixed(weights, value) * exists[:, :, None, None], np.where(exists[:, None], lse, -np.inf)
@@ -122,7 +123,7 @@ class TestEverythingTogether:
         (out, weights), (chunked_out, chunked_weights) = jax.jit(lambda *x: [attend(*x) for attend in attends])(
             query, key, value
         )
-        pairs = option_pairs(query, key, window=(3, 3), lengths=LENGTHS["key_lengths"])
+        pairs = option_pairs(query, key, window=(3, 3), **ORACLE_LENGTHS)
         want = weights_and_lse(option_logits(query, key, cap=1.5), pairs, sinks)[0]
         want = want * (np.arange(DIMS.T) < LENGTHS["query_lengths"][:, None])[:, None, :, None]
         for got in (weights, chunked_weights):
@@ -178,10 +179,59 @@ class TestWindow:
         out = np.asarray(jax.jit(functools.partial(IN_CHUNKS, local_window_size=(0, 1)))(query, key, value))
         assert np.isnan(out).any(axis=(0, 2, 3)).tolist() == [True] * 4 + [False] * 4 + [True] * 8
 
+    @pytest.mark.parametrize(
+        ("size", "message"),
+        [
+            ((1, -1), r"must be at least 0, got \(1, -1\)"),
+            ((2,), r"must be an integer or a pair of integers \(left, right\), .* got \(2,\)"),
+            ((1, 0, 0), r"must be an integer or a pair of integers .* got \(1, 0, 0\)"),
+            (2.5, r"must be an integer or a pair of integers .* got 2\.5"),
+            (True, r"must be an integer or a pair of integers .* got True"),
+        ],
+    )
     @both
-    def test_negative_ones_are_refused(self, attend):
-        with pytest.raises(ValueError, match=r"local_window_size must be at least 0, got \(1, -1\)"):
-            jax.eval_shape(functools.partial(attend, local_window_size=(1, -1)), *_inputs())
+    def test_others_are_refused(self, attend, size, message):
+        with pytest.raises(ValueError, match=f"^local_window_size {message}"):
+            jax.eval_shape(functools.partial(attend, local_window_size=size), *_inputs())
+
+
+class TestStaticCache:
+    """A cache of S keys of which each row has written `key_lengths`: the queries are the last ones of them."""
+
+    @pytest.mark.parametrize("num_queries", [1, 3])
+    def test_positions_count_from_the_lengths(self, num_queries):
+        """Also where a window is as short as the rest of the cache, and of a block of queries none sees the future."""
+        query, key, value = _inputs()
+        query, lengths = query[:, :num_queries], np.array([3, 9])
+        options = {"is_causal": True, "local_window_size": (2, 0)}
+        attends = dot_product_attention, IN_CHUNKS, lambda *x, **_: dot_product_attention(*x, is_causal=True, **length)
+        length = {"key_lengths": lengths}
+        run = jax.jit(lambda *x: [attend(*x, **options, **length) for attend in attends])
+        windowed, in_chunks, causal = run(query, key, value)
+        for window, answers in (((2, 0), (windowed, in_chunks)), (None, (causal,))):
+            pairs = option_pairs(query, key, is_causal=True, window=window, lengths=lengths)
+            want = mixed(weights_and_lse(option_logits(query, key), pairs)[0], value)
+            for got in answers:
+                np.testing.assert_allclose(got, want, atol=1e-5)
+        row = tuple(x[:1] for x in (query, key[:, :3], value[:, :3]))
+        alone = jax.jit(functools.partial(dot_product_attention, **options))(*row)
+        np.testing.assert_allclose(windowed[:1], alone, atol=1e-5)  # as without the rest of the cache
+
+    def test_kernels_say_why_they_cannot(self):
+        x, lengths = jnp.zeros((2, 256, 2, 128), jnp.bfloat16), jnp.array([200, 100])
+        with pytest.raises(ValueError, match="'splash' has no mask_mod, got one, or key_lengths with is_causal or"):
+            dot_product_attention(x[:, :128], x, x, is_causal=True, key_lengths=lengths, implementation="splash")
+
+
+@pytest.mark.parametrize("cap", [0, 0.0, -1.5, np.float32(0)])
+@pytest.mark.parametrize(
+    "attend",
+    [dot_product_attention, IN_CHUNKS, functools.partial(sliding_window_attention, window=1)],
+    ids=["xla", "chunked", "window"],
+)
+def test_caps_that_are_not_above_0_are_refused(attend, cap):
+    with pytest.raises(ValueError, match="logits_soft_cap must be above 0, or None for no cap, got"):
+        jax.eval_shape(functools.partial(attend, logits_soft_cap=cap), *_inputs())
 
 
 @pytest.mark.parametrize("lengths", [np.ones((2, 1), int), np.ones(3, int), np.ones(2, np.float32)], ids=str)
@@ -343,6 +393,13 @@ class TestMods:
         assert got.dtype == jnp.bfloat16
         want = np.asarray(want, np.float32)
         np.testing.assert_allclose(np.asarray(got, np.float32), want, atol=1e-2 * np.abs(want).max())
+
+    @both
+    def test_a_number_for_each_query_head_is_needed(self, attend):
+        """Not for each key head, of which there are two."""
+        for score_mod in (alibi_score_mod(alibi_slopes(2)), t5_score_mod(jnp.zeros((32, 2)))):
+            with pytest.raises(ValueError, match=r"for each query head, \[N\] = \(4,\), got \(2,\); with grouped"):
+                jax.eval_shape(functools.partial(attend, score_mod=score_mod), *_inputs())
 
     @both
     def test_results_that_do_not_fit_are_refused(self, attend):

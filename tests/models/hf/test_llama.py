@@ -62,6 +62,8 @@ DEEPSEEK |= {"kv_lora_rank": 12, "q_lora_rank": 10, "qk_rope_head_dim": 4, "qk_n
 DEEPSEEK |= {"num_hidden_layers": 2, "n_shared_experts": 2, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
 ONE_GROUP = {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0}
 MSCALE = {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}}
+QWEN3_NEXT = {**MOE, "head_dim": 16, "shared_expert_intermediate_size": 28, "linear_num_key_heads": 2}
+QWEN3_NEXT |= {"linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10}
 # Names of architectures without "ForCausalLM", and what differs from SIZES.
 FOLDERS = {
     "Llama": {},
@@ -104,6 +106,13 @@ FOLDERS = {
     "DeepseekV2 one group": {**DEEPSEEK, **ONE_GROUP, **MSCALE},
     "DeepseekV3": DEEPSEEK,
     "DeepseekV3 one group": {**DEEPSEEK, **ONE_GROUP, **MSCALE, "norm_topk_prob": False},
+    "Qwen3Next": QWEN3_NEXT,
+    "Qwen3Next dense networks": {
+        **QWEN3_NEXT,
+        "num_experts": 0,
+        "linear_num_key_heads": 4,
+        "linear_conv_kernel_dim": 2,
+    },
     "StableLm whole heads": {"rope_parameters": {**HALF, "partial_rotary_factor": 1.0}},
 }
 
@@ -234,6 +243,36 @@ def test_deepseeks_that_are_refused(tmp_path, fields, message):
     assert_refused(tmp_path, message)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
+        ({"attention_bias": True}, "attention_bias is True, but only False is supported"),
+        (
+            {"layer_types": ["sliding_attention"] * 4},
+            "layer_types is 'sliding_attention', but only linear_attention, full",
+        ),
+        ({"linear_num_key_heads": 3}, "recurrent.num_key_heads=3 does not divide recurrent.num_heads=4"),
+        (
+            {"num_hidden_layers": 2, "layer_types": LEFT_OUT},
+            "there is a tensor model.layers.2.* the model has no place",
+        ),
+    ],
+)
+def test_qwen3_nexts_that_are_refused(tmp_path, fields, message):
+    config = transformers.Qwen3NextConfig(**SIZES | QWEN3_NEXT)
+    transformers.Qwen3NextForCausalLM(config).save_pretrained(tmp_path)
+    change_config(tmp_path, **fields)
+    assert_refused(tmp_path, message)
+
+
+def test_without_kinds_of_layers_every_fourth_of_a_qwen3_next_has_dense_attention(tmp_path):
+    config = transformers.Qwen3NextConfig(**SIZES | QWEN3_NEXT)
+    transformers.Qwen3NextForCausalLM(config).save_pretrained(tmp_path)
+    change_config(tmp_path, layer_types=LEFT_OUT)
+    assert hf.load(tmp_path).config.attention.names == ["gated_delta_rule"] * 3 + ["dense"]
+
+
 def test_a_rotary_key_is_no_larger_than_a_query():
     config = LlamaConfig(V, 64, 1, 32, 4, attention=AttentionConfig("latent", AttentionOptions(rope_size=9)))
     with pytest.raises(ValueError, match="rope_size=9 must be at most the size of a head, d_k=8"):
@@ -251,6 +290,8 @@ def test_without_a_share_a_stablelm_rotates_a_quarter_of_a_head(tmp_path):
     [
         ({"norm_kind": "layer", "norm_scale_offset": 1.0}, "norm_scale_offset=1.0 is for RMS norms"),
         ({"is_parallel": True, "norms": "both"}, "is_parallel is for norms='pre', got norms='both'"),
+        ({"attention_soft_cap": 0.0}, "attention_soft_cap must be above 0, or None for no cap, got 0.0"),
+        ({"logits_soft_cap": -1.0}, "logits_soft_cap must be above 0, or None for no cap, got -1.0"),
     ],
 )
 def test_norms_that_contradict_each_other(options, message):

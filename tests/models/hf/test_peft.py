@@ -23,12 +23,16 @@ TOKENS = np.random.default_rng(0).integers(3, V, (B, T))
 LLAMA = {"vocab_size": V, "max_position_embeddings": 32, "hidden_size": 32, "intermediate_size": 48}
 LLAMA |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
 GPT = {"vocab_size": V, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4}
+DEEPSEEK = LLAMA | {"num_key_value_heads": 4, "n_routed_experts": 3, "num_experts_per_tok": 2, "n_group": 1}
+DEEPSEEK |= {"moe_intermediate_size": 20, "topk_group": 1, "kv_lora_rank": 12, "q_lora_rank": 10}
+DEEPSEEK |= {"qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6, "first_k_dense_replace": 1}
 BERT = {"vocab_size": V, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 # A class, its sizes, the modules that PEFT adapts, and our targets.
 NETS = {
     "Llama": ("LlamaForCausalLM", LLAMA, ["q_proj", "v_proj", "down_proj"], "query|value|down"),
     "Phi3": ("Phi3ForCausalLM", LLAMA, ["qkv_proj", "gate_up_proj"], "query|value|gate"),
     "Mixtral": ("MixtralForCausalLM", LLAMA | {"num_local_experts": 3}, ["q_proj", "o_proj"], "query|out"),
+    "DeepSeek": ("DeepseekV3ForCausalLM", DEEPSEEK, ["q_b_proj", "kv_a_proj_with_mqa"], "query|key|value"),
     "GPT2": ("GPT2LMHeadModel", GPT, ["c_attn", "c_fc"], "query|key|feed_forward/up"),
     "Bert": (
         "BertForSequenceClassification",

@@ -194,7 +194,8 @@ def test_a_file_that_cannot_be_read_is_one_line(workdir):
 def test_all_that_a_task_keeps_is_vouched_for(tmp_path, classes):
     """Whoever adds a file to a task without `Artifacts.checked` sees it here."""
     config = tiny_variant(default_config(classes))
-    config.task.data.tokenizer = "sentencepiece" if hasattr(config.task.data, "sort_buffer") else "words"
+    if hasattr(config.task.data, "tokenizer"):
+        config.task.data.tokenizer = "sentencepiece" if hasattr(config.task.data, "sort_buffer") else "words"
     if "max_length" in {field.name for field in dataclasses.fields(config.task.data)}:
         config.task.data.max_length = 128
         if hasattr(config.model, "max_length"):

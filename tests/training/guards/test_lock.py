@@ -24,7 +24,7 @@ with locked(epath.Path({str(tmp_path)!r})):
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline() == "locked\n"
-        message = rf"is in use by process {process.pid} on .*: wait until it ends, or use another --workdir"
+        message = rf"is in use by process {process.pid} on .*: wait until it ends, or use another workdir"
         with pytest.raises(UserError, match=message), locked(epath.Path(tmp_path)):
             pass
     finally:

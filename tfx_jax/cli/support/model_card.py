@@ -1,6 +1,6 @@
 """README.md of a folder that `tfx-jax convert` writes: a model card, with the metadata that the Hugging Face hub reads.
 
-It says what the files say, and nothing else: no language, no license and no intended use that nobody has named.
+It says what the files say, and nothing else: no language, no license and no intended use that no one has named.
 """
 
 import contextlib

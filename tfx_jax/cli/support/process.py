@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Any, TextIO
 
 from tfx_jax.errors import UserError
-from tfx_jax.files import is_local
 
 _MIN_FILES, _MAX_FILES = 256, 4_096  # files open at once; Orbax alone opens about fifty
 
@@ -96,6 +95,8 @@ def check_cache_folder() -> None:
     Raises:
       UserError: if it is not a folder and cannot be created.
     """
+    from tfx_jax.files import is_local  # needs etils, which `check-attention` does without
+
     name = os.environ.get("JAX_COMPILATION_CACHE_DIR", "")
     if not name or not is_local(name):
         return

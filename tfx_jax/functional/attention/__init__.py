@@ -21,6 +21,7 @@ from tfx_jax.functional.attention.axial import attention_over_axes
 from tfx_jax.functional.attention.bigbird import BIGBIRD, bigbird_attention, bigbird_block_mask
 from tfx_jax.functional.attention.chunked import chunked_attention
 from tfx_jax.functional.attention.cosine import COSINE, cosine_attention
+from tfx_jax.functional.attention.decoding import recurrent_decoding
 from tfx_jax.functional.attention.decomposable import attend_both, decomposable_attention
 from tfx_jax.functional.attention.delta_rules import (
     DELTA_RULE,
@@ -203,6 +204,7 @@ __all__ = [
     "nystrom_attention",
     "orthogonal_features",
     "padding_mask",
+    "recurrent_decoding",
     "redundancy_penalty",
     "relative_attention",
     "retention",

@@ -17,6 +17,7 @@ from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     SegmentIds,
+    check_integers,
     check_pairs,
     shard_like_query,
     weights_on_request,
@@ -87,6 +88,7 @@ def aligned_attention(
     [[0.5, 0.5, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.0, 0.0]]
     """
     (b, t, n, _), s = query.shape, key.shape[1]
+    check_integers(window=window)
     if window < 0 or (sigma is not None and not sigma > 0):
         raise ValueError(f"window must be at least 0 and sigma above 0, got window={window} and sigma={sigma}")
     check_pairs(bias, mask, (b, n, t, s))

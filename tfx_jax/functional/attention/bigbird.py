@@ -13,6 +13,7 @@ from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.lsh import visible_tokens
 from tfx_jax.functional.attention.signature import (
     Bias,
+    check_integers,
     check_shapes,
     refuse_segment_ids,
     shard_like_query,
@@ -72,6 +73,7 @@ def bigbird_block_mask(
 
 def check_blocks(num_global: int, num_window: int, num_random: int) -> None:
     """Raises ValueError if a number of blocks is negative or the window even."""
+    check_integers(num_global_blocks=num_global, num_window_blocks=num_window, num_random_blocks=num_random)
     if min(num_global, num_random) < 0:
         raise ValueError(
             f"numbers of global and random blocks must be at least 0, got {num_global} global and {num_random} random"
@@ -291,8 +293,8 @@ def _check(
             "BigBird has no causal form, because its global tokens see the future and every token sees them: pass "
             "is_causal=False"
         )
-    if block_size < 1:
-        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    check_integers(1, block_size=block_size)
+    check_integers(first_block_times=first_block_times, num_last_global_blocks=num_last_global_blocks)
     if first_block_times < 1 or num_last_global_blocks < 0:
         raise ValueError(
             "first_block_times must be at least 1 and num_last_global_blocks at least 0, got "

@@ -28,13 +28,17 @@ from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     MaskMod,
+    Positions,
     ScoreMod,
     SegmentIds,
     Window,
     add_key_lengths,
+    check_integers,
     check_outputs,
     check_shapes,
+    check_soft_cap,
     check_window,
+    count_from_lengths,
     pair_of_segment_ids,
     segment_mask,
     shard_like_query,
@@ -146,8 +150,7 @@ def split_inputs(
 
     Query head n belongs to key head n // G, with G = N / K, so the axis N becomes the axes K and G.
     """
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
+    check_integers(1, chunk_size=chunk_size)
     b, t, n, h = query.shape
     s, k = key.shape[1:3]
     query, key, value, bias = vary_alike((query, key, value, bias), (mask, segment_ids, rng))
@@ -654,8 +657,11 @@ def chunked_attention(
     check_shapes(query, key, value, bias, mask)
     check_outputs(return_weights, return_lse)
     check_sinks(sinks, query.shape[2])
+    check_soft_cap(logits_soft_cap)
     (b, t, n, h), (s, k) = query.shape, key.shape[1:3]
     window, is_causal = check_window(local_window_size, is_causal)
+    positions = Positions(is_causal, window, mask_mod)
+    is_causal, window, mask_mod = count_from_lengths(positions, query, key, query_lengths, key_lengths)
     mask = add_key_lengths(mask, key_lengths, key)
     ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
     if sinks is not None:

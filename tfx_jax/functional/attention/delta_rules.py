@@ -14,8 +14,8 @@ from tfx_jax.functional.attention.linear_recurrences import RETENTION, init_step
 from tfx_jax.functional.attention.recurrent import (
     Updates,
     check_recurrent,
+    decoding_of_updates,
     recurrent_attention,
-    recurrent_decoding,
     to_float32,
 )
 from tfx_jax.functional.attention.signature import (
@@ -51,29 +51,33 @@ def delta_rule(
     r"""Computes o_t = scale * S_t^T q_t with S_t = S_{t-1} + b_t k_t (v_t - S_{t-1}^T k_t)^T: values are overwritten.
 
     The fast weights of Schlag et al. (2021, https://arxiv.org/abs/2102.11174, equations 23 to 25), in the form of
-    DeltaNet (Yang et al., 2024, https://arxiv.org/abs/2406.06484): queries and keys are divided by their length, and
-    b_t = sigmoid(beta_t) is the share of the value stored for k_t that is replaced.
+    DeltaNet (Yang et al., 2024, https://arxiv.org/abs/2406.06484): queries and keys are divided by their length here,
+    and b_t = sigmoid(beta_t) is the share of the value stored for k_t that is replaced. `recurrent_decoding` decodes
+    with a state of constant size.
 
     Args:
-      query: queries, [B, T, N, H]. Arguments without explanation are those of `retention`.
-      key: [B, S, K, H].
-      value: [B, S, K, U].
-      bias: must be None.
-      mask: padding, [B or 1, 1, 1, S].
+      query: queries, [B, T, N, H], at the last T of the S positions.
+      key: keys, [B, S, K, H]; K divides N, and query head n reads the state of key head n // (N / K).
+      value: values, [B, S, K, U].
+      bias: must be None: the logit of a pair, which a bias is added to, is never computed.
+      mask: padding, [B or 1, 1, 1, S]. Hidden keys do not change the state; it does not decay at padding either.
       beta: logits of the write strength, [B, S, K].
-      is_causal: must be true.
+      is_causal: must be true, because the state holds past tokens only.
       scale: multiplies the normalized queries; None means 1 / sqrt(H).
-      block_size: tokens in a chunk.
-      segment_ids: packed sequences.
-      dropout_rate: must be 0.
-      dropout_rng: unused.
-      return_weights: also return the coefficient of each value in each output.
+      block_size: tokens in a chunk, a power of two. Memory is linear in S * block_size and S / block_size * H * U.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. The tokens of a sequence must be
+        consecutive; each sequence starts with a state of zeros.
+      dropout_rate: must be 0, because no weights are computed that could be dropped. Drop the output instead.
+      dropout_rng: unused; part of the common signature.
+      return_weights: also return the coefficient of each value in each output, quadratic in memory.
 
     Returns:
-      The same results as `retention`.
+      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of output and weights, [B, N, T, S]. The
+      state is float32 (float64 for float64 inputs) whatever the inputs.
 
     Raises:
-      ValueError: in the same cases as `retention`, or if a gate has the wrong shape.
+      ValueError: if shapes do not match, those of a gate included, the mask is not a padding mask, or an option is out
+        of range.
 
     >>> key, value = jnp.ones((1, 3, 1, 1)), jnp.array([2.0, 3.0, 5.0]).reshape(1, 3, 1, 1)
     >>> jax.jit(delta_rule)(key, key, value, beta=jnp.full((1, 3, 1), 99.0)).ravel().round().tolist()
@@ -125,31 +129,36 @@ def gated_delta_rule(
 
     Equation 10 of "Gated Delta Networks" (Yang et al., 2024, https://arxiv.org/abs/2412.06464), with the decay
     a_t = exp(-rate softplus(dt_t + dt_bias)) of Mamba-2, rate = exp(log_rate_scale). Qwen3-Next also has a convolution
-    before this function and a norm and a gate after it, which are not part of it.
+    before this function and a norm and a gate after it, which are not part of it. Queries and keys are divided by their
+    length here, as in `delta_rule`: pass them without normalization. `recurrent_decoding` decodes with a state of
+    constant size.
 
     Args:
-      query: queries, [B, T, N, H]. Arguments without explanation are those of `retention`.
-      key: [B, S, K, H].
-      value: [B, S, K, U].
-      bias: must be None.
-      mask: padding, [B or 1, 1, 1, S].
+      query: queries, [B, T, N, H], at the last T of the S positions.
+      key: keys, [B, S, K, H]; K divides N, and query head n reads the state of key head n // (N / K).
+      value: values, [B, S, K, U].
+      bias: must be None: the logit of a pair, which a bias is added to, is never computed.
+      mask: padding, [B or 1, 1, 1, S]. Hidden keys do not change the state; it does not decay at padding either.
       beta: logits of the write strength, [B, S, K].
       dt: step sizes before bias and softplus, [B, S, K].
       log_rate_scale: logarithm of the decay rate, [K].
       dt_bias: added to `dt`, [K].
-      is_causal: must be true.
+      is_causal: must be true, because the state holds past tokens only.
       scale: multiplies the normalized queries; None means 1 / sqrt(H).
-      block_size: tokens in a chunk.
-      segment_ids: packed sequences.
-      dropout_rate: must be 0.
-      dropout_rng: unused.
-      return_weights: also return the coefficient of each value in each output.
+      block_size: tokens in a chunk, a power of two. Memory is linear in S * block_size and S / block_size * H * U.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. The tokens of a sequence must be
+        consecutive; each sequence starts with a state of zeros.
+      dropout_rate: must be 0, because no weights are computed that could be dropped. Drop the output instead.
+      dropout_rng: unused; part of the common signature.
+      return_weights: also return the coefficient of each value in each output, quadratic in memory.
 
     Returns:
-      The same results as `retention`.
+      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of output and weights, [B, N, T, S]. The
+      state is float32 (float64 for float64 inputs) whatever the inputs.
 
     Raises:
-      ValueError: in the same cases as `retention`, or if a gate or a parameter has the wrong shape.
+      ValueError: if shapes do not match, those of gates and parameters included, the mask is not a padding mask, or an
+        option is out of range.
 
     >>> x, large = jnp.ones((1, 2, 1, 1)), jnp.full((1, 2, 1), 99.0)
     >>> parameters = {"log_rate_scale": jnp.zeros(1), "dt_bias": jnp.zeros(1)}
@@ -195,31 +204,36 @@ def kimi_delta_attention(
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
     r"""Computes `gated_delta_rule` with a separate decay per channel: diag(a_t) S_{t-1} instead of a_t S_{t-1}.
 
-    Equation 1 of "Kimi Linear" (2025, https://arxiv.org/abs/2510.26692).
+    Equation 1 of "Kimi Linear" (2025, https://arxiv.org/abs/2510.26692). Queries and keys are divided by their length
+    here, as in `delta_rule`: pass them without normalization. `recurrent_decoding` decodes with a state of constant
+    size.
 
     Args:
-      query: queries, [B, T, N, H]. Arguments without explanation are those of `retention`.
-      key: [B, S, K, H].
-      value: [B, S, K, U].
-      bias: must be None.
-      mask: padding, [B or 1, 1, 1, S].
+      query: queries, [B, T, N, H], at the last T of the S positions.
+      key: keys, [B, S, K, H]; K divides N, and query head n reads the state of key head n // (N / K).
+      value: values, [B, S, K, U].
+      bias: must be None: the logit of a pair, which a bias is added to, is never computed.
+      mask: padding, [B or 1, 1, 1, S]. Hidden keys do not change the state; it does not decay at padding either.
       beta: logits of the write strength, [B, S, K].
       dt: step sizes before bias and softplus, [B, S, K, H].
       log_rate_scale: logarithm of the decay rate, [K].
       dt_bias: added to `dt`, [K, H].
-      is_causal: must be true.
+      is_causal: must be true, because the state holds past tokens only.
       scale: multiplies the normalized queries; None means 1 / sqrt(H).
-      block_size: tokens in a chunk.
-      segment_ids: packed sequences.
-      dropout_rate: must be 0.
-      dropout_rng: unused.
-      return_weights: also return the coefficient of each value in each output.
+      block_size: tokens in a chunk, a power of two. Memory is linear in S * block_size and S / block_size * H * U.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. The tokens of a sequence must be
+        consecutive; each sequence starts with a state of zeros.
+      dropout_rate: must be 0, because no weights are computed that could be dropped. Drop the output instead.
+      dropout_rng: unused; part of the common signature.
+      return_weights: also return the coefficient of each value in each output, quadratic in memory.
 
     Returns:
-      The same results as `retention`.
+      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of output and weights, [B, N, T, S]. The
+      state is float32 (float64 for float64 inputs) whatever the inputs.
 
     Raises:
-      ValueError: in the same cases as `retention`, or if a gate or a parameter has the wrong shape.
+      ValueError: if shapes do not match, those of gates and parameters included, the mask is not a padding mask, or an
+        option is out of range.
 
     >>> x, large = jnp.ones((1, 2, 1, 1)), jnp.full((1, 2, 1), 99.0)
     >>> parameters = {"log_rate_scale": jnp.zeros(1), "dt_bias": jnp.zeros((1, 1))}
@@ -273,12 +287,12 @@ def _normalized(query: Float[Array, "B T N H"], scale: float | None) -> Float[Ar
 
 def _decode_delta(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
     """Returns decoding of `delta_rule`."""
-    return recurrent_decoding(_delta, functools.partial(_normalized, scale=scale), block_size)
+    return decoding_of_updates(_delta, functools.partial(_normalized, scale=scale), block_size)
 
 
 def _decode_gated_delta(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
     """Returns decoding of `gated_delta_rule` and `kimi_delta_attention`."""
-    return recurrent_decoding(_gated_delta, functools.partial(_normalized, scale=scale), block_size)
+    return decoding_of_updates(_gated_delta, functools.partial(_normalized, scale=scale), block_size)
 
 
 DELTA_RULE = dataclasses.replace(

@@ -13,6 +13,7 @@ from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     MaskMod,
+    Positions,
     ScoreMod,
     SegmentIds,
     Window,
@@ -20,8 +21,10 @@ from tfx_jax.functional.attention.signature import (
     check_floats,
     check_pairs,
     check_shapes,
+    check_soft_cap,
     check_window,
     combine_masks,
+    count_from_lengths,
     pair_of_segment_ids,
 )
 from tfx_jax.functional.layers import dropout
@@ -76,6 +79,7 @@ def make_request(
     logits_soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     local_window_size: Window | None = None,
+    query_lengths: Int[Array, " B"] | None = None,
     key_lengths: Int[Array, " B"] | None = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
@@ -84,7 +88,10 @@ def make_request(
     """Checks the arguments of `tfx_jax.functional.dot_product_attention` and returns them as a `Request`."""
     check_shapes(query, key, value, bias, mask)
     check_sinks(sinks, query.shape[2])
+    check_soft_cap(logits_soft_cap)
     window, is_causal = check_window(local_window_size, is_causal)
+    positions = Positions(is_causal, window, mask_mod)
+    is_causal, window, mask_mod = count_from_lengths(positions, query, key, query_lengths, key_lengths)
     ids = None
     if segment_ids is not None:
         ids = pair_of_segment_ids(segment_ids, query.shape[0], query.shape[1], key.shape[1])

@@ -102,7 +102,8 @@ def dot_product_attention(
       mask: True where a query may attend, broadcastable to [B, N, T, S]. A query that may see no key gets a zero
         output, never NaN and never the mean value. Hidden keys and values do not change the output, but must be finite,
         because 0 * NaN is NaN.
-      is_causal: query t sees keys 0 .. t + S - T only.
+      is_causal: query t sees keys 0 .. t + S - T only: the last query is at the last key, which is what decoding with a
+        cache needs. `jax.nn.dot_product_attention` aligns the first query with the first key.
       scale: multiplies the logits; None means 1 / sqrt(H). T5 passes 1.0.
       segment_ids: packed sequences, [B, T] for self-attention or a pair ([B, T], [B, S]); a query sees the keys of its
         own segment, and segment 0 is padding.
@@ -111,21 +112,25 @@ def dot_product_attention(
       implementation: how to compute the values, which are the same for all. See "Implementations" above.
       return_weights: also return the softmax weights, before dropout. They are computed by the formula, whatever the
         implementation.
-      logits_soft_cap: c; limits the scaled logits to -c .. c by c tanh(logits / c), before bias and mask: section 2 of
-        Gemma 2 (2024, https://arxiv.org/abs/2408.00118). For "xla", "chunked" and "splash".
+      logits_soft_cap: c, above 0; limits the scaled logits to -c .. c by c tanh(logits / c), before bias and mask:
+        section 2 of Gemma 2 (2024, https://arxiv.org/abs/2408.00118). For "xla", "chunked" and "splash".
       sinks: a logit for each query head, [N], that takes part in the softmax and has no value, so that the weights of a
         query add up to less than 1, as in gpt-oss (2025, https://arxiv.org/abs/2508.10925). Zeros add one to the
         denominator ("softmax plus one", Miller, 2023). For "xla", "chunked" and "splash".
-      local_window_size: how many keys a query sees to the left and to the right of its own position, t + S - T. One
-        number applies to both sides; with `is_causal` only the left side counts. Unlike in `sliding_window_attention`,
-        padding counts as positions. For "xla", "chunked" and "splash"; the last two skip keys outside the window.
+      local_window_size: how many keys a query sees to the left and to the right of its own position, t + S - T, besides
+        the key at it. One number applies to both sides; with `is_causal` only the left side counts. Unlike in
+        `sliding_window_attention`, padding of a `mask` counts as positions. For "xla", "chunked" and "splash"; the last
+        two skip keys outside the window.
       query_lengths: number of queries of each row, [B]; queries past it get zeros.
-      key_lengths: number of keys of each row, [B]; keys past it are hidden.
+      key_lengths: number of keys of each row, [B]; keys past it are hidden. With T < S, as with a static cache, the
+        queries are the last ones of these keys: for `is_causal` and `local_window_size`, query t is at position
+        t + key_lengths - T (or - query_lengths, where they are given). With T = S its position is t.
       score_mod: function of the logits of a block and of the indices of its rows, heads, queries and keys that returns
         new logits, such as `alibi_score_mod` and `t5_score_mod`: FlexAttention (Dong et al., 2024,
         https://arxiv.org/abs/2412.05496). It is called as `score_mod(logits, b, n, t, s)` with arrays [B, N, T, S],
-        [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and [1, 1, 1, S]. Query indices count from 0, even if T < S. "chunked"
-        calls it for each pair of chunks and "xla" once for all pairs; arrays that it closes over get gradients.
+        [B, 1, 1, 1], [1, N, 1, 1], [1, 1, T, 1] and [1, 1, 1, S]. Query indices count from 0, even if T < S. "xla",
+        the default, calls it once with the logits of all pairs; "chunked" calls it for each pair of chunks, so that no
+        array of all pairs is made. Arrays that it closes over get gradients.
       mask_mod: called as `mask_mod(b, n, t, s)`; returns True where a query may attend, broadcastable to [B, N, T, S].
       return_lse: also return the logarithm of the softmax denominator, sinks included, for `merge_attention`. For "xla"
         and "chunked".
@@ -161,6 +166,7 @@ def dot_product_attention(
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
         local_window_size=local_window_size,
+        query_lengths=query_lengths,
         key_lengths=key_lengths,
         score_mod=score_mod,
         mask_mod=mask_mod,

@@ -12,6 +12,7 @@ from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     SegmentIds,
+    check_integers,
     check_shapes,
     shard_like_query,
     weights_on_request,
@@ -98,8 +99,7 @@ def strided_attention(
     >>> (4 * attend(x, x, x)[1])[0, 0, -1].tolist()
     [1.0, 0.0, 1.0, 1.0, 1.0]
     """
-    if stride < 1:
-        raise ValueError(f"stride must be at least 1, got {stride}")
+    check_integers(1, stride=stride)
     options = {"is_causal": is_causal, "scale": scale, "return_weights": return_weights}
     dropping = {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
     return _attend(SeesStride(stride), query, key, value, bias, mask, segment_ids, **options, **dropping)
@@ -159,6 +159,7 @@ def fixed_attention(
     >>> (3 * attend(x, x, x)[1])[0, 0, -1].tolist()
     [0.0, 1.0, 0.0, 1.0, 1.0]
     """
+    check_integers(block_size=block_size, num_summaries=num_summaries)
     if block_size < 1 or not 1 <= num_summaries <= block_size:
         sizes = f"block_size={block_size} and num_summaries={num_summaries}"
         raise ValueError(f"block_size must be at least 1 and num_summaries in 1 .. block_size, got {sizes}")

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float
 from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
+    check_integers,
     check_shapes,
     refuse_segment_ids,
     shard_like_query,
@@ -143,7 +144,7 @@ def favor_attention(
     The Performer of Choromanski et al. (2021, https://arxiv.org/abs/2009.14794): `linear_attention` with the features
     phi(x) = exp(W x - |x|^2 / 2) / sqrt(M) of x = sqrt(scale) q and x = sqrt(scale) k. The estimate of the kernel is
     unbiased with relative variance (exp(|x + y|^2) - 1) / M: accurate for vectors of about unit length, useless for
-    long ones.
+    long ones. `recurrent_decoding` decodes with sums of constant size.
 
     Args:
       query: [B, T, N, H]. Arguments without explanation are those of `linear_attention`.
@@ -215,6 +216,7 @@ def linear_attention(
 
     Equations 4 to 6 of "Transformers are RNNs" (Katharopoulos et al., 2020, https://arxiv.org/abs/2006.16236), and the
     causal equation 9 in blocks: pairwise inside a block, and a running sum over the earlier blocks.
+    `recurrent_decoding` decodes with sums of constant size.
 
     Args:
       query: queries, [B, T, N, H].
@@ -482,6 +484,7 @@ def _check_options(
         raise ValueError(f"linear attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
     if scale is not None and scale < 0:
         raise ValueError(f"scale must be at least 0, because queries and keys are multiplied by its root, got {scale}")
+    check_integers(block_size=block_size)
     if block_size < 1 or block_size & (block_size - 1):  # a power of two has a single bit
         raise ValueError(f"block_size must be a power of two, got {block_size}")
 
@@ -496,23 +499,29 @@ def _projection(size: int, seed: int, num_features: int | None) -> Float[Array, 
     return orthogonal_features(jax.random.key(seed), num_features or 4 * size, size)
 
 
-def _decode_linear(scale: float | None = None, block_size: int = 128) -> RecurrentDecoding:
-    """Returns decoding of `linear_attention` with the features elu(x) + 1."""
+def _decode_linear(
+    scale: float | None = None, block_size: int = 128, log_features_fn: LogFeaturesFn = log_elu_features
+) -> RecurrentDecoding:
+    """Returns decoding of `linear_attention`."""
     del block_size
-    return _decode(log_elu_features, scale)
+    return _decode(log_features_fn, scale)
 
 
 def _decode_favor(
-    seed: int = 0, num_features: int | None = None, scale: float | None = None, block_size: int = 128
+    seed: int = 0,
+    num_features: int | None = None,
+    scale: float | None = None,
+    block_size: int = 128,
+    projection: Float[Array, "M H"] | None = None,
 ) -> RecurrentDecoding:
-    """Returns decoding of `favor_attention` with the random features of a fixed seed."""
+    """Returns decoding of `favor_attention` with a projection, or with the random features of a fixed seed."""
     del block_size
 
     def log_features_fn(x: Array) -> Array:
         """Returns the log-features of queries or keys, which `_decode` has multiplied by sqrt(scale) if it is given."""
         size = x.shape[-1]
         x = x if scale is not None else x * size**-0.25  # the root of the default scale, 1 / sqrt(H)
-        return log_softmax_features(x, _projection(size, seed, num_features))
+        return log_softmax_features(x, _projection(size, seed, num_features) if projection is None else projection)
 
     return _decode(log_features_fn, scale)
 

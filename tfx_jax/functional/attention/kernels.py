@@ -55,6 +55,8 @@ def check_kernel(kernel: str, request: Request) -> None:
     for name, x in (in_no_kernel if kernel == "splash" else in_splash | in_no_kernel).items():
         if x is not None:
             got = f"one of shape {x.shape}" if isinstance(x, jax.Array | np.ndarray) else "one" if callable(x) else x
+            if name == "mask_mod":
+                got = "one, or key_lengths with is_causal or local_window_size and T < S"
             is_for_splash = name in in_splash and PLATFORMS[kernel] == PLATFORMS["splash"]
             raise _cannot(kernel, f"has no {name}", got, "splash" if is_for_splash else "chunked")
     if key.dtype != query.dtype or value.dtype != query.dtype:

@@ -17,9 +17,9 @@ from tfx_jax.functional.attention.recurrent import (
     Updates,
     check_recurrent,
     check_size,
+    decoding_of_updates,
     per_channel,
     recurrent_attention,
-    recurrent_decoding,
     to_float32,
 )
 from tfx_jax.functional.attention.signature import (
@@ -58,7 +58,7 @@ def retention(
     queries and keys; with gamma_n = exp(-slope_n) the lightning attention of MiniMax-01 (2025,
     https://arxiv.org/abs/2501.08313). In the parallel form the weight of key s is scale * q_t . k_s gamma_n^(t - s),
     where t - s counts tokens. It may be negative, and there is no softmax. Both papers normalize the output of each
-    head; this function does not.
+    head; this function does not. `recurrent_decoding` decodes with a state of constant size.
 
     Args:
       query: queries, [B, T, N, H], at the last T of the S positions.
@@ -135,29 +135,32 @@ def gated_linear_attention(
     r"""Computes o_t = scale * S_t^T q_t with S_t = diag(a_t) S_{t-1} + k_t v_t^T: a decay per channel, from a gate.
 
     Section 4 of "Gated Linear Attention Transformers" (Yang et al., 2023, https://arxiv.org/abs/2312.06635), with
-    a_t = sigmoid(gate_t)^(1 / temperature).
+    a_t = sigmoid(gate_t)^(1 / temperature). `recurrent_decoding` decodes with a state of constant size.
 
     Args:
-      query: queries, [B, T, N, H]. Arguments without explanation are those of `retention`.
-      key: [B, S, K, H].
-      value: [B, S, K, U].
-      bias: must be None.
-      mask: padding, [B or 1, 1, 1, S].
+      query: queries, [B, T, N, H], at the last T of the S positions.
+      key: keys, [B, S, K, H]; K divides N, and query head n reads the state of key head n // (N / K).
+      value: values, [B, S, K, U].
+      bias: must be None: the logit of a pair, which a bias is added to, is never computed.
+      mask: padding, [B or 1, 1, 1, S]. Hidden keys do not change the state; it does not decay at padding either.
       gate: logits of the gates, [B, S, K, H].
       temperature: the paper's tau; a larger value means a slower decay.
-      is_causal: must be true.
+      is_causal: must be true, because the state holds past tokens only.
       scale: multiplies queries; None means 1 / sqrt(H).
-      block_size: tokens in a chunk.
-      segment_ids: packed sequences.
-      dropout_rate: must be 0.
-      dropout_rng: unused.
-      return_weights: also return the coefficient of each value in each output.
+      block_size: tokens in a chunk, a power of two. Memory is linear in S * block_size and S / block_size * H * U.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. The tokens of a sequence must be
+        consecutive; each sequence starts with a state of zeros.
+      dropout_rate: must be 0, because no weights are computed that could be dropped. Drop the output instead.
+      dropout_rng: unused; part of the common signature.
+      return_weights: also return the coefficient of each value in each output, quadratic in memory.
 
     Returns:
-      The same results as `retention`.
+      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of output and weights, [B, N, T, S]. The
+      state is float32 (float64 for float64 inputs) whatever the inputs.
 
     Raises:
-      ValueError: in the same cases as `retention`, or if a gate has the wrong shape.
+      ValueError: if shapes do not match, those of a gate included, the mask is not a padding mask, or an option is out
+        of range.
 
     >>> x = jnp.ones((1, 3, 1, 1))
     >>> attend = jax.jit(gated_linear_attention, static_argnames="temperature")
@@ -209,29 +212,33 @@ def state_space_duality(
     Section 6 of "Transformers are SSMs" (Dao and Gu, 2024, https://arxiv.org/abs/2405.21060): C are the queries, B the
     keys, x the values, d_t = softplus(dt_t + dt_bias) the step size and rate = exp(log_rate_scale) the paper's -A.
     Mamba-2's block also has a convolution before this function, and adds D x_t, a gate and a norm after it.
+    `recurrent_decoding` decodes with a state of constant size.
 
     Args:
-      query: C, [B, T, N, H]. Arguments without explanation are those of `retention`.
-      key: B, [B, S, K, H].
+      query: C, [B, T, N, H], at the last T of the S positions.
+      key: B, [B, S, K, H]; K divides N, and query head n reads the state of key head n // (N / K).
       value: x, [B, S, K, U].
-      bias: must be None.
-      mask: padding, [B or 1, 1, 1, S].
+      bias: must be None: the logit of a pair, which a bias is added to, is never computed.
+      mask: padding, [B or 1, 1, 1, S]. Hidden keys do not change the state; it does not decay at padding either.
       dt: step sizes before bias and softplus, [B, S, K].
       log_rate_scale: logarithm of the decay rate, [K].
       dt_bias: added to `dt`, [K].
-      is_causal: must be true.
+      is_causal: must be true, because the state holds past tokens only.
       scale: multiplies queries; None means 1.
-      block_size: tokens in a chunk.
-      segment_ids: packed sequences.
-      dropout_rate: must be 0.
-      dropout_rng: unused.
-      return_weights: also return the coefficient of each value in each output.
+      block_size: tokens in a chunk, a power of two. Memory is linear in S * block_size and S / block_size * H * U.
+      segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); 0 is padding. The tokens of a sequence must be
+        consecutive; each sequence starts with a state of zeros.
+      dropout_rate: must be 0, because no weights are computed that could be dropped. Drop the output instead.
+      dropout_rng: unused; part of the common signature.
+      return_weights: also return the coefficient of each value in each output, quadratic in memory.
 
     Returns:
-      The same results as `retention`.
+      [B, T, N, U] in the dtype of `query`; with `return_weights` a pair of output and weights, [B, N, T, S]. The
+      state is float32 (float64 for float64 inputs) whatever the inputs.
 
     Raises:
-      ValueError: in the same cases as `retention`, or if a gate or a parameter has the wrong shape.
+      ValueError: if shapes do not match, those of gates and parameters included, the mask is not a padding mask, or an
+        option is out of range.
 
     >>> x, zeros = jnp.ones((1, 3, 1, 1)), jnp.zeros(1)
     >>> dt = jnp.full((1, 3, 1), float(jnp.log(jnp.e - 1)))  # steps of length 1
@@ -301,7 +308,7 @@ def _scaled(query: Float[Array, "B T N H"], scale: float | None) -> Float[Array,
 
 def _decode_retention(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
     """Returns decoding of `retention` with the default decay."""
-    return recurrent_decoding(_retention, functools.partial(_scaled, scale=scale), block_size)
+    return decoding_of_updates(_retention, functools.partial(_scaled, scale=scale), block_size)
 
 
 def _decode_gated_linear(
@@ -309,13 +316,13 @@ def _decode_gated_linear(
 ) -> RecurrentDecoding:
     """Returns decoding of `gated_linear_attention`."""
     updates = functools.partial(_gated_linear, temperature=temperature)
-    return recurrent_decoding(updates, functools.partial(_scaled, scale=scale), block_size)
+    return decoding_of_updates(updates, functools.partial(_scaled, scale=scale), block_size)
 
 
 def _decode_state_space(scale: float | None = None, block_size: int = 64) -> RecurrentDecoding:
     """Returns decoding of `state_space_duality`."""
     query_fn = functools.partial(_scaled, scale=1.0 if scale is None else scale)
-    return recurrent_decoding(_state_space, query_fn, block_size)
+    return decoding_of_updates(_state_space, query_fn, block_size)
 
 
 RETENTION = AttentionSpec(

@@ -19,6 +19,9 @@ from tfx_jax.functional.attention.signature import (
     Mask,
     SegmentIds,
     are_static_sizes,
+    check_integers,
+    check_sides,
+    check_soft_cap,
     shard_like_query,
     weights_on_request,
     zeros_where_empty,
@@ -93,8 +96,8 @@ def local_attention(
     [[0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.5]]
     """
     _check_positions(query, key, value, bias, mask)
-    if block_size < 1:
-        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    check_soft_cap(logits_soft_cap)
+    check_integers(1, block_size=block_size)
     (b, t), s = query.shape[:2], key.shape[1]
     block_size = min(block_size, s)
     attend = functools.partial(
@@ -151,7 +154,7 @@ def sliding_window_attention(
       mask: True for visible keys, the same for all queries: broadcastable to [B, N, 1, S]. A token that is hidden from
         all heads is padding and gets zeros. With T = 1, the query is the last visible token.
       window: how many tokens a position sees on each side, besides itself; a pair (back, ahead) gives different sides.
-        With S - 1 or more, this is dense attention.
+        With S - 1 or more, this is dense attention. Hugging Face's `sliding_window` counts the position itself too.
       block_size: queries in a block; affects speed only. Larger blocks compute more logits outside the window, smaller
         ones copy the keys more often. None means the wider side of the window, but at least 32.
       is_causal: sets `ahead` to 0: a position sees itself and the `back` tokens before it.
@@ -177,11 +180,10 @@ def sliding_window_attention(
     [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
     _check_positions(query, key, value, bias, mask)
-    back, ahead = window if isinstance(window, tuple) else (window, window)
-    if back < 0 or ahead < 0:
-        raise ValueError(f"window must be at least 0, got {window}")
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    check_soft_cap(logits_soft_cap)
+    back, ahead = check_sides("window", window)
+    if block_size is not None:
+        check_integers(1, block_size=block_size)
     (b, t), s = query.shape[:2], key.shape[1]
     sides = back, 0 if is_causal else ahead
     if are_static_sizes(t, s):
@@ -288,7 +290,7 @@ def _check_positions(query: Array, key: Array, value: Array, bias: Array | None,
 
 def _decode_window(window: int | tuple[int, int], scale: float | None = None, **_: Any) -> CachedDecoding:
     """Returns decoding over the last keys: in decoding, no key is after the query."""
-    return decode_densely(SeesBack(window[0] if isinstance(window, tuple) else window), scale)
+    return decode_densely(SeesBack(check_sides("window", window)[0]), scale)
 
 
 LOCAL = AttentionSpec(

@@ -14,6 +14,7 @@ from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     SegmentIds,
+    check_integers,
     shard_like_query,
     weights_on_request,
     zeros_where_empty,
@@ -97,6 +98,7 @@ def longformer_attention(
             "Longformer attention has no causal form, because global tokens see the future and every token sees them: "
             "pass is_causal=False"
         )
+    check_integers(window=window, max_global_tokens=max_global_tokens)
     if window < 0 or max_global_tokens < 1:
         raise ValueError(
             f"window must be at least 0 and max_global_tokens at least 1, got window={window} and "

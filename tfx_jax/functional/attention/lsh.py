@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.functional.attention.dense import hidden_logit, masked_softmax
 from tfx_jax.functional.attention.signature import (
     Mask,
+    check_integers,
     check_shapes,
     pair_of_segment_ids,
     shard_like_query,
@@ -114,6 +115,7 @@ def lsh_attention(
             "LSH attention is self-attention and needs as many keys as queries, got "
             f"{query.shape[1]} queries and {key.shape[1]} keys"
         )
+    check_integers(num_hashes=num_hashes, chunk_size=chunk_size)
     if num_hashes < 1 or chunk_size < 1:
         raise ValueError(f"num_hashes and chunk_size must be at least 1, got {num_hashes} and {chunk_size}")
     b, t, n, h = query.shape

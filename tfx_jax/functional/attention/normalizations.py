@@ -20,6 +20,7 @@ from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     SegmentIds,
+    check_integers,
     shard_like_query,
     weights_on_request,
     zeros_where_empty,
@@ -236,8 +237,7 @@ def topk_attention(
     >>> attend(x, x, x, num_keys=2, return_weights=True)[1][0, 0, 0].tolist()
     [0.5, 0.5, 0.0]
     """
-    if num_keys < 1:
-        raise ValueError(f"num_keys must be at least 1, got {num_keys}")
+    check_integers(1, num_keys=num_keys)
 
     def weights_fn(logits: Array, mask: Mask | None) -> Array:
         """Returns the softmax over the largest visible logits of each query."""

@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import attention_from_logits, dot_product_logits, dot_product_weights
 from tfx_jax.functional.attention.signature import (
+    check_integers,
     check_shapes,
     refuse_pairs,
     shard_like_query,
@@ -99,6 +100,7 @@ def nystrom_attention(
             f"{t} queries and {key.shape[1]} keys"
         )
     refuse_pairs("Nyström attention", "landmarks", bias, mask, is_causal, segment_ids)
+    check_integers(num_landmarks=num_landmarks, num_iterations=num_iterations)
     if num_landmarks < 1 or num_iterations < 0:
         raise ValueError(
             f"num_landmarks must be at least 1 and num_iterations at least 0, got num_landmarks={num_landmarks} and "

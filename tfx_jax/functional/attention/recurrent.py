@@ -30,7 +30,14 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from tfx_jax.functional.attention.signature import Bias, Mask, SegmentIds, check_shapes, pair_of_segment_ids
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    check_integers,
+    check_shapes,
+    pair_of_segment_ids,
+)
 from tfx_jax.functional.attention.spec import Option, RecurrentDecoding
 
 _LOG_OF_ZERO = -1e4  # finite, and its exponential is 0 in float64 too
@@ -81,6 +88,7 @@ def check_recurrent(
         )
     if dropout_rate:
         raise ValueError(f"{name} attention has no weights to drop, got dropout_rate={dropout_rate}; drop the output")
+    check_integers(block_size=block_size)
     if block_size < 1 or block_size & (block_size - 1):  # a power of two has a single bit
         raise ValueError(f"block_size must be a power of two, got {block_size}")
     for gate, (array, features) in gates.items():
@@ -157,7 +165,7 @@ def recurrent_attention(
     return out, attend(unit_vectors).transpose(0, 2, 1, 3)
 
 
-def recurrent_decoding(
+def decoding_of_updates(
     updates_fn: Callable[..., Updates], query_fn: Callable[[Array], Array], block_size: int
 ) -> RecurrentDecoding:
     """Returns decoding of an attention with updates `updates_fn(key, **gates)` and queries `query_fn(query)`."""

@@ -32,6 +32,7 @@ from tfx_jax.functional.attention.signature import (
     Window,
     causal_mask,
     check_shapes,
+    check_soft_cap,
     check_window,
     pair_of_segment_ids,
     weights_on_request,
@@ -122,6 +123,7 @@ def ring_attention(
             )
     check_shapes(query, key, value, bias, mask)
     check_sinks(sinks, query.shape[2])
+    check_soft_cap(logits_soft_cap)
     window, is_causal = check_window(local_window_size, is_causal)
     (b, t, n, h), (s, k) = query.shape, key.shape[1:3]
     ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.lsh import visible_tokens
 from tfx_jax.functional.attention.signature import (
+    check_integers,
     check_shapes,
     refuse_segment_ids,
     shard_like_query,
@@ -97,8 +98,7 @@ def routing_attention(
     """
     _check_tokens(query, key, value, mask, centroids)
     refuse_segment_ids(segment_ids, "routing attention")
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
+    check_integers(1, window=window)
     (b, t, n, _), num_clusters = query.shape, centroids.shape[1]
     window = min(window, t)
     visible = visible_tokens(bias, mask, b, t)

@@ -20,6 +20,7 @@ from tfx_jax.functional.attention.signature import (
     Mask,
     SegmentIds,
     causal_mask,
+    check_integers,
     check_shapes,
     combine_masks,
     segment_mask,
@@ -87,7 +88,7 @@ def moba_attention(
     [1.0, 1.0, 0.0, 0.0, 1.0]
     """
     check_shapes(query, key, value, bias, mask)
-    _check_at_least_1(block_size=block_size, num_blocks=num_blocks)
+    check_integers(1, block_size=block_size, num_blocks=num_blocks)
 
     def attend(
         query: Array, key: Array, value: Array, bias: Array | None, mask: Array | None, *, segment_ids: Any
@@ -200,7 +201,7 @@ def native_sparse_attention(
         raise ValueError(f"native sparse attention takes one mask for all heads, [B, 1, 1, S], got {mask.shape}")
     if not is_causal:
         raise ValueError("native sparse attention is causal only, because it compresses the past: pass is_causal=True")
-    _check_at_least_1(num_blocks=num_blocks, window=window)
+    check_integers(1, num_blocks=num_blocks, window=window)
     (b, t, n, h), (s, k), size = query.shape, key.shape[1:3], len(key_mix)
     for name, x, shape in (
         ("gate", gate, (b, s, n, 3)),
@@ -306,7 +307,7 @@ def indexed_attention(
     [0.0, 1.0, 0.0]
     """
     check_shapes(query, key, value, bias, mask)
-    _check_at_least_1(num_keys=num_keys)
+    check_integers(1, num_keys=num_keys)
     b, s = key.shape[:2]
     if index_query.ndim != 4:
         raise ValueError(f"index_query must have shape [B, S, J, I], got {index_query.shape}")
@@ -373,13 +374,6 @@ def index_scores(
     dtype = np.promote_types(query.dtype, np.float32)
     query, key, weight = (x.astype(dtype) for x in (query, key, weight))
     return jnp.einsum("BTJS,BTJ->BTS", jax.nn.relu(jnp.einsum("BTJI,BSI->BTJS", query, key)), weight)
-
-
-def _check_at_least_1(**sizes: int) -> None:
-    """Raises ValueError if a size is below 1; the names are those of the options."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
 
 
 def _blocks(

@@ -23,7 +23,10 @@ Mask = Bool[Array, "#B #N #T #S"]
 SegmentIds = Int[Array, "B T"] | tuple[Int[Array, "B T"], Int[Array, "B S"]]
 """Index of each token's sequence among those packed into a row, one array or a pair (queries, keys); 0 is padding."""
 Window = int | tuple[int, int]
-"""How many positions a query sees on each side, besides its own; a pair is (left, right)."""
+"""How many positions a query sees on each side, besides its own; a pair is (left, right).
+
+Hugging Face's `sliding_window` counts the query's own position too: pass `sliding_window - 1`.
+"""
 ScoreMod = Callable[..., Float[Array, "B N T S"]]
 """`score_mod(logits, b, n, t, s)` returns modified logits of a block.
 
@@ -126,6 +129,33 @@ def window_mask(
     return ((distance <= window[0]) & (distance >= -window[1]))[None, None]
 
 
+def check_integers(at_least: int | None = None, /, **options: Any) -> None:
+    """Raises ValueError unless all options, such as sizes of blocks, are integers, and at least `at_least`."""
+    for name, value in options.items():
+        if not is_int(value):
+            raise ValueError(f"{name} must be an integer, got {value!r}")
+        if at_least is not None and value < at_least:
+            raise ValueError(f"{name} must be at least {at_least}, got {value}")
+
+
+def is_int(value: Any) -> bool:
+    """Returns whether a value is an integer, a static one: also of NumPy, or a symbolic size of `jax.export`."""
+    return hasattr(value, "__index__") and not isinstance(value, bool | jax.Array | np.ndarray)
+
+
+def check_sides(name: str, window: Any) -> tuple[int, int]:
+    """Returns a window as (left, right); raises ValueError unless it is an integer or a pair of integers, from 0 on."""
+    sides = tuple(window) if isinstance(window, tuple | list) else (window, window)
+    if len(sides) != 2 or not all(is_int(side) for side in sides):
+        raise ValueError(
+            f"{name} must be an integer or a pair of integers (left, right), the numbers of tokens that a query sees "
+            f"besides itself, got {window!r}"
+        )
+    if min(sides) < 0:
+        raise ValueError(f"{name} must be at least 0, got {window}")
+    return sides
+
+
 def check_window(local_window_size: Window | None, is_causal: bool) -> tuple[tuple[int, int] | None, bool]:
     """Returns the window as (left, right), and whether attention is causal: always so if right is 0.
 
@@ -134,11 +164,58 @@ def check_window(local_window_size: Window | None, is_causal: bool) -> tuple[tup
     """
     if local_window_size is None:
         return None, is_causal
-    left, right = local_window_size if isinstance(local_window_size, tuple) else (local_window_size, local_window_size)
-    if left < 0 or right < 0:
-        raise ValueError(f"local_window_size must be at least 0, got {local_window_size}")
+    left, right = check_sides("local_window_size", local_window_size)
     right = 0 if is_causal else right
     return (left, right), right == 0
+
+
+def check_soft_cap(cap: Any) -> None:
+    """Raises ValueError for a soft cap that is not above 0: tanh(logits / 0) * 0 would make all logits equal."""
+    if isinstance(cap, int | float | np.number) and not cap > 0:
+        raise ValueError(f"logits_soft_cap must be above 0, or None for no cap, got {cap}")
+
+
+class Positions(NamedTuple):
+    """What depends on the positions of the queries: causality, the window, and what `mask_mod` hides."""
+
+    is_causal: bool
+    window: tuple[int, int] | None
+    mask_mod: MaskMod | None
+
+
+def count_from_lengths(
+    positions: Positions,
+    query: Array,
+    key: Array,
+    query_lengths: Int[Array, " B"] | None,
+    key_lengths: Int[Array, " B"] | None,
+) -> Positions:
+    """Returns causality and window as a `mask_mod` where the queries are the last ones of `key_lengths` keys.
+
+    That is the case in decoding with a cache, T < S. Then query t of a row is at position t + key length - query length
+    and not at t + S - T, and an array of all pairs is not needed. Otherwise returns `positions` as they are.
+    """
+    (t, s), (is_causal, window, mask_mod) = (query.shape[1], key.shape[1]), positions
+    # A single query is the last one of its keys, whether S is known or not.
+    if key_lengths is None or not (is_int(t) and (t == 1 or (are_static_sizes(t, s) and t < s))):
+        return positions
+    if window is None and (t == 1 or not is_causal):  # nothing but the lengths hides a key
+        return positions
+    _check_lengths("key_lengths", key_lengths, key)
+    if query_lengths is not None:
+        _check_lengths("query_lengths", query_lengths, query)
+    num_queries = t if query_lengths is None else jnp.asarray(query_lengths).astype(jnp.int32)
+    offsets = jnp.asarray(key_lengths).astype(jnp.int32) - num_queries
+
+    def is_visible(b: Array, n: Array, t: Array, s: Array) -> Array:
+        """Returns which keys a query sees from its position in the row's keys."""
+        distance = t + offsets[b] - s
+        visible = distance >= -(0 if is_causal or window is None else window[1])
+        if window is not None:
+            visible = visible & (distance <= window[0])
+        return visible if mask_mod is None else visible & mask_mod(b, n, t, s)
+
+    return Positions(False, None, is_visible)
 
 
 def add_key_lengths(mask: Mask | None, key_lengths: Int[Array, " B"] | None, key: Array) -> Mask | None:
@@ -288,7 +365,11 @@ def check_shapes(query: Array, key: Array, value: Array, bias: Array | None, mas
     """Raises ValueError for query, key, value, bias and mask whose ranks, sizes or dtypes do not fit together."""
     for name, array in (("query", query), ("key", key), ("value", value)):
         if array.ndim != 4:
-            raise ValueError(f"{name} must have rank 4, [batch, length, heads, size], got shape {array.shape}")
+            hint = f"; for one example, as under jax.vmap, pass {name}[None] and take [0] of the output"
+            raise ValueError(
+                f"{name} must have rank 4, [batch, length, heads, size], got shape {array.shape}"
+                f"{hint if array.ndim == 3 else ''}"
+            )
     check_heads(query, key, value)
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(f"query and key must have equal head sizes, got {query.shape[-1]} != {key.shape[-1]}")
@@ -309,6 +390,7 @@ def check_shapes(query: Array, key: Array, value: Array, bias: Array | None, mas
 
 def check_pairs(bias: Array | None, mask: Array | None, full: tuple[int, ...]) -> None:
     """Raises ValueError for a bias or a mask with a wrong dtype or not broadcastable to [B, N, T, S] = `full`."""
+    _check_is_no_mask(bias)
     for name, array in (("bias", bias), ("mask", mask)):
         if array is not None and (
             array.ndim != 4 or any(size not in (1, required) for size, required in zip(array.shape, full, strict=True))
@@ -320,11 +402,26 @@ def check_pairs(bias: Array | None, mask: Array | None, full: tuple[int, ...]) -
             )
             raise ValueError(
                 f"{name} must be broadcastable to [B, N, T, S] = {full}, got shape {array.shape}"
-                f"{_LAYOUT if is_exchanged else ''}"
+                f"{_LAYOUT if is_exchanged else _new_axes(name, array.ndim)}"
             )
     check_floats(bias=bias)
     if mask is not None and mask.dtype != jnp.bool_:
         raise ValueError(f"mask must be boolean (True = may attend), got {mask.dtype}; use bias for additive terms")
+
+
+def _check_is_no_mask(bias: Array | None) -> None:
+    """Raises ValueError if the bias is boolean: other libraries have their mask in its place."""
+    if bias is not None and bias.dtype == jnp.bool_:
+        raise ValueError("bias, the fourth argument, is boolean: pass a mask (True = may attend) by name, mask=...")
+
+
+def _new_axes(name: str, rank: int) -> str:
+    """Returns how to make a bias or a mask of another rank one of rank 4, for a message; "" if it has rank 4."""
+    ways = {
+        2: f"for [T, S] pass {name}[None, None], for [B, S] {name}[:, None, None]",
+        3: f"for [B, T, S] pass {name}[:, None], for [N, T, S] {name}[None]",
+    }
+    return "" if rank == 4 else f"; it needs 4 axes{': ' * (rank in ways)}{ways.get(rank, '')}"
 
 
 EXTRA_OUTPUTS = ("return_weights", "return_log_prob", "return_probs", "return_lse")
@@ -409,6 +506,8 @@ def shard_like_query(attention: Callable[_P, _R]) -> Callable[_P, _R]:
         """Calls `attention`; on a mesh with explicit axes, with these axes as Auto and results sharded like `query`."""
         # NumPy float64 becomes float32 unless jax_enable_x64 is set. Cast once here, to avoid a warning at each use.
         args, kwargs = jax.tree.map(_canonical, (args, kwargs), is_leaf=lambda x: x is None)
+        fourth: Any = args[3] if len(args) > 3 else kwargs.get("bias")
+        _check_is_no_mask(fourth)
         sharding = jax.typeof(bind_inputs(args, kwargs)[0]).sharding
         axes = sharding.mesh.explicit_axes
         if not axes:

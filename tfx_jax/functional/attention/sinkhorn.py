@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import dot_product_weights, hidden_logit, weighted_values
 from tfx_jax.functional.attention.signature import (
+    check_integers,
     check_shapes,
     refuse_pairs,
     shard_like_query,
@@ -87,6 +88,7 @@ def sinkhorn_attention(
             "Sinkhorn attention is self-attention and needs as many keys as queries, "
             f"got {query.shape[1]} queries and {key.shape[1]} keys"
         )
+    check_integers(block_size=block_size, num_iterations=num_iterations)
     if block_size < 1 or num_iterations < 1 or temperature <= 0:
         options = f"block_size={block_size}, num_iterations={num_iterations} and temperature={temperature}"
         raise ValueError(f"block_size and num_iterations must be at least 1 and temperature above 0, got {options}")

@@ -126,8 +126,10 @@ def write_options(architecture: str, config: LlamaConfig, values: dict[str, Any]
         values["rope_parameters"] |= {"mscale": mscale, "mscale_all_dim": mscale}
 
 
-def attention_rows(config: LlamaConfig, path: str, tensor: str) -> list[Row]:
-    """Returns the rows of the attention at `path`; `tensor` is the start of the tensors' names."""
+def attention_rows(config: LlamaConfig, attention: str, path: str, tensor: str) -> list[Row]:
+    """Returns the rows of the attention at `path`; `tensor` is the start of the names of the layer's tensors."""
+    del attention  # all layers have the same
+    tensor = f"{tensor}.self_attn"
     sizes, heads, d_k = _sizes(config), range(config.num_heads), config.head_size
     content = d_k - sizes.key  # features of a query without a position, which come first in a folder
     halves = [*range(0, sizes.key, 2), *range(1, sizes.key, 2)]  # pairs of neighbors as pairs of halves
@@ -153,6 +155,7 @@ def attention_rows(config: LlamaConfig, path: str, tensor: str) -> list[Row]:
         vector(f"{path}/value_norm/scale", f"{tensor}.kv_a_layernorm.weight"),
         part_of_heads("key_up", 0, content),
         part_of_heads("value_up", content, up),
+        linear(f"{path}/out/kernel", f"{tensor}.o_proj.weight", 2),
     ]
     if config.query_rank is not None:
         rows += [

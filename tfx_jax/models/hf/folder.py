@@ -118,8 +118,11 @@ class Fields:
         Raises:
           UserError: if the value is not in `choices`.
         """
-        value = self.get(name, default)
-        if value not in choices:
+        return self.chosen(name, self.get(name, default), choices)
+
+    def chosen(self, name: str, value: Any, choices: Mapping[str, str]) -> str:
+        """Translates a value of the field `name`, as `choose` does."""
+        if not isinstance(value, str) or value not in choices:
             raise UserError(
                 f"{self._path}: {self._name(name)} is {value!r}, but only {', '.join(choices)} are supported"
             )
@@ -148,6 +151,12 @@ class Fields:
     def classifier_options(self) -> dict[str, Any]:
         """Returns the options that all configurations of classifiers have: `labels` and `problem_type`."""
         return {"labels": self.labels(), "problem_type": self.optional("problem_type", str)}
+
+
+def shortest_pattern(names: list[str]) -> list[str]:
+    """Returns the shortest list whose repetition is `names`, the kinds of all layers."""
+    divisors = [size for size in range(1, len(names) + 1) if len(names) % size == 0]
+    return names[: next((size for size in divisors if names == names[:size] * (len(names) // size)), 0)]
 
 
 def activation_field(activation: str, names: Mapping[str, str] = ACTIVATIONS) -> str:

@@ -9,8 +9,8 @@ import math
 from typing import Any
 
 from tfx_jax.errors import UserError
-from tfx_jax.models.hf import deepseek
-from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, classifier_fields
+from tfx_jax.models.hf import deepseek, qwen3_next
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, classifier_fields, shortest_pattern
 from tfx_jax.models.hf.names import Row, linear, norm, table, under, vector
 from tfx_jax.models.llama import Llama as Llama
 from tfx_jax.models.llama import LlamaBody as LlamaBody
@@ -39,6 +39,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "StableLmForCausalLM": {"norm_kind": "layer"},
     deepseek.V2: {},
     deepseek.V3: {},
+    qwen3_next.NAME: {"norm_scale_offset": 1.0, "qk_norm": "head", "use_output_gate": True},
 }
 MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -59,6 +60,7 @@ MODEL_TYPES = {
     "stablelm": "StableLmForCausalLM",
     "deepseek_v2": deepseek.V2,
     "deepseek_v3": deepseek.V3,
+    "qwen3_next": qwen3_next.NAME,
 }
 # Classifiers, and the architecture that each has below its head.
 CLASSIFIERS = {
@@ -71,14 +73,15 @@ BODIES = {name.replace("Gemma3", "Gemma3Text").replace("ForCausalLM", "Model"): 
 IGNORED = (r"lm_head\.weight", r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 COPIES = ((r"lm_head\.weight", "model.embed_tokens.weight"),)
 _WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM", "GraniteForCausalLM")
-_WITHOUT_WINDOWS += ("StableLmForCausalLM", deepseek.V2, deepseek.V3)
+_WITHOUT_WINDOWS += ("StableLmForCausalLM", deepseek.V2, deepseek.V3, qwen3_next.NAME)
 # Modules with what only some architectures have, in `read_options`, `write_options` and `attention_rows`.
-_EXTENSIONS = {deepseek.V2: deepseek, deepseek.V3: deepseek}
+_EXTENSIONS = {deepseek.V2: deepseek, deepseek.V3: deepseek, qwen3_next.NAME: qwen3_next}
 # Every layer has the window if "layer_types" is absent.
 _WITHOUT_LAYER_TYPES = ("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
 _PAD_IDS = {"Phi3ForCausalLM": 32_000, "SmolLM3ForCausalLM": 128_004}  # defaults of transformers
 # Sizes if config.json has none: experts, experts of a token, hidden units of an expert and of the shared network.
 _QWEN_EXPERTS = {"Qwen2MoeForCausalLM": (60, 4, 1408, 5632), "Qwen3MoeForCausalLM": (128, 8, 768, 0)}
+_QWEN_EXPERTS |= {qwen3_next.NAME: (512, 10, 512, 512)}
 # Architectures with mixtures of experts.
 _SPARSE = ("MixtralForCausalLM", "GptOssForCausalLM", *_QWEN_EXPERTS)
 _LATER_GEMMAS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
@@ -91,7 +94,7 @@ _MULTIPLIERS = {
     "logits_divisor": "logits_scaling",
 }
 # Architectures that can rotate a share of the features, and that share if config.json has none.
-_FRACTIONS = {"Phi3ForCausalLM": 1.0, "StableLmForCausalLM": 0.25}
+_FRACTIONS = {"Phi3ForCausalLM": 1.0, "StableLmForCausalLM": 0.25, qwen3_next.NAME: 0.25}
 # Our names of rotary scalings by their names in config.json.
 _SCALINGS = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
 _SCALINGS |= {"dynamic": "dynamic", "longrope": "longrope"}
@@ -177,7 +180,8 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
     if architecture not in _EXTENSIONS:
         return config
     options = _EXTENSIONS[architecture].read_options(architecture, fields, config)
-    return dataclasses.replace(config, **options | {"experts": _with_capacity(options["experts"])})
+    config = dataclasses.replace(config, **options)
+    return dataclasses.replace(config, experts=_with_capacity(config.experts))
 
 
 def _max_length(fields: Fields, rotary: RotaryConfig) -> int:
@@ -219,7 +223,7 @@ def _experts(architecture: str, fields: Fields, d_ff: int) -> ExpertsConfig:
                 num_experts=fields.get("num_experts", fields.get("num_local_experts", num_experts)),
                 every=fields.get("decoder_sparse_step", 1),
                 experts_per_token=fields.get("num_experts_per_tok", experts_per_token),
-                is_normalized=fields.get("norm_topk_prob", False),
+                is_normalized=fields.get("norm_topk_prob", architecture == qwen3_next.NAME),
                 d_ff=None if own_d_ff == d_ff else own_d_ff,
                 shared_d_ff=fields.get("shared_expert_intermediate_size", shared_d_ff) if shared_d_ff else 0,
                 use_shared_gate=shared_d_ff > 0,
@@ -314,11 +318,8 @@ def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionC
         types = [("sliding_attention", "full_attention")[index % 2] for index in range(num_layers)]
     if "sliding_attention" not in types:
         return AttentionConfig()
-    names = ["window" if kind == "sliding_attention" else "dense" for kind in types]
-    # The shortest pattern whose repetition gives the attentions of all layers.
-    divisors = [size for size in range(1, num_layers + 1) if num_layers % size == 0]
-    period = next(size for size in divisors if names == names[:size] * (num_layers // size))
-    return AttentionConfig(",".join(names[:period]), AttentionOptions(window=window - 1))
+    names = shortest_pattern(["window" if kind == "sliding_attention" else "dense" for kind in types])
+    return AttentionConfig(",".join(names), AttentionOptions(window=window - 1))
 
 
 def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
@@ -492,14 +493,13 @@ def _normalized(config: LlamaConfig) -> LlamaConfig:
 def rows(architecture: str, config: LlamaConfig) -> list[Row]:
     """Returns the table of names, with separate rows for each layer of the pattern that the layers repeat."""
     period = config.pattern_length
-    sparse = config.sparse_layers
     if period == 1:
-        layers = _layer_rows(architecture, config, "decoder_layers", sparse[0])
+        layers = _layer_rows(architecture, config, "decoder_layers", 0)
     else:
         layers = [
             dataclasses.replace(row, first_layer=kind, layer_step=period)
             for kind in range(period)
-            for row in _layer_rows(architecture, config, f"decoder_layers/layers/{kind}", sparse[kind % len(sparse)])
+            for row in _layer_rows(architecture, config, f"decoder_layers/layers/{kind}", kind)
         ]
     output = [] if config.is_tied else [table("output_embedding/table", "lm_head.weight")]
     return [
@@ -541,7 +541,7 @@ def _expert_rows(architecture: str, config: LlamaConfig, path: str, tensor: str)
         tensor = tensor.replace(".mlp", ".block_sparse_moe")
     networks = {"experts": "experts.{}"}
     if config.experts.shared_d_ff:
-        networks["shared"] = "shared_experts" if architecture in _EXTENSIONS else "shared_expert"
+        networks["shared"] = "shared_expert" if architecture in _QWEN_EXPERTS else "shared_experts"
     bias = [vector(f"{path}/correction_bias", f"{tensor}.gate.e_score_correction_bias")]
     gate = [linear(f"{path}/shared_gate/kernel", f"{tensor}.shared_expert_gate.weight")]
     return [
@@ -556,48 +556,26 @@ def _expert_rows(architecture: str, config: LlamaConfig, path: str, tensor: str)
     ]
 
 
-def _layer_rows(architecture: str, config: LlamaConfig, path: str, has_experts: bool) -> list[Row]:
-    """Returns the rows of the layers at `path`, which all have experts or none, `has_experts`."""
+def _layer_rows(architecture: str, config: LlamaConfig, path: str, kind: int) -> list[Row]:
+    """Returns the rows of the layers at `path`, whose index in the pattern of all layers is `kind`."""
     tensor, attention, feed_forward = "model.layers.{}", f"{path}/self_attention", f"{path}/feed_forward"
-    rows = [linear(f"{attention}/out/kernel", f"{tensor}.self_attn.o_proj.weight", 2)]
-    sizes = {"query": config.num_heads, "key": config.num_kv_heads or config.num_heads}
-    sizes["value"] = sizes["key"]
-    if architecture == "Phi3ForCausalLM":  # one matrix for query, key and value, and one for gate and up
-        total, start = sum(sizes.values()) * config.head_size, 0
-        for name, heads in sizes.items():
-            stop = start + heads * config.head_size
-            row = linear(f"{attention}/{name}/kernel", f"{tensor}.self_attn.qkv_proj.weight")
-            rows.append(dataclasses.replace(row, outputs=range(start, stop), num_outputs=total))
-            start = stop
-        for index, name in enumerate(("up", "gate")):
-            row = linear(f"{feed_forward}/{name}", f"{tensor}.mlp.gate_up_proj.weight")
-            outputs = range(index * config.d_ff, (index + 1) * config.d_ff)
-            rows.append(dataclasses.replace(row, outputs=outputs, num_outputs=2 * config.d_ff))
-    elif architecture in _EXTENSIONS:
-        rows += _EXTENSIONS[architecture].attention_rows(config, attention, f"{tensor}.self_attn")
+    if architecture in _EXTENSIONS:
+        name = config.attention.names[kind % len(config.attention.names)]
+        rows = _EXTENSIONS[architecture].attention_rows(config, name, attention, tensor)
     else:
-        rows += [linear(f"{attention}/{name}/kernel", f"{tensor}.self_attn.{name[0]}_proj.weight") for name in sizes]
-        if config.use_qkv_bias:
-            rows += [vector(f"{attention}/{name}/bias", f"{tensor}.self_attn.{name[0]}_proj.bias") for name in sizes]
-    if has_experts:
+        rows = _attention_rows(architecture, config, attention, f"{tensor}.self_attn")
+    if config.sparse_layers[kind % len(config.sparse_layers)]:
         rows += _expert_rows(architecture, config, feed_forward, tensor)
     else:
         rows.append(linear(f"{feed_forward}/down", f"{tensor}.mlp.down_proj.weight"))
-        if architecture != "Phi3ForCausalLM":  # the activation is applied to their gate and to our up
-            rows += [
-                linear(f"{feed_forward}/up", f"{tensor}.mlp.gate_proj.weight"),
-                linear(f"{feed_forward}/gate", f"{tensor}.mlp.up_proj.weight"),
-            ]
-    if config.use_sinks:
-        rows.append(vector(f"{attention}/sinks", f"{tensor}.self_attn.sinks"))
-    if config.use_out_bias:
-        rows.append(vector(f"{attention}/out/bias", f"{tensor}.self_attn.o_proj.bias"))
-    if config.qk_norm != "none":
-        their_norm = "layernorm.norms.{}" if config.qk_norm == "each" else "norm"
-        rows += [
-            vector(f"{attention}/{name}_norm/scale", f"{tensor}.self_attn.{name[0]}_{their_norm}.weight")
-            for name in ("query", "key")
-        ]
+        # The activation is applied to their gate and to our up.
+        for index, (name, theirs) in enumerate((("up", "gate_proj"), ("gate", "up_proj"))):
+            row = linear(f"{feed_forward}/{name}", f"{tensor}.mlp.{theirs}.weight")
+            if architecture == "Phi3ForCausalLM":  # one matrix for both
+                outputs = range(index * config.d_ff, (index + 1) * config.d_ff)
+                row = linear(f"{feed_forward}/{name}", f"{tensor}.mlp.gate_up_proj.weight")
+                row = dataclasses.replace(row, outputs=outputs, num_outputs=2 * config.d_ff)
+            rows.append(row)
     output_norms = {
         "self_attention_residual": "post_attention_layernorm",
         "feed_forward_residual": "post_feedforward_layernorm",
@@ -613,4 +591,32 @@ def _layer_rows(architecture: str, config: LlamaConfig, path: str, has_experts: 
     if config.norms != "pre":
         for branch, name in output_norms.items():
             rows += _norm_rows(config, f"{path}/{branch}/output_norm", f"{tensor}.{name}")
+    return rows
+
+
+def _attention_rows(architecture: str, config: LlamaConfig, path: str, tensor: str) -> list[Row]:
+    """Returns the rows of the attention at `path`; `tensor` is the start of the tensors' names."""
+    rows = [linear(f"{path}/out/kernel", f"{tensor}.o_proj.weight", 2)]
+    sizes = {"query": config.num_heads, "key": config.num_kv_heads or config.num_heads}
+    sizes["value"] = sizes["key"]
+    if architecture == "Phi3ForCausalLM":  # one matrix for query, key and value
+        total, start = sum(sizes.values()) * config.head_size, 0
+        for name, heads in sizes.items():
+            stop = start + heads * config.head_size
+            row = linear(f"{path}/{name}/kernel", f"{tensor}.qkv_proj.weight")
+            rows.append(dataclasses.replace(row, outputs=range(start, stop), num_outputs=total))
+            start = stop
+    else:
+        rows += [linear(f"{path}/{name}/kernel", f"{tensor}.{name[0]}_proj.weight") for name in sizes]
+        if config.use_qkv_bias:
+            rows += [vector(f"{path}/{name}/bias", f"{tensor}.{name[0]}_proj.bias") for name in sizes]
+    if config.use_sinks:
+        rows.append(vector(f"{path}/sinks", f"{tensor}.sinks"))
+    if config.use_out_bias:
+        rows.append(vector(f"{path}/out/bias", f"{tensor}.o_proj.bias"))
+    if config.qk_norm != "none":
+        their_norm = "layernorm.norms.{}" if config.qk_norm == "each" else "norm"
+        rows += [
+            vector(f"{path}/{name}_norm/scale", f"{tensor}.{name[0]}_{their_norm}.weight") for name in ("query", "key")
+        ]
     return rows

@@ -92,7 +92,6 @@ class DrawnConfig(TaskConfig):
         return self.task_class(self, dataclasses.replace(cast(Any, model), vocab_size=vocab_size), splits, NO_DATA)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
-        """Returns the task without data, and the shapes of its largest batch."""
         model = dataclasses.replace(cast(Any, model), vocab_size=self.data.vocab_size)
         arrays = dict.fromkeys(("inputs", "targets"), (np.int32, LENGTH)) | {"weights": (np.float32, LENGTH)}
         task = self.task_class(self, model, NO_DATA, NO_DATA)

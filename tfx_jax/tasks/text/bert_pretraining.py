@@ -68,7 +68,6 @@ class BertPretrainingConfig(TaskConfig):
         return BertPretrainingTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
-        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("tokens", "token_type_ids", "targets"), (np.int32, LENGTH))
         arrays |= {"token_mask": (np.bool_, LENGTH), "weights": (np.float32, LENGTH)}
         arrays |= {"next_sentence_label": (np.int32,), "row_weights": (np.float32,)}

@@ -59,7 +59,6 @@ class BidirectionalLanguageModelConfig(TaskConfig):
         return BidirectionalLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: ElmoConfig, options: LoaderOptions) -> PlannedTask:
-        """Returns the task without data, and the shapes of its largest batch."""
         arrays = {
             "characters": (np.int32, LENGTH, model.word_length),
             "targets": (np.int32, LENGTH, 2),

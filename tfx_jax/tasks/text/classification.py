@@ -163,7 +163,6 @@ class ClassificationConfig(TaskConfig):
         return ClassificationTask(self, dataclasses.replace(model, labels=tuple(labels)), splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
-        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("tokens", "token_type_ids"), (np.int32, LENGTH)) | {"token_mask": (np.bool_, LENGTH)}
         batch = planned_batch(self.data, options, LABEL_ARRAYS | arrays)
         model = dataclasses.replace(model, labels=("one", "other"))

@@ -72,7 +72,6 @@ class LanguageModelConfig(TaskConfig):
         return LanguageModelTask(self, model, splits, tokenizer, template)
 
     def planned(self, model: DecoderConfig, options: LoaderOptions) -> PlannedTask:
-        """Returns the task without data, and the shapes of its largest batch."""
         names = ("inputs", "targets", "segment_ids", "positions") if self.is_packed else ("inputs", "targets")
         arrays = dict.fromkeys(names, (np.int32, LENGTH)) | {"weights": (np.float32, LENGTH)}
         batch = planned_batch(self.data, options, arrays)

@@ -294,7 +294,6 @@ class QuestionAnsweringConfig(TaskConfig):
         return QuestionAnsweringTask(self, model, splits, tokenizer)
 
     def planned(self, model: BertConfig, options: LoaderOptions) -> PlannedTask:
-        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("tokens", "token_type_ids"), (np.int32, LENGTH))
         arrays |= dict.fromkeys(("token_mask", "context_mask"), (np.bool_, LENGTH))
         arrays |= {"first": (np.int32,), "last": (np.int32,), "row_weights": (np.float32,)}

@@ -78,7 +78,6 @@ class RecurrentLanguageModelConfig(TaskConfig):
         return RecurrentLanguageModelTask(self, model, splits, tokenizer)
 
     def planned(self, model: RecurrentDecoderConfig, options: LoaderOptions) -> PlannedTask:
-        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("inputs", "targets"), (np.int32, LENGTH))
         arrays |= {"weights": (np.float32, LENGTH), "begins": (np.bool_,)}
         batch = planned_batch(self.data, options, arrays)

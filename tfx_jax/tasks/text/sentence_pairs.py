@@ -82,7 +82,6 @@ class SentencePairConfig(TaskConfig):
         return SentencePairTask(self, model, splits, tokenizer)
 
     def planned(self, model: SentencePairModelConfig, options: LoaderOptions) -> PlannedTask:
-        """Returns the task without data, and the shapes of its largest batch."""
         arrays = dict.fromkeys(("premise", "hypothesis"), (np.int32, LENGTH))
         batch = planned_batch(self.data, options, LABEL_ARRAYS | arrays)
         model = dataclasses.replace(cast(Any, model), labels=("one", "other"))

@@ -74,7 +74,6 @@ class SpanCorruptionConfig(TaskConfig):
         return SpanCorruptionTask(self, model, splits, tokenizer)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
-        """Returns the task without data, and the shapes of its largest batch."""
         source_length, target_length = span_corruption_lengths(longest_text(self.data.max_length))
         arrays = {"source": (np.int32, LENGTH), "target": (np.int32, target_length)}
         batch = planned_batch(self.data, options, arrays, length=source_length)

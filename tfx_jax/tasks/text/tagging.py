@@ -111,7 +111,6 @@ class TaggingConfig(TaskConfig):
         return TaggingTask(self, dataclasses.replace(model, labels=labels), splits, encoding)
 
     def planned(self, model: Any, options: LoaderOptions) -> PlannedTask:
-        """Returns the task without data, and the shapes of its largest batch: what `tfx-jax plan` compiles."""
         encoding = Characters(model.word_length) if model.kind == "elmo" else Subwords(NO_DATA)
         arrays = {**encoding.arrays, "token_mask": (np.bool_, LENGTH), "targets": (np.int32, LENGTH)}
         batch = planned_batch(self.data, options, arrays)

@@ -1,6 +1,7 @@
 """Translation: sentence pairs from files, TFDS or the built-in grammar, beam search, BLEU."""
 
 import dataclasses
+import difflib
 import inspect
 import os
 import re
@@ -100,11 +101,18 @@ class PairData:
         return self.target_language.replace("_", "-").partition("-")[0], self.is_tokenized
 
     def validate(self) -> None:
-        """Checks the languages, because the target language decides tokenization and scoring.
+        """Checks the data set's name, and the languages: the target language decides tokenization and scoring.
 
         Raises:
-          UserError: if one is missing, is not a code, or contradicts the names of files.
+          UserError: if the name is a misspelling, or a language is missing, is not a code, or contradicts the names of
+            files.
         """
+        similar = difflib.get_close_matches(self.dataset, ("grammar", "files"), n=1, cutoff=0.75)
+        if similar and self.dataset != similar[0]:
+            raise UserError(
+                f'config.task.data.dataset="{self.dataset}" is unknown: did you mean "{similar[0]}"? A TFDS name looks '
+                'like "wmt14_translate/de-en"'
+            )
         languages = {"source": self.source_language, "target": self.target_language}
         source, target = self.source_language or "en", self.target_language or "ja"
         if self.dataset == "grammar" and (source, target) != ("en", "ja"):

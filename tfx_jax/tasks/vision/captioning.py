@@ -230,7 +230,6 @@ class CaptioningConfig(TaskConfig):
         return CaptioningTask(self, model, splits, tokenizer)
 
     def planned(self, model: CaptionerConfig, options: LoaderOptions) -> PlannedTask:
-        """Returns the task without data, and the shapes of its largest batch."""
         image = (np.uint8, model.image_size, model.image_size, 3)
         arrays = {"caption": (np.int32, LENGTH), "boxes": (np.int32, LENGTH, 4), "image": image}
         batch = planned_batch(self.data, options, arrays)

@@ -25,7 +25,7 @@ from tfx_jax.training.sharding.distributed import is_primary, process0_first
 
 _MANIFEST = "artifacts.json"
 _SEAL = "sha256"
-_REMEDY = "restore a copy, or use the file that the same training command creates in a new --workdir"
+_REMEDY = "restore a copy, or use the file that the same training command creates in a new workdir"
 
 
 class WorkdirArtifacts:

@@ -309,7 +309,7 @@ class Checkpoints:
         if steps:
             raise UserError(
                 f"no checkpoint in {self.directory} can be read (newest: {problem}): restore a copy of one, or use "
-                "another --workdir to start again"
+                "another workdir to start again"
             )
         return None
 

@@ -57,7 +57,7 @@ def _check(data: Any, workdir: epath.Path) -> None:
             raise
         raise UserError(f"{path} cannot be used ({error}): delete it to resume with the current data") from None
     if known and has_checkpoints(workdir):
-        remedy = f"restore the old data, or use a new --workdir: the checkpoints in {workdir} belong to the old data"
+        remedy = f"restore the old data, or use a new workdir: the checkpoints in {workdir} belong to the old data"
         known_fields = {name.partition(":")[0] for name in known}  # names are "FIELD: PATH"
         for name in sorted(known.keys() | current.keys()):
             old, new = known.get(name), current.get(name)

@@ -64,7 +64,7 @@ def locked(workdir: epath.Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = file.read(_MAX_LOCK).strip() or "another process"
-            raise UserError(f"{workdir} is in use by {holder}: wait until it ends, or use another --workdir") from None
+            raise UserError(f"{workdir} is in use by {holder}: wait until it ends, or use another workdir") from None
         except OSError as error:
             logging.warning("%s cannot be locked (%s): do not start a second run in it", workdir, error.strerror)
         with contextlib.suppress(OSError):  # the lock works without its text, even on a full disk

@@ -21,11 +21,18 @@ def option_logits(query, key, *, bias=0.0, scale=None, cap=None, score=None):
     return logits + np.asarray(bias, np.float64)
 
 
-def option_pairs(query, key, *, mask=True, is_causal=False, window=None, lengths=None, seen=None):
-    """Which pairs may meet, bool [B, N, T, S]; `seen(b, n, t, s)` takes one pair, `lengths` are those of the keys."""
-    pairs = visible(query, key, mask, is_causal).copy()
+def option_pairs(query, key, *, mask=True, is_causal=False, window=None, lengths=None, query_lengths=None, seen=None):
+    """Which pairs may meet, bool [B, N, T, S]; `seen(b, n, t, s)` takes one pair, `lengths` are those of the keys.
+
+    Where they are given and T < S, the queries of a row are the last ones of its keys.
+    """
     shift = key.shape[1] - query.shape[1]
+    pairs = visible(query, key, mask, False).copy()
     for b, n, t, s in np.ndindex(pairs.shape):
+        if lengths is not None and query.shape[1] < key.shape[1]:
+            shift = lengths[b] - (query.shape[1] if query_lengths is None else query_lengths[b])
+        if is_causal:
+            pairs[b, n, t, s] &= s <= t + shift
         if window is not None:
             pairs[b, n, t, s] &= -window[1] <= t + shift - s <= window[0]
         if lengths is not None:
