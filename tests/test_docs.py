@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import PIL.Image
@@ -345,3 +346,11 @@ def test_a_sweep_runs_as_printed(tmp_path, monkeypatch):
     assert len(study.trials) == 2
     assert 0 <= study.best_value == max(trial.value for trial in study.trials) <= 100  # percent
     assert sorted(path.name for path in (tmp_path / "runs" / "sweep").iterdir()) == ["0", "1"]
+
+
+def test_the_guide_names_all_extras():
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    install = (ROOT / "docs/guide.md").read_text().partition("## Install")[2].partition("\n## ")[0]
+    for extra in extras.keys() - {"dev", "docs"}:
+        assert f"`{extra}`" in install or f"tfx-jax[{extra}]" in install, extra

@@ -117,7 +117,7 @@ def chunks(monkeypatch):
         def predict(self, inputs):
             return [{"answer": text.upper()} for text, _ in inputs]
 
-    monkeypatch.setattr(predict, "load_model", lambda *_: (None, None))
+    monkeypatch.setattr(predict, "load_model", lambda *_: (types.SimpleNamespace(task=None), None))
     monkeypatch.setattr(predict, "Predictor", Predictor)
     monkeypatch.setattr(predict, "set_up_program", lambda: None)
     monkeypatch.setattr(generate, "set_up_program", lambda: None)
@@ -182,3 +182,15 @@ def test_a_line_without_an_answer_costs_none_before_it(monkeypatch, capfd, chunk
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert main(list(arguments)) == 2
     assert capfd.readouterr() == ("V\nW\nX\nY\nZ\n", f"tfx-jax {arguments[0]}: {message}\n")
+
+
+@pytest.mark.parametrize("arguments", VERBS, ids=lambda arguments: arguments[0])
+def test_files_are_answered_one_after_the_other(monkeypatch, capfd, tmp_path, chunks, arguments):
+    monkeypatch.setattr(translate, "read_inputs", lambda task, path: None)
+    files = [tmp_path / "a", tmp_path / "b"]
+    files[0].write_text("x\ny\n")
+    files[1].write_text("z")
+    assert main([*arguments, *map(str, files)]) == 0
+    assert capfd.readouterr().out == "X\nY\nZ\n"
+    assert main([*arguments, "none"]) == 2
+    assert "none cannot be read: No such file" in capfd.readouterr().err

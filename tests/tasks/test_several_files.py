@@ -128,3 +128,11 @@ def test_mistakes_with_parquet_files(tables, fields, message):
 def test_labels_of_a_parquet_file(tables):
     data = LabeledData(dataset="files", data_dir=tables, train_file="b.parquet", first_column="text", label_column="id")
     assert data.load("train") == [("four", "0")]
+
+
+def test_a_document_is_located_by_its_file_and_line(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{}\n{}\n")
+    (tmp_path / "b.jsonl").write_text("{}\n{}\n{}\n")
+    data = TextData("files", str(tmp_path), "a.jsonl,b.jsonl", documents="messages", validation_share=0.2)
+    assert data.load("train").locate(4, "conversation") == f"{tmp_path / 'b.jsonl'}, line 2"
+    assert data.load("validation").locate(1, "conversation") == f"{tmp_path / 'b.jsonl'}, line 3"

@@ -208,7 +208,7 @@ def of_text(**values):
     [
         (
             of_text(**{"model.max_length": 63}),
-            "more than config.model.max_length=63: set --config.task.data.max_length=63 or less",
+            r"task.data.max_length=64 is more than config.model.max_length=63: set --config\.task.* or less",
         ),
         (
             of_text(**{"task.data.documents": "words"}),

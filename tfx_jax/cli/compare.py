@@ -28,11 +28,12 @@ def run(argv: Sequence[str]) -> int:
         raise UserError("compare needs two or more workdirs")
     configs = [flat(load_config(name)) for name in names]
     histories = {name: read_history(name) for name in names}
+    # Without the labels, which the data decide: config.json has their default.
     fields = list(dict.fromkeys(field for config in configs for field in config))
     rows = [("", *names)]
     for field in fields:
         values = [config.get(field, _MISSING) for config in configs]
-        if any(value != values[0] for value in values):
+        if field != "model.labels" and any(value != values[0] for value in values):
             rows.append((field, *map(_shown, values)))
     rows += _results(histories)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

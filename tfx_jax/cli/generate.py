@@ -1,6 +1,7 @@
 """`tfx-jax generate`: continues prompts read from standard input, one per line, or answers messages with `--chat`."""
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from tfx_jax.arguments import Parser, at_least_one, beam_width, length_penalty, not_negative, seed
-from tfx_jax.cli.support.lines import LineReader, answered, count_lines, shown
+from tfx_jax.cli.support.lines import LineReader, answered, count_lines, open_readers, shown
 from tfx_jax.cli.support.options import (
     add_folder_options,
     check_one_source,
@@ -31,9 +32,9 @@ def run(argv: Sequence[str]) -> int:
     """Writes one generated line for each line read."""
     parser = Parser(
         "generate",
-        "Continues each line of standard input with a language model, or answers it with an encoder-decoder. Line "
-        r"breaks in the generated text are written as \n, except with --stream. For a line without visible characters, "
-        "an encoder-decoder writes an empty line.",
+        "Continues each line of standard input, or of files, with a language model, or answers it with an "
+        r"encoder-decoder. Line breaks in the generated text are written as \n, except with --stream. For a line "
+        "without visible characters, an encoder-decoder writes an empty line.",
     )
     add_folder_options(parser, "with config.json, safetensors and a tokenizer")
     parser.add_argument(
@@ -120,6 +121,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--target-language", metavar="CODE", help="language to translate into, such as deu_Latn")
     parser.add_argument("--int8", action="store_true", help="compute with int8 weights: faster, but not exact")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line: prompt, text, tokens")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="text files, by default standard input")
     arguments = parser.parse_args(argv)
     _check(arguments)
     set_up_program()
@@ -140,8 +142,11 @@ def run(argv: Sequence[str]) -> int:
             "encoder-decoder"
         )
 
-    reader, num_done = LineReader(sys.stdin.buffer), 0
-    progress = Progress("answered {} lines", count_lines(sys.stdin.buffer))
+    readers = open_readers(arguments.files) if arguments.files else iter([LineReader(sys.stdin.buffer)])
+    first_reader = next(readers)
+    reader = first_reader
+    num_done = num_before = 0  # lines answered, and those of earlier files
+    progress = Progress("answered {} lines", None if arguments.files else count_lines(sys.stdin.buffer))
     is_dialog = arguments.chat and reader.is_terminal
     is_streaming = arguments.stream or (is_dialog and not arguments.json)
     history: list[Message] = []
@@ -177,7 +182,8 @@ def run(argv: Sequence[str]) -> int:
         try:
             return template.encode(tokenizer, history + conversation(line))
         except UserError as error:
-            raise UserError(f"line {number}: {error}") from None
+            where = f"{reader.name}, line {number - num_before}" if arguments.files else f"line {number}"
+            raise UserError(f"{where}: {error}") from None
 
     def answer(chunk: list[str], first: int) -> list[str]:
         """Returns the output line of each prompt; `first` is the index of the first, with which sampling is seeded."""
@@ -198,13 +204,15 @@ def run(argv: Sequence[str]) -> int:
         beginnings = chunk if has_prompt else [""] * len(chunk)
         return [_on_one_line(line + output.text) for line, output in zip(beginnings, outputs, strict=True)]
 
-    while chunk := reader.take(1 if is_streaming or is_dialog else arguments.batch):
-        for answers in answered(chunk, answer, num_done):
-            sys.stdout.write("".join(f"{shown(text)}\n" for text in answers))
-            sys.stdout.flush()
-            if not (is_streaming or reader.is_terminal):
-                progress.advance(len(answers))
-        num_done += len(chunk)
+    for reader in itertools.chain([first_reader], readers):
+        num_before = num_done
+        while chunk := reader.take(1 if is_streaming or is_dialog else arguments.batch):
+            for answers in answered(chunk, answer, num_done):
+                sys.stdout.write("".join(f"{shown(text)}\n" for text in answers))
+                sys.stdout.flush()
+                if not (is_streaming or reader.is_terminal):
+                    progress.advance(len(answers))
+            num_done += len(chunk)
     progress.clear()
     return 0
 

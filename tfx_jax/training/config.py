@@ -201,6 +201,9 @@ def save_config(config: ExperimentConfig, workdir: epath.Path) -> None:
             if saved.get(name) != expected[name]
             and not any(f"{name}.".startswith(f"{changeable}.") for changeable in may_change)
         ]
+        # Another class has other fields: their names say nothing more.
+        classes = [entry for entry in changed if entry.startswith(("model=", "task=", "task.data="))]
+        changed = classes or changed
         if changed:
             raise UserError(
                 f"{workdir} was made with {'; '.join(changed)}: restore these values, or use another workdir"

@@ -152,7 +152,10 @@ def files_of(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
             continue
         names = sorted(name for name in os.listdir(path) if name.lower().endswith(tuple(suffixes)))
         if not names:
-            raise UserError(f"{path} has no file that ends with {' or '.join(suffixes)}")
+            raise UserError(
+                f"{path} has no file that ends with {' or '.join(suffixes)}; folders in it are not searched: name "
+                f"them, as {os.path.join(path, '*')}"
+            )
         files += [os.path.join(path, name) for name in names]
     return files
 

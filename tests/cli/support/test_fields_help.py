@@ -79,8 +79,10 @@ def test_none_takes_back_what_an_experiment_has_set():
     assert override(config, ["--config.model.attention.options.window=None"]).model.attention.options.window is None
     again = ["--config.model.attention.options.window=None", "--config.model.attention.options.window=5"]
     assert override(config, again).model.attention.options.window == 5
-    with pytest.raises(UserError, match=r"config\.model\.num_layers=None: invalid literal"):
+    with pytest.raises(UserError, match=r"config\.model\.num_layers=None: must be a whole number, got 'None'"):
         override(config, ["--config.model.num_layers=None"])
+    with pytest.raises(UserError, match=r"label_smoothing=abc: must be a number, got 'abc'"):
+        override(config, ["--config.task.label_smoothing=abc"])
 
 
 def test_the_command_prints_what_a_training_would_have(capsys, tmp_path):

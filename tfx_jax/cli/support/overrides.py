@@ -38,7 +38,9 @@ def override(config: ExperimentConfig, overrides: Sequence[str]) -> ExperimentCo
         config_flags.DEFINE_config_dataclass("config", config, flag_values=values, sys_argv=argv)
         values(argv)
     except (flags.Error, ValueError, TypeError) as error:
-        raise UserError(" ".join(str(error).split())) from None
+        message = " ".join(str(error).split())
+        message = message.replace("invalid literal for int() with base 10:", "must be a whole number, got")
+        raise UserError(message.replace("could not convert string to float:", "must be a number, got")) from None
     changed: Any = values["config"].value
     for name in none_fields:
         owner, field = _owner(changed, name)

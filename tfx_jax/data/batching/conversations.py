@@ -37,7 +37,7 @@ def encode_conversations(
 
     Raises:
       UserError: if a conversation is not of this form or cannot be written by the template, or no reply has
-        tokens; the message has its number, from 1.
+        tokens; the message has its file and line, or its number, from 1.
     """
     tokens, ends, is_reply = DiskArray(np.int32), DiskArray(np.int64), DiskArray(np.bool_)
     num_tokens, has_reply = 0, False
@@ -45,7 +45,7 @@ def encode_conversations(
         try:
             text, replies = _rendered(template, _messages("".join(pieces)))
         except UserError as error:
-            raise UserError(f"conversation {number}: {error}") from None
+            raise UserError(f"{conversations.locate(number, 'conversation')}: {error}") from None
         ids, offsets = tokenizer.encode_with_offsets(text)
         starts = offsets[:, 0]  # index in `text` of each token's first character
         is_in_reply = np.zeros(len(ids), np.bool_)

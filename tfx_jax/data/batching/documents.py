@@ -34,13 +34,18 @@ class TextDocuments:
     ['a long text', 'a short one']
     """
 
-    def __init__(self, read: Callable[[], Iterator[Iterable[str]]]):
-        """Stores a function.
+    def __init__(self, read: Callable[[], Iterator[Iterable[str]]], *, locate: Callable[[int], str] | None = None):
+        """Stores functions.
 
         Args:
           read: starts a new pass over the documents; yields for each document an iterable of its pieces.
+          locate: returns the file and line of a document, numbered from 1, for messages.
         """
-        self._read = read
+        self._read, self._locate = read, locate
+
+    def locate(self, number: int, what: str) -> str:
+        """Returns where a document is, numbered from 1: its file and line, or `what` and its number if unknown."""
+        return f"{what} {number}" if self._locate is None else self._locate(number)
 
     def __iter__(self) -> Iterator[str]:
         return itertools.chain.from_iterable(self._read())

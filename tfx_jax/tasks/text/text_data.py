@@ -117,7 +117,10 @@ class TextData(FileData):
         column = "messages" if self.documents == "messages" else self.text_column
         read = functools.partial(_documents, paths, self.documents, column)
         begin, end = self._bounds(sum(1 for _ in read()), is_held_out)
-        return TextDocuments(lambda: itertools.islice(read(), begin, end))
+        locate = functools.partial(_location, paths, self.documents, column, begin)
+        return TextDocuments(
+            lambda: itertools.islice(read(), begin, end), locate=None if self.documents == "articles" else locate
+        )
 
     def _bounds(self, size: int, is_held_out: bool | None) -> tuple[int, int]:
         """Returns the (begin, end) of the selected units, documents or characters, of `size`; see `_open`."""
@@ -143,6 +146,17 @@ def _files(paths: Sequence[epath.Path], sizes: Sequence[int], begin: int, end: i
         if begin < size and end > 0:
             yield read_pieces(path, max(0, begin), end)
         begin, end = begin - size, end - size  # positions relative to the next file
+
+
+def _location(paths: Sequence[epath.Path], kind: str, column: str, begin: int, number: int) -> str:
+    """Returns the file and line or row of a document, the `number`-th after the first `begin` ones."""
+    remaining = begin + number
+    for path in paths:
+        size = sum(1 for _ in _documents([path], kind, column))
+        if remaining <= size:
+            return f"{path}, {'row' if is_columnar(path) else 'line'} {remaining}"
+        remaining -= size
+    return f"document {number}"
 
 
 def _documents(paths: Sequence[epath.Path], kind: str, column: str) -> Iterator[Iterable[str]]:
