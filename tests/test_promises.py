@@ -112,8 +112,8 @@ def test_every_model_of_the_page_is_in_one_file_with_its_configuration():
 def test_extras_that_pages_name_exist():
     guide = page("docs/guide.md")
     brackets = re.findall(r"tfx-jax\[([\w,-]+)\]", " ".join(page(name) for name in sorted(PAGES)))
-    listed = re.search(r"More extras may be added .*? without tfx_jax\.", guide)[0]
-    named = {extra for group in brackets for extra in group.split(",")} | set(re.findall(r"`([a-z]+)` ", listed))
+    listed = re.search(r"More extras may be added .*? for what they name\.", guide)[0]
+    named = {extra for group in brackets for extra in group.split(",")} | set(re.findall(r"`([a-z-]+)`(?: |,)", listed))
     assert named >= {"tpu", "cuda", "plan", "chat", "export", "serve", "wandb", "tfds", "gcs"}
     assert named - set(PROJECT["optional-dependencies"]) == set()
     assert "tfx-jax[gcs]" in PROJECT["optional-dependencies"]["tpu"]
