@@ -476,7 +476,7 @@ class TestErrors:
             ("flash", {"sinks": np.zeros(4, np.float32)}, r"has no sinks, got one of shape \(4,\); .*splash"),
             ("rows", {"local_window_size": 3}, r"'rows' has no local_window_size, got \(3, 3\); .*splash"),
             ("splash", {"score_mod": len}, "'splash' has no score_mod, got one; .*chunked"),
-            ("flash", {"mask_mod": len}, "'flash' has no mask_mod, got one; .*chunked"),
+            ("flash", {"mask_mod": len}, "'flash' has no mask_mod, got one, or key_lengths .*chunked"),
             ("splash", {"return_lse": True}, "'splash' has no return_lse, got True; .*chunked"),
             (
                 "splash",

@@ -159,7 +159,9 @@ def test_learned_positions_that_are_too_few_are_refused():
     config = tiny_config()
     config.model = TransformerConfig(learned_positions=31, start_id=0, eos_id=1)
     with pytest.raises(
-        UserError, match=r"^config.task.data.max_length=32 is more than config.model.learned_positions=31$"
+        UserError,
+        match=r"^config.task.data.max_length=32 is more than config.model.learned_positions=31: "
+        r"set --config.task.data.max_length=31 or less$",
     ):
         validate(config)
     config.model.learned_positions = 32

@@ -233,7 +233,9 @@ def test_what_does_not_fit_is_refused(tmp_path):
             validate(config)
     config = tiny_config(QuestionData())
     config.model = TransformerConfig(start_id=0, eos_id=1, learned_positions=63)
-    with pytest.raises(UserError, match=r"data\.max_length=64 is more than config\.model\.learned_positions=63$"):
+    with pytest.raises(
+        UserError, match=r"data\.max_length=64 is more than config\.model\.learned_positions=63: set --config"
+    ):
         validate(config)
     config.task.data.max_length, config.model.learned_positions = 2, 2
     with pytest.raises(
