@@ -22,10 +22,10 @@ _DATASET = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/
 
 def was_downloaded(name: str) -> bool:
     """Returns whether `name` is a model of the hub that this machine has downloaded, and not a local folder."""
-    import huggingface_hub  # imported only for this
-
     if not _NAME.fullmatch(name) or reach(name).exists():
         return False
+    import huggingface_hub  # imported only for this
+
     return isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str)
 
 
@@ -149,6 +149,6 @@ def upload(folder: pathlib.Path, name: str, files: Sequence[str]) -> str:
         reason = printable(str(error).partition(chr(10))[0], 160)
         raise UserError(
             f"{folder} is written, but cannot be uploaded to {name} ({reason}): "
-            f"check the name and the rights of the token, then run `hf upload {name} {folder}`"
+            "check the name and the rights of the token, then run the same command again with --overwrite"
         ) from None
     return str(url)

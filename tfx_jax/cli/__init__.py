@@ -184,8 +184,8 @@ def _line(error: Exception) -> str | None:
         if package == "tfx_jax" or find_spec(package):  # a mistake in an import
             return None
         return (
-            f"needs the package {package}, which is not installed: only jax, jaxtyping and tfx_jax are, with which "
-            f'check-attention works. Install the others: pip install "tfx-jax @ {SOURCE}"'
+            f"needs the package {package}, which is not installed. With jax and jaxtyping alone only check-attention "
+            f'works; what the other commands need is installed by: pip install "tfx-jax @ {SOURCE}"'
         )
     if is_store_error(error):
         return f"a remote store cannot be reached ({one_line(error)}): check the network and rerun the same command"

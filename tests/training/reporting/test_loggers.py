@@ -203,7 +203,7 @@ def test_other_processes_than_the_first_have_no_logger(service):
 @pytest.mark.parametrize("found", [None, types.ModuleType("a folder of that name")])
 def test_without_its_package_a_training_does_not_start(tmp_path, monkeypatch, logger, found):
     monkeypatch.setitem(sys.modules, logger, found)
-    with pytest.raises(UserError, match=rf"^--logger={logger} needs {logger} \(.*\): pip install ") as caught:
+    with pytest.raises(UserError, match=rf"^logger='{logger}' needs {logger} \(.*\): pip install ") as caught:
         train(tiny_config(tmp_path), tmp_path / "run", logger=logger)
     assert str(caught.value).endswith(install_command(logger))
     assert not (tmp_path / "run").exists()

@@ -29,7 +29,7 @@ _PIPELINES = {
     "ForImageClassification": "image-classification",
 }
 _SECTIONS = ("Evaluations", "How to repeat it")  # of report.md, besides the facts above the first section
-_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/`'\"=]+/)+")  # of an absolute path, but not of a URL
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/`'\"]+/)+")  # of an absolute path, but not of a URL
 
 
 def run_card(

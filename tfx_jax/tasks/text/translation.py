@@ -89,7 +89,7 @@ class PairData:
 
     def read_inputs(self, path: epath.PathLike, labels: Collection[str]) -> Iterable[Sequence[str]] | None:
         """Returns the sources of a .tsv if the training files are such; see `FileData.read_inputs`."""
-        if self.train_target or not os.fspath(path).removesuffix(".gz").endswith(".tsv"):
+        if self.train_target or not os.fspath(path).lower().removesuffix(".gz").endswith(".tsv"):
             return None
         return ((line.partition("\t")[0],) for line in read_lines(path))
 

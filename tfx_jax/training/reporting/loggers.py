@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -71,8 +72,9 @@ class WeightsAndBiases(Sink):
             id=run_id,
             resume="allow",
             dir=os.fspath(workdir) if is_local(workdir) else None,
-            # The progress line stays whole, and a dead network cannot hold up the end of a run forever.
-            settings=wandb.Settings(console="off", silent=True, finish_timeout=600),
+            # The progress line stays whole, and a dead network delays the end by less than the grace of a preempted
+            # job; what is left is uploaded by `wandb sync`.
+            settings=wandb.Settings(console="off", silent=True, finish_timeout=60),
         )
         _write_id(workdir, "wandb", run_id)
         self._run.define_metric("step")
@@ -116,7 +118,8 @@ class MLflow(Sink):
         except mlflow.exceptions.MlflowException:  # there is none, or it was deleted, or is on another server
             self._run_id = client.create_run(experiment_id, run_name=workdir.name).info.run_id
             _write_id(workdir, "mlflow", self._run_id)
-        self.place = f"run {self._run_id} at {mlflow.get_tracking_uri()}"
+        address = re.sub("//[^/]*@", "//", mlflow.get_tracking_uri())  # without user and password
+        self.place = f"run {self._run_id} at {address}"
 
     def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         now = round(time.time() * 1_000)
@@ -159,7 +162,7 @@ def check_logger(name: str) -> None:
         # A folder of this name in the current directory, where wandb writes by default, passes for a package.
         _import(name).__version__  # noqa: B018
     except (ImportError, AttributeError) as error:
-        raise UserError(f"--logger={name} needs {name} ({one_line(error)}): {install_command(name)}") from None
+        raise UserError(f"logger={name!r} needs {name} ({one_line(error)}): {install_command(name)}") from None
 
 
 def _import(name: str) -> Any:
