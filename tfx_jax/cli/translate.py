@@ -41,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
     run, params = load_model(arguments, (TranslationTask, ParsingTask))
     if arguments.json and not isinstance(run.task, TranslationTask):
         raise UserError("--json is for translations: leave it out, or use tfx-jax predict --json")
-    is_typed = not arguments.files and sys.stdin.isatty()
+    is_typed = not arguments.files and sys.stdin.buffer.isatty()
     progress = Progress("translated {} lines", None if arguments.files else count_lines(sys.stdin.buffer))
     translator = run.task.translator(
         run.graphdef,
