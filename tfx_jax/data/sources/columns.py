@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from tfx_jax.data.sources.lines import is_blank, read_first_line, read_lines
+from tfx_jax.data.sources.lines import is_blank, read_first_lines, read_lines
 from tfx_jax.data.sources.parquet import is_columnar, read_columnar
 from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json
@@ -53,7 +53,7 @@ def is_table(path: epath.PathLike, names: Sequence[str] = ()) -> bool:
     """
     if is_columnar(path) or _kind(path) in ("csv", "tsv", "jsonl"):
         return True
-    fields = [field.strip() for field in read_first_line(path).split("\t")]
+    fields = [field.strip() for field in read_first_lines(path)[0].split("\t")]
     return len(fields) > 1 and any(name in fields for name in names)
 
 

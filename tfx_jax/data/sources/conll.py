@@ -1,12 +1,11 @@
 """Reader of tagged sentences in CoNLL's formats: one line per word with its tag, blank lines between sentences."""
 
-import itertools
 import re
 from typing import NamedTuple
 
 from etils import epath
 
-from tfx_jax.data.sources.lines import is_blank, read_lines, split_words
+from tfx_jax.data.sources.lines import is_blank, read_first_lines, read_lines, split_words
 from tfx_jax.errors import UserError
 
 _DOCUMENT = re.compile(r" *-DOCSTART-(?![^ \t])")
@@ -56,9 +55,9 @@ def read_tagged(path: epath.PathLike) -> list[TaggedSentence]:
 
 def is_tagged(path: epath.PathLike) -> bool:
     """Returns whether the first two lines of a file are words with tags, or the first begins with "-DOCSTART-"."""
-    lines = list(itertools.islice(read_lines(path), 2))  # a single one may be a text: "My blood type is O"
+    lines = read_first_lines(path)[:2]  # a single one may be a text: "My blood type is O"
     rows = [[field.strip(" ") for field in line.split("\t")] if "\t" in line else split_words(line) for line in lines]
-    return bool(lines and _DOCUMENT.match(lines[0])) or (
+    return bool(_DOCUMENT.match(lines[0])) or (
         len(rows) == 2
         and len(rows[0]) == len(rows[1]) > 1
         and all(_TAG.fullmatch(fields[-1]) is not None for fields in rows)

@@ -1,6 +1,5 @@
 """Readers of labeled texts and of labeled pairs of texts."""
 
-import itertools
 import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -8,7 +7,7 @@ from typing import NamedTuple
 from etils import epath
 
 from tfx_jax.data.sources.columns import describe_columns, read_columns
-from tfx_jax.data.sources.lines import is_blank, read_lines
+from tfx_jax.data.sources.lines import is_blank, read_first_lines, read_lines
 from tfx_jax.data.sources.parquet import is_columnar
 from tfx_jax.errors import UserError
 
@@ -68,8 +67,8 @@ def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) ->
 
 def is_labeled(path: epath.PathLike, labels: Collection[str]) -> bool:
     """Returns whether one of a file's first lines begins with `__label__`, or with one of `labels` and a TAB."""
-    parts = (line.partition("\t") for line in itertools.islice(read_lines(path), 1_000))
-    return any(label.lstrip().startswith(_PREFIX) or (tab and label.strip() in labels) for label, tab, _ in parts)
+    parts = (line.partition("\t") for line in read_first_lines(path))
+    return any(label.lstrip().startswith(_PREFIX) or (bool(tab) and label.strip() in labels) for label, tab, _ in parts)
 
 
 def _fasttext(line: str, where: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ empty.
 """
 
 import gzip
+import itertools
 import os
 import re
 import unicodedata
@@ -112,17 +113,18 @@ def read_lines(path: epath.PathLike, *, keep_ends: bool = False) -> Iterator[str
             yield last if keep_ends else last.rstrip("\r")
 
 
-def read_first_line(path: epath.PathLike) -> str:
-    """Returns the first line with visible characters of a plain file on this machine, to find out its format.
+def read_first_lines(path: epath.PathLike) -> list[str]:
+    """Returns the lines in the first 64 kB of a plain file on this machine, to find out its format.
 
-    Returns "" if there is none in the first 64 kB, or if the path is not a regular file, which could be read only once.
+    The first line is the first with visible characters, and the last may be cut off. Returns [""] if there is none, or
+    if the path is not a regular file, which could be read only once.
     """
     if not os.path.isfile(path):
-        return ""
+        return [""]
     with open(path, "rb") as file:
         beginning = file.read(1 << 16).removeprefix(BYTE_ORDER_MARK).decode(errors="replace")
     lines = (line.rstrip("\r") for line in beginning.split("\n"))
-    return next((line for line in lines if not is_blank(line)), "")
+    return list(itertools.dropwhile(is_blank, lines)) or [""]
 
 
 def read_text(path: epath.PathLike, max_bytes: int) -> str:
