@@ -113,6 +113,9 @@ def main(paths):
         notebook = converted(source)
         with tempfile.TemporaryDirectory() as folder:
             run(notebook, pathlib.Path(folder))
+        text = nbformat.writes(notebook, version=nbformat.NO_CONVERT)
+        text = text.replace(f"{folder}/notebook", "/content")  # the folder in which Colab runs it
+        notebook = nbformat.reads(text, as_version=nbformat.NO_CONVERT)
         _cleaned(notebook)
         notebook.metadata[DIGEST] = digest(notebook)
         write(notebook, path.with_suffix(".ipynb"))

@@ -45,7 +45,7 @@ keys."""
 @documented
 @dataclasses.dataclass(unsafe_hash=True)
 class RecurrentConfig:
-    """Layers whose attention has a recurrent state and sizes of its own: Gated DeltaNet in Qwen3-Next.
+    """Layers with a recurrent state, whose heads have another number and other sizes: Gated DeltaNet in Qwen3-Next.
 
     Queries, keys and values go through a short convolution. The outputs of heads have an RMS norm, and SiLU of a linear
     map of the layer's input multiplies them (Yang et al., 2024, https://arxiv.org/abs/2412.06464, section 3.3). There

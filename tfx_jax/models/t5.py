@@ -239,7 +239,7 @@ class T5(EncoderDecoder):
                 initialize(c.d_model**-0.5, network.up, rngs=rngs)
                 if network.gate is not None:
                     initialize(c.d_model**-0.5, network.gate, rngs=rngs)
-                initialize(c.d_ff**-0.5, network.down, rngs=rngs)
+                initialize(network.down.shape[-2] ** -0.5, network.down, rngs=rngs)
             return layer
 
         def encoder_layer(layer_attention: AttentionConfig, has_experts: bool, rngs: nnx.Rngs) -> EncoderLayer:

@@ -172,6 +172,8 @@ class MultiHeadAttention(nnx.Module):
             if d_model % num_heads:
                 raise ValueError(f"d_model={d_model} is not divisible by num_heads={num_heads}; set d_k, the head size")
             d_k = d_model // num_heads
+        if query_rank_norm is not None and query_rank is None:
+            raise ValueError("query_rank_norm is the norm of a vector of query_rank numbers: set query_rank")
         spec, d_v = spec_of(attention_fn), d_k if d_v is None else d_v
         sizes = HeadSizes(key=d_k, value=d_v, output=d_v)
         if spec is not None and spec.head_sizes is not None:

@@ -356,7 +356,7 @@ def fusing_obstacle(layers: Any) -> str | None:
     if isinstance(layers, DecoderLayer) and not _is_plain(layers.cross_attention):
         return (
             "cross-attention must have only projections and a scale: no norms, rotary positions, sinks, soft cap, "
-            "convolution or output gate"
+            "convolution, output gate, query_rank or num_key_heads"
         )
     return None
 
@@ -380,7 +380,7 @@ def _is_plain(cross: MultiHeadAttention) -> bool:
     others = (cross.query_norm, cross.key_norm, cross.rotary, cross.sinks, cross.logits_soft_cap)
     others += (cross.value_norm, cross.query_down, cross.output_norm, cross.query_convolution, cross.output_gate)
     is_recurrent = isinstance(decoding_of(cross.attention_fn), RecurrentDecoding)
-    return not is_recurrent and all(other is None for other in others)
+    return not is_recurrent and cross.num_repeats == 1 and all(other is None for other in others)
 
 
 def init_replay(tokens: Int[Array, "B C"], lengths: Int[Array, " B"], memory: Any = None) -> dict[str, Any]:

@@ -570,6 +570,7 @@ class FusedCrossAttention(nnx.Module):
         """
         self.query = FusedLinear(*_joined(attention.query), dtype=dtype, int8=int8)
         self.out = FusedLinear(*_joined(attention.out), dtype=dtype, int8=int8)
+        self.query_size = attention.query.kernel.shape[-1]  # of a head; that of keys may differ
         decoding = _decoding_of(attention)
         if isinstance(decoding, RecurrentDecoding):
             raise ValueError(
@@ -583,8 +584,8 @@ class FusedCrossAttention(nnx.Module):
         self, x: Float[Array, "R 1 D"], memory: FusedKVCache, mask: Mask | None = None
     ) -> Float[Array, "R 1 D"]:
         """Attends from the beams of each input to the keys and values of its memory, [B, K, H, S] and [B, K, S, U]."""
-        batch_size, _, d_k, _ = memory.key.shape
-        query = self.query(x).reshape(batch_size, x.shape[0] // batch_size, -1, d_k)  # [B, W, N, H]
+        batch_size = memory.key.shape[0]
+        query = self.query(x).reshape(batch_size, x.shape[0] // batch_size, -1, self.query_size)  # [B, W, N, H]
         # The scale is not bound by a partial, which would hide the parameters of a module.
         options = {} if self.scale is None else {"scale": self.scale}
         context = self.attention_fn(query, *memory.keys_and_values(), mask=mask, **options)

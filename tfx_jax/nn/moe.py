@@ -46,7 +46,7 @@ class ExpertsConfig:
     use_correction_bias: bool = False  # whether an array that is not trained is added to scores to choose experts
     num_expert_groups: int = at_least(1, 1)  # groups of successive experts, of which a token may use some only
     groups_per_token: int = at_least(1, 1)  # groups in which a token may have experts
-    group_choices: int = at_least(1, 1)  # best scores of a group that add up to its own: 1 in DeepSeek-V2, 2 in V3
+    group_choices: int = at_least(1, 1)  # best scores of a group that add up to the group's: 1 in DeepSeek-V2, 2 in V3
     weight_scale: float = at_least(0, 1.0)  # multiplies the weights of a token's experts: 2.5 in DeepSeek-V3
     shared_d_ff: int = at_least(0, 0)  # hidden units of a network that all tokens go through too; 0: there is none
     use_shared_gate: bool = False  # whether the outputs of that network are multiplied by a sigmoid, as in Qwen2-MoE
@@ -66,6 +66,11 @@ class ExpertsConfig:
             raise ValueError(f"experts.capacity_factor must be above 0, got {self.capacity_factor}")
         if self.use_shared_gate and not self.shared_d_ff:
             raise ValueError("experts.use_shared_gate needs a shared network: set experts.shared_d_ff")
+        if self.groups_per_token > self.num_expert_groups:
+            raise ValueError(
+                f"experts.groups_per_token={self.groups_per_token} must be at most experts.num_expert_groups="
+                f"{self.num_expert_groups}"
+            )
         if self.num_experts and self.num_expert_groups > 1:
             groups = ("num_expert_groups", "groups_per_token", "group_choices")
             try:

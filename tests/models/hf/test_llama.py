@@ -209,7 +209,11 @@ def test_logits_are_not_divided_by_zero(tmp_path, divisor):
             "is 0.4, which is no even number of a head's",
         ),
         ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.4}}, "is 0.4, which is no even number of a head's"),
-        ("Llama", {"partial_rotary_factor": 0.5}, "is 0.5, but only Phi3ForCausalLM, StableLmForCausalLM have it"),
+        (
+            "Llama",
+            {"partial_rotary_factor": 0.5},
+            "is 0.5, but only Phi3ForCausalLM, StableLmForCausalLM, Qwen3NextForCausalLM have it",
+        ),
     ],
 )
 def test_heads_that_are_refused(tmp_path, folder, fields, message):

@@ -51,9 +51,9 @@ def delta_rule(
     r"""Computes o_t = scale * S_t^T q_t with S_t = S_{t-1} + b_t k_t (v_t - S_{t-1}^T k_t)^T: values are overwritten.
 
     The fast weights of Schlag et al. (2021, https://arxiv.org/abs/2102.11174, equations 23 to 25), in the form of
-    DeltaNet (Yang et al., 2024, https://arxiv.org/abs/2406.06484): queries and keys are divided by their length here,
-    and b_t = sigmoid(beta_t) is the share of the value stored for k_t that is replaced. `recurrent_decoding` decodes
-    with a state of constant size.
+    DeltaNet (Yang et al., 2024, https://arxiv.org/abs/2406.06484): this function divides queries and keys by their
+    length, and b_t = sigmoid(beta_t) is the share of the value stored for k_t that is replaced. `recurrent_decoding`
+    decodes with a state of constant size.
 
     Args:
       query: queries, [B, T, N, H], at the last T of the S positions.

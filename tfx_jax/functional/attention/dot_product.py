@@ -124,7 +124,8 @@ def dot_product_attention(
       query_lengths: number of queries of each row, [B]; queries past it get zeros.
       key_lengths: number of keys of each row, [B]; keys past it are hidden. With T < S, as with a static cache, the
         queries are the last ones of these keys: for `is_causal` and `local_window_size`, query t is at position
-        t + key_lengths - T (or - query_lengths, where they are given). With T = S its position is t.
+        t + key_lengths - T (or - query_lengths, where they are given), which "xla" and "chunked" compute, without
+        skipping keys. With T = S its position is t.
       score_mod: function of the logits of a block and of the indices of its rows, heads, queries and keys that returns
         new logits, such as `alibi_score_mod` and `t5_score_mod`: FlexAttention (Dong et al., 2024,
         https://arxiv.org/abs/2412.05496). It is called as `score_mod(logits, b, n, t, s)` with arrays [B, N, T, S],

@@ -193,7 +193,7 @@ def count_from_lengths(
     """Returns causality and window as a `mask_mod` where the queries are the last ones of `key_lengths` keys.
 
     That is the case in decoding with a cache, T < S. Then query t of a row is at position t + key length - query length
-    and not at t + S - T, and an array of all pairs is not needed. Otherwise returns `positions` as they are.
+    and not at t + S - T. "chunked" computes it block by block. Otherwise returns `positions` as they are.
     """
     (t, s), (is_causal, window, mask_mod) = (query.shape[1], key.shape[1]), positions
     # A single query is the last one of its keys, whether S is known or not.

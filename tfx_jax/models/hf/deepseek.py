@@ -33,7 +33,7 @@ def read_options(architecture: str, fields: Fields, config: LlamaConfig) -> dict
     num_heads, is_v3 = config.num_heads, architecture == V3
     fields.require(attention_bias=False, rope_interleave=True, moe_layer_freq=1, num_key_value_heads=num_heads)
     fields.require(scoring_func="sigmoid" if is_v3 else "softmax", **({} if is_v3 else {"norm_topk_prob": False}))
-    rope_size, d_ff = fields.get("qk_rope_head_dim", 64), fields.get("moe_intermediate_size", 2048)
+    rope_size, d_ff = fields.get("qk_rope_head_dim", 64), fields.get("moe_intermediate_size", 2048 if is_v3 else 1407)
     options = AttentionOptions(
         rope_size=rope_size,
         latent_size=fields.get("kv_lora_rank", 512),
@@ -48,8 +48,8 @@ def read_options(architecture: str, fields: Fields, config: LlamaConfig) -> dict
         d_ff=None if d_ff == config.d_ff else d_ff,
         router_scores="sigmoid" if is_v3 else "softmax",
         use_correction_bias=is_v3,
-        num_expert_groups=fields.get("n_group", 1) if has_groups else 1,
-        groups_per_token=fields.get("topk_group", 1) if has_groups else 1,
+        num_expert_groups=fields.get("n_group", 8 if is_v3 else 1) if has_groups else 1,
+        groups_per_token=fields.get("topk_group", 4 if is_v3 else 1) if has_groups else 1,
         group_choices=2 if is_v3 else 1,
         weight_scale=float(fields.get("routed_scaling_factor", 2.5 if is_v3 else 1.0)),
         shared_d_ff=d_ff * fields.get("n_shared_experts", 1 if is_v3 else 2),

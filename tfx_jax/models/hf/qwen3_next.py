@@ -61,7 +61,7 @@ def write_options(architecture: str, config: LlamaConfig, values: dict[str, Any]
     values |= {
         "layer_types": [kinds[names[index % len(names)]] for index in range(config.num_layers)],
         "linear_num_value_heads": recurrent.num_heads,
-        "linear_num_key_heads": recurrent.num_key_heads,
+        "linear_num_key_heads": recurrent.num_key_heads or recurrent.num_heads,
         "linear_key_head_dim": recurrent.d_k,
         "linear_value_head_dim": recurrent.d_v,
         "linear_conv_kernel_dim": recurrent.convolution_width,
