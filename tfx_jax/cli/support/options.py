@@ -188,8 +188,7 @@ def set_up_program() -> None:
     for name in ("absl", "asyncio", "gcsfs"):  # Orbax and its clients log, with tracebacks, errors that they also raise
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.setLogRecordFactory(_Record)
-    logging.getLogger().name = "tfx-jax"  # instead of "root", before warnings
-    logging.basicConfig(format="%(name)s: %(message)s")
+    logging.basicConfig(format="tfx-jax: %(message)s")
     sys.unraisablehook = _report_unraisable
     quiet_libtpu()
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
