@@ -169,7 +169,7 @@ def test_a_terminal_is_one_conversation(generate, chat_folder, monkeypatch):
         *options, "--json", lines=[json.dumps([*history, {"role": "user", "content": "So?"}])], model=chat_folder
     )
     second = json.loads(out)["text"]
-    monkeypatch.setattr("tfx_jax.cli.generate.LineReader", TerminalReader)
+    monkeypatch.setattr("tfx_jax.cli.support.lines.LineReader", TerminalReader)
     status, out, _ = generate(*options, lines=["Hi", "So?"], model=chat_folder)
     assert (status, out) == (0, f"{first}\n{second}\n")
     status, out, _ = generate(*options, "--json", lines=["Hi", "So?"], model=chat_folder)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from etils import epath
 
 from tfx_jax.arguments import Parser, at_least_one, beam_width, length_penalty, not_negative, seed
-from tfx_jax.cli.support.lines import LineReader, answered, count_lines, open_readers, shown
+from tfx_jax.cli.support.lines import answered, count_lines, open_readers, shown
 from tfx_jax.cli.support.options import (
     add_folder_options,
     check_one_source,
@@ -142,9 +142,8 @@ def run(argv: Sequence[str]) -> int:
             "encoder-decoder"
         )
 
-    readers = open_readers(arguments.files) if arguments.files else iter([LineReader(sys.stdin.buffer)])
-    first_reader = next(readers)
-    reader = first_reader
+    readers = open_readers(arguments.files)
+    reader = first_reader = next(readers)
     num_done = num_before = 0  # lines answered, and those of earlier files
     progress = Progress("answered {} lines", None if arguments.files else count_lines(sys.stdin.buffer))
     is_dialog = arguments.chat and reader.is_terminal

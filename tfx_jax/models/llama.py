@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of, within
 from tfx_jax.functional import layer_norm, rms_norm
 from tfx_jax.functional.attention import SPECS
-from tfx_jax.functional.attention.spec import RecurrentDecoding
+from tfx_jax.functional.attention.spec import HeadSizes, RecurrentDecoding
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.language_model import LanguageModel
 from tfx_jax.models.padding import last_index
@@ -126,6 +126,15 @@ class LlamaConfig:
     def head_size(self) -> int:
         """H, the number of features of a head."""
         return self.d_model // self.num_heads if self.d_k is None else self.d_k
+
+    @property
+    def head_sizes(self) -> HeadSizes:
+        """Numbers of features that a head has in keys, values and outputs; latent attention has different ones."""
+        spec = SPECS[self.attention.names[0]]
+        if spec.head_sizes is None:
+            return HeadSizes(self.head_size, self.head_size, self.head_size)
+        given = self.attention.options.given.items()
+        return spec.head_sizes(d_k=self.head_size, **{name: size for name, size in given if name in spec.options})
 
     @property
     def pattern_length(self) -> int:
@@ -232,8 +241,7 @@ class Llama(LanguageModel):
                     else:
                         options[name] = make_head_norm(c.head_size * heads if is_shared else c.head_size)
             if c.use_value_norm:
-                latent_size = c.attention.options.given.get("latent_size", c.head_size)
-                options["value_norm"] = RMSNorm(latent_size, epsilon=_LATENT_EPSILON)
+                options["value_norm"] = RMSNorm(c.head_sizes.value, epsilon=_LATENT_EPSILON)
             if c.query_rank is not None:
                 options["query_rank"] = c.query_rank
                 options["query_rank_norm"] = RMSNorm(c.query_rank, epsilon=_LATENT_EPSILON)

@@ -112,8 +112,9 @@ class MultiHeadAttention(nnx.Module):
         Args:
           d_model: width D of the query inputs, and the default of the other widths.
           num_heads: N, the paper's h.
-          d_k: query and key head size H; None means d_model / num_heads.
-          d_v: value head size U; None means d_k.
+          d_k: head size H of queries and keys; None means d_model / num_heads.
+          d_v: head size U of values; None means d_k. Attentions with `AttentionSpec.head_sizes`, such as latent
+            attention, determine the sizes of keys and values by their own options, and ignore it.
           num_kv_heads: K, a divisor of num_heads; None means num_heads.
           num_key_heads: number of projected queries and of projected keys, each of which is repeated for as many of the
             num_heads heads, which all have their own values (Qwen3-Next, 2025). None means N queries and K keys.

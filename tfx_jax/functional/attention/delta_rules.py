@@ -129,9 +129,9 @@ def gated_delta_rule(
 
     Equation 10 of "Gated Delta Networks" (Yang et al., 2024, https://arxiv.org/abs/2412.06464), with the decay
     a_t = exp(-rate softplus(dt_t + dt_bias)) of Mamba-2, rate = exp(log_rate_scale). Qwen3-Next also has a convolution
-    before this function and a norm and a gate after it, which are not part of it. Queries and keys are divided by their
-    length here, as in `delta_rule`: pass them without normalization. `recurrent_decoding` decodes with a state of
-    constant size.
+    before this function and a norm and a gate after it, which are not part of it. As in `delta_rule`, the function
+    divides queries and keys by their length: pass them without normalization. `recurrent_decoding` decodes with a state
+    of constant size.
 
     Args:
       query: queries, [B, T, N, H], at the last T of the S positions.
@@ -204,9 +204,9 @@ def kimi_delta_attention(
 ) -> Float[Array, "B T N U"] | tuple[Float[Array, "B T N U"], Float[Array, "B N T S"]]:
     r"""Computes `gated_delta_rule` with a separate decay per channel: diag(a_t) S_{t-1} instead of a_t S_{t-1}.
 
-    Equation 1 of "Kimi Linear" (2025, https://arxiv.org/abs/2510.26692). Queries and keys are divided by their length
-    here, as in `delta_rule`: pass them without normalization. `recurrent_decoding` decodes with a state of constant
-    size.
+    Equation 1 of "Kimi Linear" (2025, https://arxiv.org/abs/2510.26692). As in `delta_rule`, the function
+    divides queries and keys by their length: pass them without normalization. `recurrent_decoding` decodes with a state
+    of constant size.
 
     Args:
       query: queries, [B, T, N, H], at the last T of the S positions.

@@ -117,8 +117,8 @@ def dot_product_attention(
       sinks: a logit for each query head, [N], that takes part in the softmax and has no value, so that the weights of a
         query add up to less than 1, as in gpt-oss (2025, https://arxiv.org/abs/2508.10925). Zeros add one to the
         denominator ("softmax plus one", Miller, 2023). For "xla", "chunked" and "splash".
-      local_window_size: how many keys a query sees to the left and to the right of its own position, t + S - T, besides
-        the key at it. One number applies to both sides; with `is_causal` only the left side counts. Unlike in
+      local_window_size: how many keys a query sees to the left and to the right of its own position, t + S - T, not
+        counting the key there. One number applies to both sides; with `is_causal` only the left side counts. Unlike in
         `sliding_window_attention`, padding of a `mask` counts as positions. For "xla", "chunked" and "splash"; the last
         two skip keys outside the window.
       query_lengths: number of queries of each row, [B]; queries past it get zeros.

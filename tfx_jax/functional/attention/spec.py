@@ -59,7 +59,7 @@ class RecurrentDecoding(NamedTuple):
 
 
 class HeadSizes(NamedTuple):
-    """Features of a head."""
+    """Numbers of features that a head has in keys, values and outputs."""
 
     key: int
     value: int

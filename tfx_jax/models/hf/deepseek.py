@@ -9,7 +9,6 @@ import math
 from typing import Any
 
 from tfx_jax.errors import UserError
-from tfx_jax.functional.attention import SPECS
 from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.hf.names import Row, linear, vector
 from tfx_jax.models.llama import LlamaConfig
@@ -95,7 +94,7 @@ def write_options(architecture: str, config: LlamaConfig, values: dict[str, Any]
     """
     if config.attention.name != "latent":
         raise ValueError(f"DeepSeek has latent attention, got {config.attention.name}")
-    sizes, experts = _sizes(config), config.experts
+    sizes, experts = config.head_sizes, config.experts
     d_ff = config.d_ff if experts.d_ff is None else experts.d_ff
     values |= {
         "num_key_value_heads": config.num_heads,
@@ -130,7 +129,7 @@ def attention_rows(config: LlamaConfig, attention: str, path: str, tensor: str) 
     """Returns the rows of the attention at `path`; `tensor` is the start of the names of the layer's tensors."""
     del attention  # all layers have the same
     tensor = f"{tensor}.self_attn"
-    sizes, heads, d_k = _sizes(config), range(config.num_heads), config.head_size
+    sizes, heads, d_k = config.head_sizes, range(config.num_heads), config.head_size
     content = d_k - sizes.key  # features of a query without a position, which come first in a folder
     halves = [*range(0, sizes.key, 2), *range(1, sizes.key, 2)]  # pairs of neighbors as pairs of halves
     query = [head * d_k + index for head in heads for index in (*(content + half for half in halves), *range(content))]
@@ -163,10 +162,3 @@ def attention_rows(config: LlamaConfig, attention: str, path: str, tensor: str) 
             vector(f"{path}/query_rank_norm/scale", f"{tensor}.q_a_layernorm.weight"),
         ]
     return rows
-
-
-def _sizes(config: LlamaConfig) -> Any:
-    """Returns the `HeadSizes` of latent attention."""
-    head_sizes = SPECS["latent"].head_sizes
-    assert head_sizes is not None
-    return head_sizes(d_k=config.head_size, **config.attention.options.given)

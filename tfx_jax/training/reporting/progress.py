@@ -23,7 +23,7 @@ from tensorboardX.record_writer import masked_crc32c
 from tensorboardX.summary import hparams as hparams_summaries
 from tensorboardX.summary import text as text_summary
 
-from tfx_jax.errors import printable
+from tfx_jax.errors import one_line, printable
 from tfx_jax.files import open_regular
 from tfx_jax.training.reporting.loggers import LOGGERS, Outcome, Sink
 
@@ -162,7 +162,7 @@ class Progress:
         try:
             sink = make()
         except kind.errors as error:
-            self.message(f"no scalars for {kind.title}: {_line(error)}")
+            self.message(f"no scalars for {kind.title}: {one_line(error)}")
             return
         self._sinks.append(sink)
         if sink.place:
@@ -175,14 +175,9 @@ class Progress:
                 write(sink)
             except sink.errors as error:
                 self._sinks.remove(sink)
-                self.message(f"no more scalars for {sink.title}: {_line(error)}")
+                self.message(f"no more scalars for {sink.title}: {one_line(error)}")
                 with contextlib.suppress(*sink.errors):
                     sink.close("failed")
-
-
-def _line(error: Exception) -> str:
-    """Returns the message of an error on one line, or its class."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 class TensorBoard(Sink):
