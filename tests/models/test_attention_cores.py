@@ -29,6 +29,7 @@ from tfx_jax.models import (
     TransformerConfig,
     hf,
 )
+from tfx_jax.models.llama import QK_NORMS
 from tfx_jax.models.vit import ViT, ViTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig, MultiHeadAttention
 from tfx_jax.nn.attention import decoding_of
@@ -411,3 +412,22 @@ def test_a_token_of_a_recurrent_attention_costs_the_same_after_any_text(name):
 def test_the_recurrent_attentions_are_these():
     recurrences = {"retention", "gated_linear", "delta_rule", "gated_delta_rule", "kimi_delta", "state_space_duality"}
     assert {*RECURRENT} == recurrences | {"linear", "favor"}
+
+
+@pytest.mark.parametrize("qk_norm", QK_NORMS)
+@pytest.mark.parametrize("name", CAUSAL + PATTERNS)
+def test_norms_of_queries_keys_and_values_fit_the_heads_of_every_attention(name, qk_norm):
+    num_kv_heads = 1 if takes_one_key_head(name) else 2
+    config = dataclasses.replace(
+        CONFIGS["llama"], num_kv_heads=num_kv_heads, qk_norm=qk_norm, use_value_norm=True, attention=example(name)
+    )
+    model = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
+    logits = nnx.eval_shape(lambda model: model(TOKENS), model)
+    assert logits.shape == (*TOKENS.shape, V)
+
+
+@pytest.mark.parametrize("name", [name for name in CAUSAL if SPECS[name].head_sizes is not None])
+def test_attentions_with_their_own_sizes_refuse_a_size_of_values(name):
+    config = dataclasses.replace(CONFIGS["transformer"], d_v=4, attention=example(name))
+    with pytest.raises(ValueError, match=f"d_v must be None with {name} attention.*got 4"):
+        Transformer(config, rngs=nnx.Rngs(0))

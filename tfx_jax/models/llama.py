@@ -22,11 +22,11 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of, within
 from tfx_jax.functional import layer_norm, rms_norm
 from tfx_jax.functional.attention import SPECS
-from tfx_jax.functional.attention.spec import HeadSizes, RecurrentDecoding
+from tfx_jax.functional.attention.spec import RecurrentDecoding
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.language_model import LanguageModel
 from tfx_jax.models.padding import last_index
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig, head_sizes_of
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear, RMSNorm, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
@@ -128,15 +128,6 @@ class LlamaConfig:
         return self.d_model // self.num_heads if self.d_k is None else self.d_k
 
     @property
-    def head_sizes(self) -> HeadSizes:
-        """Numbers of features that a head has in keys, values and outputs; latent attention has different ones."""
-        spec = SPECS[self.attention.names[0]]
-        if spec.head_sizes is None:
-            return HeadSizes(self.head_size, self.head_size, self.head_size)
-        given = self.attention.options.given.items()
-        return spec.head_sizes(d_k=self.head_size, **{name: size for name, size in given if name in spec.options})
-
-    @property
     def pattern_length(self) -> int:
         """Number of layers after which attentions, rotary positions and experts repeat."""
         return math.lcm(len(self.attention.names), self.no_rotary_every or 1, len(self.sparse_layers))
@@ -232,36 +223,40 @@ class Llama(LanguageModel):
                 rotary = RotaryConfig(base=c.window_rotary_base)
             if c.no_rotary_every and (index + 1) % c.no_rotary_every == 0:
                 rotary = None
-            options: dict[str, Any] = {}
-            if c.qk_norm != "none":
-                is_shared = c.qk_norm == "all"  # one norm over all heads together
-                for name, heads in (("query_norm", c.num_heads), ("key_norm", num_kv_heads)):
-                    if c.qk_norm == "each":
-                        options[name] = NormOfEachHead(c, heads)
-                    else:
-                        options[name] = make_head_norm(c.head_size * heads if is_shared else c.head_size)
-            if c.use_value_norm:
-                options["value_norm"] = RMSNorm(c.head_sizes.value, epsilon=_LATENT_EPSILON)
-            if c.query_rank is not None:
-                options["query_rank"] = c.query_rank
-                options["query_rank_norm"] = RMSNorm(c.query_rank, epsilon=_LATENT_EPSILON)
-            options |= {"num_heads": c.num_heads, "d_k": c.head_size, "num_kv_heads": num_kv_heads}
-            options |= {"use_bias": c.use_qkv_bias, "use_out_bias": c.use_out_bias, "use_sinks": c.use_sinks}
-            options |= {"scale": c.attention_scale, "logits_soft_cap": c.attention_soft_cap, "rotary": rotary}
-            options |= {"convolution_width": c.convolution_width, "use_output_gate": c.use_output_gate}
+            options: dict[str, Any]
             if c.recurrent.num_heads and _is_recurrent(attention_config):
                 r = c.recurrent
-                options = {"num_heads": r.num_heads, "num_key_heads": r.num_key_heads, "d_k": r.d_k, "d_v": r.d_v}
-                options |= {"convolution_width": r.convolution_width, "use_gate_bias": False}
-                options |= {"use_output_gate": True, "gate_fn": jax.nn.silu}
+                sizes: dict[str, Any] = {"num_heads": r.num_heads, "d_k": r.d_k}
+                layer_attention = attention_fn or attention_config.make(**sizes, rngs=rngs)
+                options = {"num_key_heads": r.num_key_heads, "d_v": r.d_v, "convolution_width": r.convolution_width}
+                options |= {"use_gate_bias": False, "use_output_gate": True, "gate_fn": jax.nn.silu}
                 options["output_norm"] = RMSNorm(r.d_v, epsilon=c.norm_epsilon)
-            sizes: dict[str, Any] = {name: options.get(name) for name in ("num_heads", "num_kv_heads", "d_k")}
+            else:
+                sizes = {"num_heads": c.num_heads, "num_kv_heads": num_kv_heads, "d_k": c.head_size}
+                layer_attention = attention_fn or attention_config.make(**sizes, rngs=rngs)
+                head_sizes = head_sizes_of(layer_attention, c.head_size)
+                options = {"use_bias": c.use_qkv_bias, "use_out_bias": c.use_out_bias, "use_sinks": c.use_sinks}
+                options |= {"scale": c.attention_scale, "logits_soft_cap": c.attention_soft_cap, "rotary": rotary}
+                options |= {"convolution_width": c.convolution_width, "use_output_gate": c.use_output_gate}
+                if c.qk_norm != "none":
+                    normed = (("query_norm", c.num_heads, c.head_size), ("key_norm", num_kv_heads, head_sizes.key))
+                    for name, heads, size in normed:
+                        if c.qk_norm == "each":
+                            options[name] = NormOfEachHead(c, heads, size)
+                        else:
+                            options[name] = make_head_norm(heads * size if c.qk_norm == "all" else size)
+                if c.use_value_norm:
+                    options["value_norm"] = RMSNorm(head_sizes.value, epsilon=_LATENT_EPSILON)
+                if c.query_rank is not None:
+                    options["query_rank"] = c.query_rank
+                    options["query_rank_norm"] = RMSNorm(c.query_rank, epsilon=_LATENT_EPSILON)
             attention = MultiHeadAttention(
                 c.d_model,
                 dropout_rate=c.attention_dropout_rate,
-                attention_fn=attention_fn or attention_config.make(**sizes, rngs=rngs),
+                attention_fn=layer_attention,
                 dtype=dtype,
                 rngs=rngs,
+                **sizes,
                 **options,
             )
             has_experts = experts_pattern[index % len(experts_pattern)]
@@ -384,9 +379,9 @@ class LlamaClassifier(nnx.Module):
 class NormOfEachHead(nnx.Module):
     """Normalizes queries or keys of each head separately, with one scale per head and without a bias."""
 
-    def __init__(self, config: LlamaConfig, num_heads: int):
+    def __init__(self, config: LlamaConfig, num_heads: int, head_size: int):
         """Initializes the scales, [N, H]."""
-        self.scale = nnx.Param(jnp.full((num_heads, config.head_size), 1.0 - config.norm_scale_offset))
+        self.scale = nnx.Param(jnp.full((num_heads, head_size), 1.0 - config.norm_scale_offset))
         self.scale_offset = config.norm_scale_offset
         normalize = layer_norm if config.norm_kind == "layer" else rms_norm
         self.normalize = functools.partial(normalize, epsilon=config.norm_epsilon)

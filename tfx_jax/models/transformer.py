@@ -19,7 +19,7 @@ from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids, shift_right, with_padding
 from tfx_jax.models.padding import last_index, padding_last
-from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
+from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, spec_of
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
@@ -147,6 +147,9 @@ class Transformer(EncoderDecoder):
 
         def self_attention(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> MultiHeadAttention:
             core = attention_fn or layer_attention.make(c.num_heads, c.d_k or c.d_model // c.num_heads, rngs=rngs)
+            spec = spec_of(core)
+            if spec is not None and spec.head_sizes is not None:  # it has no use for a default of d_v
+                return attention(attention_fn=core, d_v=c.d_v, rngs=rngs)
             return attention(attention_fn=core, rngs=rngs)
 
         def feed_forward(has_experts: bool, rngs: nnx.Rngs) -> FeedForward | MixtureOfExperts:

@@ -114,7 +114,7 @@ class MultiHeadAttention(nnx.Module):
           num_heads: N, the paper's h.
           d_k: head size H of queries and keys; None means d_model / num_heads.
           d_v: head size U of values; None means d_k. Attentions with `AttentionSpec.head_sizes`, such as latent
-            attention, determine the sizes of keys and values by their own options, and ignore it.
+            attention, determine the sizes of keys and values by their own options.
           num_kv_heads: K, a divisor of num_heads; None means num_heads.
           num_key_heads: number of projected queries and of projected keys, each of which is repeated for as many of the
             num_heads heads, which all have their own values (Qwen3-Next, 2025). None means N queries and K keys.
@@ -157,7 +157,7 @@ class MultiHeadAttention(nnx.Module):
         Raises:
           TypeError: for a missing size or an unknown argument.
           ValueError: if a size is below 1, `d_k` is None and num_heads does not divide d_model, num_kv_heads does not
-            divide num_heads, or there is a convolution over several axes.
+            divide num_heads, there is a convolution over several axes, or `d_v` is set and the attention determines it.
         """
         if d_model is None or num_heads is None or flax_arguments:
             named = f" (got {', '.join(flax_arguments)})" if flax_arguments else ""
@@ -175,10 +175,7 @@ class MultiHeadAttention(nnx.Module):
             d_k = d_model // num_heads
         if query_rank_norm is not None and query_rank is None:
             raise ValueError("query_rank_norm is the norm of a vector of query_rank numbers: set query_rank")
-        spec, d_v = spec_of(attention_fn), d_k if d_v is None else d_v
-        sizes = HeadSizes(key=d_k, value=d_v, output=d_v)
-        if spec is not None and spec.head_sizes is not None:
-            sizes = spec.head_sizes(d_k=d_k, **options_of(attention_fn))
+        spec, sizes = spec_of(attention_fn), head_sizes_of(attention_fn, d_k, d_v)
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         if num_heads % num_kv_heads:
             raise ValueError(f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}")
@@ -629,6 +626,25 @@ def options_of(attention_fn: AttentionFn) -> dict[str, Any]:
     return dict(attention_fn.options) if isinstance(attention_fn, LearnedAttention) else unbound(attention_fn)[1]
 
 
+def head_sizes_of(attention_fn: AttentionFn, d_k: int, d_v: int | None = None) -> HeadSizes:
+    """Returns the numbers of features that a head has in keys, values and outputs.
+
+    Args:
+      attention_fn: the attention; see `AttentionSpec.head_sizes`.
+      d_k: head size H of queries.
+      d_v: head size of values; None means d_k, or what the attention determines.
+
+    Raises:
+      ValueError: if `d_v` is set and the attention determines it.
+    """
+    spec = spec_of(attention_fn)
+    if spec is None or spec.head_sizes is None:
+        return HeadSizes(d_k, *(2 * [d_k if d_v is None else d_v]))
+    if d_v is not None:
+        raise ValueError(f"d_v must be None with {spec.name} attention, which has options for sizes, got {d_v}")
+    return spec.head_sizes(d_k=d_k, **options_of(attention_fn))
+
+
 def decoding_of(attention_fn: AttentionFn) -> CachedDecoding | RecurrentDecoding | None:
     """Returns how an attention decodes one token at a time.
 
@@ -790,6 +806,12 @@ class AttentionConfig:
             return [self]
         return [AttentionConfig(name, self.options.only(SPECS[name].options)) for name in self.names]
 
+    def head_sizes(self, d_k: int) -> HeadSizes:
+        """Returns the numbers of features that a head has in keys, values and outputs, `d_k` being that of queries."""
+        (name,) = self.names  # a pattern is split by `pattern` first
+        spec = SPECS[name]
+        return HeadSizes(d_k, d_k, d_k) if spec.head_sizes is None else spec.head_sizes(d_k=d_k, **self.options.given)
+
     def make(
         self,
         num_heads: int,
@@ -842,9 +864,7 @@ def _check_options(attention: AttentionConfig, num_heads: int, num_kv_heads: int
     spec = SPECS[attention.names[0]]
     if spec.platform is not None:
         return
-    features = HeadSizes(d_k, d_k, d_k)
-    if spec.head_sizes is not None:
-        features = spec.head_sizes(d_k=d_k, **attention.options.given)
+    features = attention.head_sizes(d_k)
     shapes = ((num_heads, d_k), (num_kv_heads, features.key), (num_kv_heads, features.value))
     query, key, value = (jax.ShapeDtypeStruct((1, 8, *shape), jnp.float32) for shape in shapes)
     sizes: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "d_k": d_k}

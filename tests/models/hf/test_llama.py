@@ -306,7 +306,7 @@ def test_norms_that_contradict_each_other(options, message):
 def test_norms_of_each_head_with_an_offset():
     """Scales of their own, to which RMS norms add 1."""
     config = LlamaConfig(V, 64, 1, 32, 4, norm_scale_offset=1.0, qk_norm="each")
-    norm = draw(lambda: NormOfEachHead(config, 4))
+    norm = draw(lambda: NormOfEachHead(config, 4, config.head_size))
     x = np.random.default_rng(1).normal(size=(B, T, 4, 8)).astype(np.float32)
     scales = np.asarray(norm.scale[...], np.float64)
     want = x / np.sqrt((x.astype(np.float64) ** 2).mean(axis=-1, keepdims=True) + 1e-5) * (1 + scales)

@@ -94,7 +94,7 @@ def write_options(architecture: str, config: LlamaConfig, values: dict[str, Any]
     """
     if config.attention.name != "latent":
         raise ValueError(f"DeepSeek has latent attention, got {config.attention.name}")
-    sizes, experts = config.head_sizes, config.experts
+    sizes, experts = config.attention.head_sizes(config.head_size), config.experts
     d_ff = config.d_ff if experts.d_ff is None else experts.d_ff
     values |= {
         "num_key_value_heads": config.num_heads,
@@ -129,7 +129,7 @@ def attention_rows(config: LlamaConfig, attention: str, path: str, tensor: str) 
     """Returns the rows of the attention at `path`; `tensor` is the start of the names of the layer's tensors."""
     del attention  # all layers have the same
     tensor = f"{tensor}.self_attn"
-    sizes, heads, d_k = config.head_sizes, range(config.num_heads), config.head_size
+    sizes, heads, d_k = config.attention.head_sizes(config.head_size), range(config.num_heads), config.head_size
     content = d_k - sizes.key  # features of a query without a position, which come first in a folder
     halves = [*range(0, sizes.key, 2), *range(1, sizes.key, 2)]  # pairs of neighbors as pairs of halves
     query = [head * d_k + index for head in heads for index in (*(content + half for half in halves), *range(content))]
