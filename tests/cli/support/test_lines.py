@@ -1,6 +1,7 @@
 """Lines from files, pipes and terminals: how they are grouped, what a terminal shows, and that none is lost."""
 
 import fcntl
+import gzip
 import io
 import itertools
 import os
@@ -10,7 +11,7 @@ import time
 
 import pytest
 
-from tfx_jax.cli.support.lines import LineReader, count_lines
+from tfx_jax.cli.support.lines import LineReader, count_lines, open_readers
 from tfx_jax.errors import UserError
 
 TEXT = "a\n\nünd\r\nlast".encode()
@@ -51,6 +52,22 @@ def test_chunks_of_a_file_are_full(tmp_path, max_lines):
     with path.open("rb") as file:
         assert taken(LineReader(file), max_lines) == want
     assert taken(LineReader(io.BytesIO(TEXT)), max_lines) == want
+
+
+@pytest.mark.parametrize("max_lines", [1, 3, 4, 100])
+def test_a_packed_file_has_the_lines_of_the_plain_one(tmp_path, max_lines):
+    files = [tmp_path / "text", tmp_path / "text.gz"]
+    files[0].write_bytes(TEXT)
+    files[1].write_bytes(gzip.compress(TEXT))
+    plain, packed = (taken(reader, max_lines) for reader in open_readers(map(str, files)))
+    assert packed == plain == [LINES[start : start + max_lines] for start in range(0, 4, max_lines)]
+
+
+def test_a_damaged_packed_file_is_named(tmp_path):
+    path = tmp_path / "text.gz"
+    path.write_bytes(TEXT)
+    with pytest.raises(UserError, match=r"^.*text\.gz is not a whole gzip file"):
+        [taken(reader) for reader in open_readers([str(path)])]
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"\n\n", b"a", b"a\n", b"a\r\r\n", b"\ra\n", b"x" * 200_000 + b"\ny"])

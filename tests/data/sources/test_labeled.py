@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tfx_jax.data.sources.labeled import read_labeled, read_labeled_pairs
+from tfx_jax.data.sources.labeled import is_labeled, read_labeled, read_labeled_pairs
 from tfx_jax.data.sources.lines import read_lines
 from tfx_jax.errors import UserError
 
@@ -152,3 +152,11 @@ def test_real_pairs(shared_data):
     counts = collections.Counter(pair.label for pair in pairs)
     assert counts == {"NEUTRAL": 2536, "ENTAILMENT": 1299, "CONTRADICTION": 665}
     assert pairs[0].second.startswith("A group of boys in a yard")
+
+
+def test_a_packed_file_is_recognized_like_a_plain_one(tmp_path):
+    for text, want in (("a\tI am here\nb\tyou too\n", True), ("I am here\nyou too\n", False)):
+        packed, plain = tmp_path / "t.tsv.gz", tmp_path / "t.tsv"
+        packed.write_bytes(gzip.compress(text.encode()))
+        plain.write_text(text)
+        assert is_labeled(packed, {"a", "b"}) is is_labeled(plain, {"a", "b"}) is want

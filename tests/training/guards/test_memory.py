@@ -72,7 +72,7 @@ def test_step_that_cannot_fit():
     needs = StateMemory(2_500_000, params=10 * MIB, optimizer=20 * MIB, gradients=10 * MIB)
     line = memory.report(needs, 70 * MIB, 100 * MIB)
     assert line == (
-        "2.5 M parameters; of the 100 MiB of each device: parameters 10 MiB, optimizer 20 MiB, "
+        "2,500,000 parameters; of the 100 MiB of each device: parameters 10 MiB, optimizer 20 MiB, "
         "step 70 MiB (10 MiB of it gradients)"
     )
     with pytest.raises(

@@ -32,7 +32,7 @@ class Service:
 
     def check(self, method):
         if method == self.fails:
-            raise RuntimeError(f"made to fail:\n{method}")
+            raise RuntimeError(f"made to fail at https://user:secret@example.net:\n{method}")
 
     def wandb(self):
         def init(*, project, name, id, resume, dir, settings):
@@ -190,7 +190,9 @@ def test_a_logger_that_fails_is_reported_once_and_stops_nothing(tmp_path, servic
     service.fails = method
     lines = [line for line in log(workdir, logger) if "example.org" not in line]
     title = LOGGERS[logger].title
-    assert lines == [f"no {'' if method == 'open' else 'more '}scalars for {title}: made to fail: {method}"]
+    assert lines == [
+        f"no {'' if method == 'open' else 'more '}scalars for {title}: made to fail at https://example.net: {method}"
+    ]
     assert len(read_history(workdir).points) == 3
 
 

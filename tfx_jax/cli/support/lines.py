@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, TextIO
 
-from tfx_jax.data.sources.lines import BYTE_ORDER_MARK
+from tfx_jax.data.sources.lines import BYTE_ORDER_MARK, is_gzip, read_lines
 from tfx_jax.errors import UserError, printable
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters except TAB and line feed
@@ -107,21 +107,21 @@ class LineReader:
 
 
 class RowReader:
-    """Reads rows of a table in chunks, with the interface of `LineReader`."""
+    """Reads rows of a table, or lines of a packed file, in chunks, with the interface of `LineReader`."""
 
     is_terminal = False
 
-    def __init__(self, rows: Iterable[Sequence[str]], *, name: str):
+    def __init__(self, rows: Iterable[Sequence[str] | str], *, name: str):
         """Sets up the reader; `name` is the file in messages."""
         self.name = name
         self._rows = iter(rows)
         self._error: UserError | None = None  # raised by the next call of `take`
 
-    def take(self, max_rows: int) -> list[Sequence[str]]:
+    def take(self, max_rows: int) -> list[Sequence[str] | str]:
         """Returns the next rows; those before a bad one first, so that they are answered, as by `LineReader.take`."""
         if self._error is not None:
             raise self._error
-        taken: list[Sequence[str]] = []
+        taken: list[Sequence[str] | str] = []
         try:
             taken.extend(itertools.islice(self._rows, max_rows))  # keeps those before an error
         except UserError as error:
@@ -134,7 +134,7 @@ class RowReader:
 def open_readers(
     files: Sequence[str], read_table: Callable[[str], Iterable[Sequence[str]] | None] = lambda path: None
 ) -> Iterator[LineReader | RowReader]:
-    """Yields a reader of each file, or of standard input if there are none.
+    """Yields a reader of each file, plain or `.gz`, or of standard input if there are none.
 
     Args:
       files: paths of files.
@@ -149,6 +149,8 @@ def open_readers(
         try:
             with open(file, "rb") as stream:
                 rows = read_table(file)
+                if rows is None and is_gzip(file):
+                    rows = read_lines(file)
                 yield LineReader(stream, name=file) if rows is None else RowReader(rows, name=file)
         except OSError as error:
             raise UserError(f"{file} cannot be read: {error.strerror or error}") from None

@@ -114,15 +114,17 @@ def read_lines(path: epath.PathLike, *, keep_ends: bool = False) -> Iterator[str
 
 
 def read_first_lines(path: epath.PathLike) -> list[str]:
-    """Returns the lines in the first 64 kB of a plain file on this machine, to find out its format.
+    """Returns the lines in the first 64 kB of a file on this machine, plain or `.gz`, to find out its format.
 
     The first line is the first with visible characters, and the last may be cut off. Returns [""] if there is none, or
     if the path is not a regular file, which could be read only once.
+
+    Raises:
+      UserError: if a `.gz` is damaged.
     """
     if not os.path.isfile(path):
         return [""]
-    with open(path, "rb") as file:
-        beginning = file.read(1 << 16).removeprefix(BYTE_ORDER_MARK).decode(errors="replace")
+    beginning = b"".join(itertools.islice(_parts(path), 2))[: 1 << 16].decode(errors="replace")
     lines = (line.rstrip("\r") for line in beginning.split("\n"))
     return list(itertools.dropwhile(is_blank, lines)) or [""]
 

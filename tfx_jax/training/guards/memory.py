@@ -100,7 +100,7 @@ def report(memory: StateMemory, temporary: int | None, available: int) -> str:
     >>> mib = 2**20
     >>> line = report(StateMemory(63_000_000, 240 * mib, 480 * mib, 240 * mib), 1500 * mib, 16_000 * mib)
     >>> line.partition("; ")[0], line.partition(": ")[2]
-    ('63.0 M parameters', 'parameters 240 MiB, optimizer 480 MiB, step 1,500 MiB (240 MiB of it gradients)')
+    ('63,000,000 parameters', 'parameters 240 MiB, optimizer 480 MiB, step 1,500 MiB (240 MiB of it gradients)')
     """
     if temporary is None:
         step = f"gradients {_size(memory.gradients)}"
@@ -113,7 +113,7 @@ def report(memory: StateMemory, temporary: int | None, available: int) -> str:
                 f"{_size(needed - temporary)} for parameters and optimizer: try {_SMALLER_STEP}"
             )
     return (
-        f"{memory.num_params / 1e6:,.1f} M parameters; of the {_size(available)} of each device: "
+        f"{memory.num_params:,} parameters; of the {_size(available)} of each device: "
         f"parameters {_size(memory.params)}, optimizer {_size(memory.optimizer)}, {step}"
     )
 

@@ -118,8 +118,7 @@ class MLflow(Sink):
         except mlflow.exceptions.MlflowException:  # there is none, or it was deleted, or is on another server
             self._run_id = client.create_run(experiment_id, run_name=workdir.name).info.run_id
             _write_id(workdir, "mlflow", self._run_id)
-        address = re.sub("//[^/]*@", "//", mlflow.get_tracking_uri())  # without user and password
-        self.place = f"run {self._run_id} at {address}"
+        self.place = f"run {self._run_id} at {without_credentials(mlflow.get_tracking_uri())}"
 
     def scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         now = round(time.time() * 1_000)
@@ -163,6 +162,11 @@ def check_logger(name: str) -> None:
         _import(name).__version__  # noqa: B018
     except (ImportError, AttributeError) as error:
         raise UserError(f"logger={name!r} needs {name} ({one_line(error)}): {install_command(name)}") from None
+
+
+def without_credentials(text: str) -> str:
+    """Returns a text without the users and passwords of its addresses, which errors of clients quote."""
+    return re.sub(r"//[^/\s]*@", "//", text)
 
 
 def _import(name: str) -> Any:

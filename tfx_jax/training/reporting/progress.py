@@ -25,7 +25,7 @@ from tensorboardX.summary import text as text_summary
 
 from tfx_jax.errors import one_line, printable
 from tfx_jax.files import open_regular
-from tfx_jax.training.reporting.loggers import LOGGERS, Outcome, Sink
+from tfx_jax.training.reporting.loggers import LOGGERS, Outcome, Sink, without_credentials
 
 _KEPT_LINES = 20  # lines of a run that stay on a terminal
 
@@ -162,7 +162,7 @@ class Progress:
         try:
             sink = make()
         except kind.errors as error:
-            self.message(f"no scalars for {kind.title}: {one_line(error)}")
+            self.message(f"no scalars for {kind.title}: {without_credentials(one_line(error))}")
             return
         self._sinks.append(sink)
         if sink.place:
@@ -175,7 +175,7 @@ class Progress:
                 write(sink)
             except sink.errors as error:
                 self._sinks.remove(sink)
-                self.message(f"no more scalars for {sink.title}: {one_line(error)}")
+                self.message(f"no more scalars for {sink.title}: {without_credentials(one_line(error))}")
                 with contextlib.suppress(*sink.errors):
                     sink.close("failed")
 
