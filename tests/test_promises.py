@@ -17,7 +17,7 @@ from tfx_jax.data.sources import audio, images
 from tfx_jax.training import ExperimentConfig, MeshConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = {"README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))}
+PAGES = {"README.md", "docs/site/index.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -182,7 +182,7 @@ def test_limits_of_the_server_are_those_of_the_page():
 def test_the_index_counts_the_notebooks():
     notebooks = list((ROOT / "colab").glob("*.ipynb"))
     assert len(notebooks) == 6
-    assert "Six notebooks for a browser" in page("docs/index.md")
+    assert "Six notebooks for a browser" in page("docs/site/index.md")
     linked = [set(re.findall(r"colab/(\w+)\.ipynb", page(name))) for name in ("docs/notebooks.md", "README.md")]
     assert linked == [{path.stem for path in notebooks}] * 2
 

@@ -8,7 +8,7 @@ from docs.site.markdown import code_link
 from docs.site.symbols import PACKAGES, REPOSITORY, ROOT
 
 FILES = {
-    "docs/index.md": "index",
+    "docs/site/index.md": "index",
     "docs/guide.md": "guide",
     "docs/notebooks.md": "notebooks",
     "docs/in_your_model.md": "in_your_model",
