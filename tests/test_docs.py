@@ -21,6 +21,7 @@ from tfx_jax.arguments import Parser
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.errors import SOURCE
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.models import GPT, BertConfig, BertMaskedLM, GPTConfig, hf
 from tfx_jax.training.config import validate
 
@@ -302,6 +303,13 @@ def test_links_lead_somewhere(page):
     missing = [place for place in places if not (ROOT / page).parent.joinpath(place).exists()]
     generated = {"papers.md", "configuration.md", "commands.md", "api/index.md", "api/functional/index.md"}
     assert set(missing) == (generated if page == START else set())
+
+
+def test_page_of_attentions_names_every_paper():
+    text = (ROOT / "docs/attention.md").read_text(encoding="utf-8")
+    papers = [paper for spec in SPECS.values() for paper in re.findall(r"([^:;,]+) \((\d{4})\)", spec.reference)]
+    assert len(papers) > 35
+    assert [paper for paper in papers if f"{paper[0].strip()}, {paper[1]}" not in text] == []
 
 
 def test_extras_are_installed_from_where_they_are():

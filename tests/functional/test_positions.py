@@ -13,7 +13,9 @@ from tests.functional.attention.oracles.dense import softmax_over, visible
 from tests.functional.oracles.positions import t5_bucket, transformer_xl_scores, turned
 from tfx_jax.functional import (
     alibi_bias,
+    alibi_score_mod,
     alibi_slopes,
+    chunked_attention,
     dot_product_attention,
     learned_positions,
     relative_position_bias,
@@ -22,6 +24,7 @@ from tfx_jax.functional import (
     rotary_embedding,
     rotary_frequencies,
     sinusoidal_positions,
+    t5_score_mod,
 )
 from tfx_jax.models import LlamaConfig
 from tfx_jax.nn.attention import RotaryConfig
@@ -311,6 +314,31 @@ class TestAlibi:
     def test_a_step_of_decoding_with_a_traced_offset_equals_its_row(self):
         step = _alibi(4, 1, 5, offset=3)  # a number under jit is traced
         np.testing.assert_array_equal(step, np.asarray(_alibi(4, 5))[:, :, 3:4])
+
+    def test_each_row_may_have_its_offset(self):
+        offsets = np.array([3, 0, 4])
+        rows = _alibi(4, 2, 7, offset=offsets)
+        for row, offset in zip(rows, offsets, strict=True):
+            np.testing.assert_array_equal(row[None], _alibi(4, 2, 7, offset=offset))
+        query, key, value = _normal(0, 3, 2, 4, 8), _normal(1, 3, 7, 4, 8), _normal(2, 3, 7, 4, 8)
+        want = jax.jit(dot_product_attention)(query, key, value, rows)
+        for attend in (dot_product_attention, chunked_attention):
+            attend = jax.jit(functools.partial(attend, score_mod=alibi_score_mod(alibi_slopes(4), offset=offsets)))
+            np.testing.assert_allclose(attend(query, key, value), want, atol=1e-5)
+
+    def test_offsets_and_slopes_of_other_shapes_are_named(self):
+        x = np.ones((3, 2, 4, 8), np.float32)
+        with pytest.raises(ValueError, match=r"offset must be one number or have shape \[B\] = \(3,\), got \(2,\)"):
+            dot_product_attention(x, x, x, score_mod=alibi_score_mod(alibi_slopes(4), offset=np.array([1, 2])))
+        with pytest.raises(ValueError, match=r"offset must be one number for all rows, got shape \(3,\)"):
+            dot_product_attention(x, x, x, score_mod=t5_score_mod(np.ones((32, 4)), offset=np.array([1, 2, 3])))
+        with pytest.raises(ValueError, match=r"slopes must have one number .* got 4"):
+            alibi_score_mod(4)
+        with pytest.raises(ValueError, match=r"positions must be an array of shape \[T\] = \(2,\) .* got 0"):
+            rotary_embedding(x, 0)
+        for lengths in (3, [3, 3, 3]):
+            with pytest.raises(ValueError, match=r"key_lengths must be an array of integers .* got "):
+                dot_product_attention(x, x, x, key_lengths=lengths)
 
     def test_causal_attention_may_take_a_bias_of_keys_instead(self):
         query, key, value = _normal(0, 2, 6, 4, 8), _normal(1, 2, 9, 4, 8), _normal(2, 2, 9, 4, 8)

@@ -148,6 +148,8 @@ def rotary_embedding(
     b, t, _, h = x.shape
     if h % 2:
         raise ValueError(f"head size must be even for a rotary embedding, got {h}")
+    if not hasattr(positions, "shape"):
+        raise ValueError(f"positions must be an array of shape [T] = {(t,)} or [B, T] = {(b, t)}, got {positions!r}")
     if positions.shape not in ((t,), (b, t)):
         hint = "; x must be [batch, length, heads, size]" if positions.shape in ((x.shape[2],), (b, x.shape[2])) else ""
         raise ValueError(f"positions must have shape [T] = {(t,)} or [B, T] = {(b, t)}, got {positions.shape}{hint}")
@@ -448,6 +450,8 @@ def _add_t5_bias(
     """
     del b
     _check_number_of_heads("table must have one column", table.shape[1:], n)
+    if np.ndim(offset):
+        raise ValueError(f"offset must be one number for all rows, got shape {np.shape(offset)}")
     # Queries and keys of a block are consecutive, so its first distance determines all others.
     first_distance = s[0, 0, 0, 0] - t[0, 0, 0, 0] - offset
     bias = relative_position_bias(table, *logits.shape[2:], offset=-first_distance, **bucket_options)
@@ -463,18 +467,19 @@ def _check_number_of_heads(requirement: str, shape: tuple[int, ...], n: Array) -
         )
 
 
-def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] = 0) -> ScoreMod:
+def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] | Int[Array, " B"] = 0) -> ScoreMod:
     r"""Returns ALiBi as a `score_mod`: logits - slope * distance, computed block by block.
 
     Section 3 of "Train Short, Test Long" (Press et al., 2022, https://arxiv.org/abs/2108.12409); see `alibi_bias`.
 
     Args:
       slopes: one for each query head, [N], such as `alibi_slopes(N)`; learned ones get gradients.
-      offset: number of keys before the first query; it may be traced. Query indices of a `score_mod` count from 0, so
-        one query against a cache needs its position here.
+      offset: number of keys before the first query, of all rows or of each row, [B]; it may be traced. Query indices of
+        a `score_mod` count from 0, so one query against a cache needs its position here.
 
     Raises:
-      ValueError: when it is called, if the number of slopes is not that of query heads.
+      ValueError: if `slopes` is no array of rank 1; when it is called, if the number of slopes is not that of query
+        heads, or the number of offsets not that of rows.
 
     >>> from tfx_jax.functional import dot_product_attention
     >>> x, slopes = jnp.zeros((1, 2, 1, 4)), jnp.log(jnp.array([3.0]))
@@ -482,6 +487,8 @@ def alibi_score_mod(slopes: Float[Array, " N"], *, offset: int | Int[Array, ""] 
     >>> jax.jit(attend)(x)[1][0, 0].round(2).tolist()
     [[0.75, 0.25], [0.25, 0.75]]
     """
+    if np.ndim(slopes) != 1:
+        raise ValueError(f"slopes must have one number for each query head, such as alibi_slopes(8), got {slopes!r}")
     return jax.tree_util.Partial(_subtract_distances, slopes, offset)
 
 
@@ -489,8 +496,11 @@ def _subtract_distances(
     slopes: Array, offset: int | Array, logits: Array, b: Array, n: Array, t: Array, s: Array
 ) -> Array:
     """Subtracts slope * distance from a block of logits: the `score_mod` of `alibi_score_mod`; see `ScoreMod`."""
-    del b
     _check_number_of_heads("slopes must have one number", slopes.shape, n)
+    if np.ndim(offset):
+        if np.shape(offset) != b.shape[:1]:
+            raise ValueError(f"offset must be one number or have shape [B] = {b.shape[:1]}, got {np.shape(offset)}")
+        offset = jnp.asarray(offset)[b]
     return logits - slopes.astype(logits.dtype)[n] * jnp.abs(s - t - offset).astype(logits.dtype)
 
 
@@ -554,8 +564,12 @@ def alibi_slopes(num_heads: int) -> Float[Array, " N"]:
 
 
 def alibi_bias(
-    num_heads: int, num_queries: int, num_keys: int | None = None, *, offset: int | Int[Array, ""] | None = None
-) -> Float[Array, "1 N T S"]:
+    num_heads: int,
+    num_queries: int,
+    num_keys: int | None = None,
+    *,
+    offset: int | Int[Array, ""] | Int[Array, " B"] | None = None,
+) -> Float[Array, "#B N T S"]:
     r"""Computes the bias of ALiBi, -slope * distance, which replaces position embeddings and has no parameters.
 
     Press et al. (2022, https://arxiv.org/abs/2108.12409), who use it with causal attention. Here the distance is
@@ -567,10 +581,11 @@ def alibi_bias(
       num_heads: N.
       num_queries: T.
       num_keys: S; None means T.
-      offset: number of keys before the first query; None means S - T, as in `causal_mask`. It may be traced.
+      offset: number of keys before the first query, of all rows or of each row, [B]; None means S - T, as in
+        `causal_mask`. It may be traced.
 
     Returns:
-      float32 [1, N, T, S], to be passed as `bias`.
+      float32 [1, N, T, S], or [B, N, T, S] with an offset of each row, to be passed as `bias`.
 
     >>> import jax
     >>> jax.jit(alibi_bias, static_argnums=(0, 1))(8, 3)[0, 0].tolist()
@@ -578,5 +593,8 @@ def alibi_bias(
     """
     num_keys = num_queries if num_keys is None else num_keys
     offset = num_keys - num_queries if offset is None else offset
-    distance = jnp.abs(jnp.arange(num_keys)[None, :] - jnp.arange(num_queries)[:, None] - offset)
-    return -alibi_slopes(num_heads)[None, :, None, None] * distance[None, None].astype(jnp.float32)
+    offset = jnp.reshape(jnp.asarray(offset), (-1, 1, 1, 1))
+    distance = jnp.abs(
+        jnp.arange(num_keys)[None, None, None, :] - jnp.arange(num_queries)[None, None, :, None] - offset
+    )
+    return -alibi_slopes(num_heads)[None, :, None, None] * distance.astype(jnp.float32)

@@ -141,7 +141,8 @@ def gated_delta_rule(
       mask: padding, [B or 1, 1, 1, S]. Hidden keys do not change the state; it does not decay at padding either.
       beta: logits of the write strength, [B, S, K].
       dt: step sizes before bias and softplus, [B, S, K].
-      log_rate_scale: logarithm of the decay rate, [K].
+      log_rate_scale: logarithm of the decay rate, [K]; the start that the paper trains from is that of
+        `SPECS["gated_delta_rule"].parameters`.
       dt_bias: added to `dt`, [K].
       is_causal: must be true, because the state holds past tokens only.
       scale: multiplies the normalized queries; None means 1 / sqrt(H).
@@ -216,7 +217,8 @@ def kimi_delta_attention(
       mask: padding, [B or 1, 1, 1, S]. Hidden keys do not change the state; it does not decay at padding either.
       beta: logits of the write strength, [B, S, K].
       dt: step sizes before bias and softplus, [B, S, K, H].
-      log_rate_scale: logarithm of the decay rate, [K].
+      log_rate_scale: logarithm of the decay rate, [K]; the start that the paper trains from is that of
+        `SPECS["kimi_delta"].parameters`.
       dt_bias: added to `dt`, [K, H].
       is_causal: must be true, because the state holds past tokens only.
       scale: multiplies the normalized queries; None means 1 / sqrt(H).

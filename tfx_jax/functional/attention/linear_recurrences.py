@@ -221,7 +221,8 @@ def state_space_duality(
       bias: must be None: the logit of a pair, which a bias is added to, is never computed.
       mask: padding, [B or 1, 1, 1, S]. Hidden keys do not change the state; it does not decay at padding either.
       dt: step sizes before bias and softplus, [B, S, K].
-      log_rate_scale: logarithm of the decay rate, [K].
+      log_rate_scale: logarithm of the decay rate, [K]; the start that the paper trains from is that of
+        `SPECS["state_space_duality"].parameters`.
       dt_bias: added to `dt`, [K].
       is_causal: must be true, because the state holds past tokens only.
       scale: multiplies queries; None means 1.

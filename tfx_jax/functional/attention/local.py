@@ -71,7 +71,8 @@ def local_attention(
       value: values, [B, S, K, U].
       bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, S].
       mask: True for visible keys, the same for all queries: broadcastable to [B, N, 1, S]. A token that is hidden from
-        all heads is padding and gets zeros. With T = 1, the query is the last visible token.
+        all heads is padding and gets zeros. With T = 1, the query is the last visible token; with 1 < T < S the cache
+        must be written to its end.
       block_size: tokens in a block; it need not divide T or S. With S or more, this is dense attention.
       is_causal: a position sees itself and earlier positions of its block only.
       scale: multiplies the logits; None means 1 / sqrt(H).
@@ -152,7 +153,8 @@ def sliding_window_attention(
       value: values, [B, S, K, U].
       bias: added to the scaled logits, the same for all queries: broadcastable to [B, N, 1, S].
       mask: True for visible keys, the same for all queries: broadcastable to [B, N, 1, S]. A token that is hidden from
-        all heads is padding and gets zeros. With T = 1, the query is the last visible token.
+        all heads is padding and gets zeros. With T = 1, the query is the last visible token; with 1 < T < S the cache
+        must be written to its end.
       window: how many tokens a position sees on each side, besides itself; a pair (back, ahead) gives different sides.
         With S - 1 or more, this is dense attention. Hugging Face's `sliding_window` counts the position itself too.
       block_size: queries in a block; affects speed only. Larger blocks compute more logits outside the window, smaller

@@ -250,6 +250,8 @@ def zero_past_lengths(query_lengths: Int[Array, " B"] | None, query: Array, resu
 
 def _check_lengths(name: str, lengths: Array, array: Array) -> None:
     """Raises ValueError unless `lengths` has one integer for each row of `array`."""
+    if not hasattr(lengths, "shape"):
+        raise ValueError(f"{name} must be an array of integers of shape [B] = {array.shape[:1]}, got {lengths!r}")
     if lengths.shape != array.shape[:1] or not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise ValueError(
             f"{name} must be integers of shape [B] = {array.shape[:1]}, got {lengths.dtype} {lengths.shape}"
