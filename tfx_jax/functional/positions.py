@@ -500,7 +500,7 @@ def _subtract_distances(
     if np.ndim(offset):
         if np.shape(offset) != b.shape[:1]:
             raise ValueError(f"offset must be one number or have shape [B] = {b.shape[:1]}, got {np.shape(offset)}")
-        offset = jnp.asarray(offset)[b]
+        offset = jnp.asarray(offset)[:, None, None, None]  # a block has all rows: b is 0 .. B - 1
     return logits - slopes.astype(logits.dtype)[n] * jnp.abs(s - t - offset).astype(logits.dtype)
 
 
