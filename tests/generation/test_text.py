@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 from scipy.special import log_softmax, softmax
 
+from tests.data.tokenizers_made_here import make_tokenizer
 from tfx_jax.data.tokenizers.streaming import TextStream
 from tfx_jax.errors import UserError
 from tfx_jax.generation.decoding import BeamSearch, Sampling
@@ -330,8 +331,8 @@ class Letters:
     def decode(self, ids):
         return "".join(chr(token + ord("a")) for token in ids)
 
-    def stream(self):
-        return TextStream(self.decode)
+    def stream(self, context=()):
+        return TextStream(self.decode, context)
 
 
 @pytest.mark.parametrize("slide", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -342,6 +343,29 @@ def test_the_first_of_several_texts_is_streamed_to_its_end(slide):
     texts = generator(["abcde" * (3 if slide else 1), "g"])
     assert "".join(parts) == texts[0].text != texts[1].text
     assert len(texts[0].text) == options["max_new_tokens"]
+
+
+TEXTS = ["the man runs in the park", "the child sleeps , and the man sings", "she reads the book to the child"]
+
+
+@pytest.mark.parametrize("prompt", ["the man", "the man ", "she"])
+@pytest.mark.parametrize("kind", ["words", "characters", "bpe", "unigram"])
+def test_a_text_goes_on_behind_its_prompt(kind, prompt):
+    """Words are separated, in tokenizers that write the spaces between words and in those that have them in tokens."""
+    tokenizer = make_tokenizer(TEXTS, kind, vocab_size=300 if kind == "bpe" else 60, family="gpt")
+    config = GPTConfig(vocab_size=tokenizer.vocab_size, max_length=32, num_layers=1, d_model=16, num_heads=2)
+    model, options = drawn(lambda: GPT(config, rngs=nnx.Rngs(0))), {"search": GREEDY, "max_new_tokens": 8}
+    ids = tokenizer.encode_prompt(prompt)
+    (new,) = Generator(model, **options)([ids], seed=0)
+    assert new
+    parts = []
+    (output,) = TextGenerator(model, tokenizer, on_text=parts.append, **options)([prompt])
+    whole = tokenizer.decode([*ids, *new])
+    if prompt.endswith(" ") and not tokenizer.decode(ids).endswith(" "):  # the space is in no token
+        assert prompt + output.text == f"{prompt}{whole[len(prompt) - 1 :].removeprefix(' ')}"
+    else:
+        assert prompt + output.text == whole
+    assert "".join(parts) == output.text
 
 
 def loaded(model):

@@ -80,7 +80,7 @@ def test_the_validation_file_of_an_experiment_goes_with_its_training_file(caplog
     assert getattr(data, field) == value
     other = f"validation_{named.removeprefix('train_')}"
     assert getattr(data, other) == ""
-    assert ("holds out training examples" in caplog.text) == (value != "")
+    assert ("training examples are held out" in caplog.text) == (value != "")
     overrides = [f"--config.task.data.{name}=mine" for name in (named, other)]
     data = load_config_file(experiment, overrides).task.data
     assert getattr(data, other) == "mine"

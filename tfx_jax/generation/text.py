@@ -138,6 +138,17 @@ class GeneratedText(NamedTuple):
     """Number of generated tokens, without EOS but with those of a stop string."""
 
 
+class Continued(NamedTuple):
+    """A prompt that is continued: in some tokenizers, the new text begins with a space because of its last word."""
+
+    prompt: str
+    ids: Sequence[int]
+
+    def has_own_space(self, decoded: str) -> bool:
+        """Returns whether the prompt ends with white space that its decoded ids lack."""
+        return self.prompt[-1:].isspace() and not decoded[-1:].isspace()
+
+
 class TextGenerator:
     """Generates text for prompts: continues them, or answers them with an encoder-decoder."""
 
@@ -234,17 +245,34 @@ class TextGenerator:
         batches = [encoded]
         if any(map(self._generator.must_slide, encoded)):  # the observer knows the rows of one program only
             batches = [[ids] for ids in encoded]
-        outputs, texts_before = [], first
+        continued = [
+            Continued(prompt, ids) if self.continues_prompts and isinstance(prompt, str) else None
+            for prompt, ids in zip(prompts, encoded, strict=True)
+        ]
+        outputs, num_done = [], 0
         for batch in batches:
             # Only the first text is streamed.
-            self._observer.restart(is_silent=texts_before > first or any(unanswerable[:1]))
-            outputs += self._generator(batch, seed=seed, first=texts_before)
-            if outputs and texts_before == first:
-                self._observer.finish(self._tokenizer.decode(outputs[0]))
-            texts_before += len(batch)
+            self._observer.restart(
+                continued[num_done : num_done + len(batch)], is_silent=num_done > 0 or any(unanswerable[:1])
+            )
+            outputs += self._generator(batch, seed=seed, first=first + num_done)
+            if outputs and num_done == 0:
+                self._observer.finish(self._text(outputs[0], continued[0]))
+            num_done += len(batch)
         outputs = [[] if is_empty else ids for ids, is_empty in zip(outputs, unanswerable, strict=True)]
-        texts = [until_stop(self._tokenizer.decode(ids), self._stop) for ids in outputs]
+        texts = [until_stop(self._text(*pair), self._stop) for pair in zip(outputs, continued, strict=True)]
         return [GeneratedText(text, len(ids)) for text, ids in zip(texts, outputs, strict=True)]
+
+    def _text(self, ids: Sequence[int], prompt: Continued | None) -> str:
+        """Returns the text of new tokens, as it stands behind the prompt that they continue, if they do."""
+        decode = self._tokenizer.decode
+        if prompt is None:
+            return decode(ids)
+        before, whole = decode(prompt.ids), decode([*prompt.ids, *ids])
+        if not whole.startswith(before):  # the new tokens change the end of the prompt's text, such as " n" before "'t"
+            return decode(ids)
+        text = whole[len(before) :]
+        return text.removeprefix(" ") if prompt.has_own_space(before) else text
 
     def _encode(self, prompt: str | Sequence[int], number: int) -> Sequence[int]:
         """Returns the token ids of a prompt as the model was trained to see them."""
@@ -401,9 +429,9 @@ class _StopObserver:
         self._tokenizer, self._stops, self._on_text = tokenizer, stops, on_text
         self.restart()
 
-    def restart(self, *, is_silent: bool = False) -> None:
-        """Resets the state for a new batch; `is_silent` disables streaming for it."""
-        self._is_silent = is_silent
+    def restart(self, prompts: Sequence[Continued | None] = (), *, is_silent: bool = False) -> None:
+        """Resets the state for a new batch; `prompts` are those that are continued, `is_silent` disables streaming."""
+        self._prompts, self._is_silent = prompts, is_silent
         self._streams: dict[int, TextStream] = {}
         self._texts: dict[int, str] = {}
         self._num_shown = 0  # number of streamed characters of the first text
@@ -414,8 +442,17 @@ class _StopObserver:
         for row, token in enumerate(tokens.tolist()):
             if token < 0:
                 continue
-            stream = self._streams.setdefault(row, self._tokenizer.stream())
-            text = self._texts[row] = self._texts.get(row, "") + stream.push(token)
+            prompt = self._prompts[row] if row < len(self._prompts) else None
+            if row not in self._streams:
+                self._streams[row] = self._tokenizer.stream(() if prompt is None else prompt.ids)
+            part = self._streams[row].push(token)
+            if (
+                prompt is not None
+                and not self._texts.get(row)
+                and prompt.has_own_space(self._tokenizer.decode(prompt.ids))
+            ):
+                part = part.removeprefix(" ")
+            text = self._texts[row] = self._texts.get(row, "") + part
             is_finished[row] = until_stop(text, self._stops) != text
         if self._on_text is not None and 0 in self._texts:
             # Withhold the last characters, which may be the beginning of a stop string.

@@ -98,6 +98,22 @@ def test_evaluation_is_the_mean_over_all_tokens(trained):
     }
 
 
+def test_evaluation_of_packed_documents_is_that_of_each_alone(folder, tmp_path):
+    config = tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt", documents="lines")
+    config.task.data.validation_share, config.task.is_packed = 0.2, True
+    config.num_steps = config.checkpoint_every = 4
+    result = train(config, tmp_path)
+    run = load_run(tmp_path, LanguageModelTask)
+    logits_fn = jax.jit(nnx.merge(run.graphdef, jax.device_put(load_params(tmp_path))).__call__)
+    tokenizer = run.task.tokenizer
+    losses = []
+    for line in TEXT.removesuffix("\n").split("\n")[-16:]:
+        ids = np.array([*tokenizer.encode(line), tokenizer.eos_id], np.int32)
+        logits = np.asarray(logits_fn(np.pad(ids[:-1], (0, 17 - len(ids)))[None])[0], np.float64)[: len(ids) - 1]
+        losses += list(np.log(np.exp(logits).sum(axis=-1)) - logits[np.arange(len(ids) - 1), ids[1:]])
+    assert result.evaluations[-1]["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
 def test_validation_is_the_end_of_the_text_and_nothing_else(folder):
     config = tiny_config(dataset="files", data_dir=str(folder), train_file="text.txt", validation_share=0.2)
     splits = config.task.splits()

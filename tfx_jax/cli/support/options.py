@@ -188,7 +188,10 @@ def set_up_program() -> None:
     for name in ("absl", "asyncio", "gcsfs"):  # Orbax and its clients log, with tracebacks, errors that they also raise
         logging.getLogger(name).setLevel(logging.CRITICAL)
     logging.setLogRecordFactory(_Record)
-    logging.basicConfig(format="tfx-jax: %(message)s")
+    logging.basicConfig()
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler:  # importing Orbax may have made it
+            handler.setFormatter(logging.Formatter("tfx-jax: %(message)s"))
     sys.unraisablehook = _report_unraisable
     quiet_libtpu()
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):

@@ -77,7 +77,8 @@ def _hold_out(config: ExperimentConfig, overridden: Collection[str]) -> None:
             if getattr(data, name, None) == 0:
                 setattr(data, name, value)
                 logging.warning(
-                    "no validation_%s is named: config.task.data.%s=%s holds out training examples", kind, name, value
+                    "no validation_%s is named: training examples are held out, config.task.data.%s=%s",
+                    *(kind, name, value),
                 )
 
 

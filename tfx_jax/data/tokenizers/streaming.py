@@ -20,18 +20,19 @@ class TextStream:
     (['a', '', 'ß', '!'], '')
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]):
+    def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()):
         """Starts an empty text.
 
         Args:
           decode: returns the text of ids. Decoding more ids may only append to the text, except that incomplete
             characters at its end are completed.
+          context: ids that the text continues; theirs is not returned.
         """
         self._decode = decode
-        self._context: list[int] = []  # ids whose text has been returned
+        self._context = list(context)  # ids whose text has been returned
         self._pending: list[int] = []  # later ids, whose text has not or only partly been returned
-        self._shown = 0  # number of characters of `_text` that have been returned
-        self._text = ""  # text of context and pending ids
+        self._text = decode(self._context) if self._context else ""  # text of context and pending ids
+        self._shown = len(self._text)  # number of characters of `_text` that have been returned
 
     def push(self, index: int) -> str:
         """Adds a token; returns the text that has become final, possibly empty."""

@@ -152,9 +152,9 @@ class LanguageModelTask(TextAttention, TokenPredictionBase[LanguageModelConfig, 
     def make_eval_examples(self, split: Split) -> ExampleSource:
         """Returns all tokens of a split in blocks of `max_length`; a block's first prediction sees only one token.
 
-        Conversations are packed, as for training.
+        Where documents are packed for training, they are packed here too: what a document predicts depends on itself.
         """
-        if self._template is not None:
+        if self.config.is_packed:
             return self._packed(self._splits[split])
         stream = token_stream(self.tokenizer, self._splits[split], documents=self.config.data.documents)
         return TokenBlocks(stream, self.config.data.max_length, pad_id=0)
