@@ -127,7 +127,7 @@ def write_texts(split, count):
 
 
 print(*write_texts("train", 500)[:4], sep="\n")
-write_texts("validation", 20)
+_ = write_texts("validation", 20)
 
 # %% [markdown]
 # ### Exercise

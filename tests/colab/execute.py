@@ -80,8 +80,8 @@ def read(path):
 
 
 def _smaller(picture):
-    """A PNG in base64 with a palette of 64 colors, which plots do with."""
-    image = PIL.Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB").quantize(64)
+    """A PNG in base64 with a palette of 256 colors."""
+    image = PIL.Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB").quantize(256)
     out = io.BytesIO()
     image.save(out, "png", optimize=True)
     return base64.b64encode(out.getvalue()).decode()
