@@ -555,6 +555,37 @@ def test_a_dry_run_warns_of_a_run_that_is_more_than_a_fifth_too_slow(capfd, monk
     assert capfd.readouterr().err == "prediction   1 ms\n" + (f"{warning} step\n" if warns else "")
 
 
+TO_BFLOAT16, TO_UNROLL = "--config.model.dtype=bfloat16", "--config.model.unroll=True"
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "faster"),
+    [
+        ("xpk", [], f"{TO_BFLOAT16} {TO_UNROLL}"),
+        ("jobset", [TO_BFLOAT16], TO_UNROLL),
+        ("jobset", [TO_UNROLL, "--config.model.remat=full"], TO_BFLOAT16),
+        ("xpk", [TO_BFLOAT16, "--config.model.remat=full"], None),
+        ("xpk", [TO_BFLOAT16, TO_UNROLL], None),
+        ("xpk", ["--config.model.no_such_field=1"], None),  # the run itself says so
+        ("tpu-vm", [], None),  # of unknown topology
+        ("slurm", [], None),  # no TPUs
+    ],
+)
+def test_a_launch_warns_before_it_begins_and_without_compiling(target, overrides, faster, capfd, programs, monkeypatch):
+    monkeypatch.setattr(verb, "plan_training", lambda *_, **__: pytest.fail("compiles"))
+    program = {"xpk": "xpk", "jobset": "kubectl", "tpu-vm": "gcloud", "slurm": "sbatch"}[target]
+    programs.add(program, "print('BEGUN', file=sys.stderr)")
+    slices = ["--num-slices=2"] if target == "jobset" else []
+    assert main(["launch", target, *OPTIONS[target], *slices, "--", *TRAIN, *overrides]) == 0
+    before, begun, _ = capfd.readouterr().err.partition("BEGUN")
+    assert begun
+    warnings = [line for line in before.splitlines() if line.startswith("warning")]
+    topology = "v6e:4x4 --slices=2" if target == "jobset" else "v5e:4x4"
+    plan = " ".join([f"tfx-jax plan --config={TRAIN[1].partition('=')[2]} --topology={topology}", *overrides])
+    expected = f"warning      probably more than a fifth slower than with {faster}: {plan} predicts by how much"
+    assert warnings == ([] if faster is None else [expected])
+
+
 def test_a_dry_run_says_in_a_line_what_it_would_plan_with(capfd, monkeypatch):
     assert main(["launch", "xpk", "--dry-run", *OPTIONS["xpk"], "--", *TRAIN]) == 0
     written = capfd.readouterr().err

@@ -1,6 +1,7 @@
 """`tfx-jax launch TARGET [options] -- VERB ARGS...`: runs one verb on several processes, from a laptop to a TPU pod."""
 
 import pathlib
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
         elif command[0] == "train" and plan.unknown:
             print(f"no plan: {printable(plan.unknown)}", file=sys.stderr)
         return status
-    return _start(plan)
+    return _start(plan, command)
 
 
 def _general_help(arguments: list[str]) -> NoReturn:
@@ -92,12 +93,8 @@ def _print_plan(arguments: Sequence[str], topology: str, num_slices: int) -> Non
     else:
         from tfx_jax.cli.plan import described, plan_topology  # takes seconds to import
 
-        parser = Parser("train", "")
-        parser.add_argument("--config", required=True)
         try:
-            known, others = parser.parse_known_args(arguments)  # `others` also has flags of train such as --workdir
-            overrides = [argument for argument in others if argument.startswith("--config.")]
-            plan, faster = plan_topology(known.config, overrides, topology, num_slices)
+            plan, faster = plan_topology(*_config_flags(arguments), topology, num_slices)
             lines = described(plan)
             if faster is not None and faster.speedup > _MUCH_FASTER:
                 lines.append(
@@ -109,12 +106,46 @@ def _print_plan(arguments: Sequence[str], topology: str, num_slices: int) -> Non
     print("\n".join(lines), file=sys.stderr)
 
 
-def _start(plan: Plan) -> int:
-    """Prints the plan to stderr, starts it, and returns its exit status."""
+def _config_flags(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the value of --config among the arguments of `train`, and its overrides, --config.field=value."""
+    parser = Parser("train", "")
+    parser.add_argument("--config", required=True)
+    known, others = parser.parse_known_args(arguments)  # `others` also has flags of train such as --workdir
+    return known.config, [argument for argument in others if argument.startswith("--config.")]
+
+
+def _warn_of_slow_settings(arguments: Sequence[str], topology: str, num_slices: int) -> None:
+    """Warns on stderr of settings that make a run on TPUs more than a fifth slower; compiles nothing.
+
+    Only a plan, for which the step is compiled for minutes, knows by how much. By the plans of docs/pod_on_paper.md,
+    layers in a loop take a third or more of a step, unless they are computed again in the backward pass: then they
+    leave little in memory.
+    """
+    from tfx_jax.cli.train import load_config_file  # takes seconds to import
+    from tfx_jax.planning.plan import faster_settings
+
+    try:
+        config, overrides = _config_flags(arguments)
+        experiment = load_config_file(config, overrides)
+    except UserError:  # such as a file that only the image has
+        return
+    faster, remat = faster_settings(experiment), getattr(experiment.model, "remat", "none")
+    if faster is None or (remat != "none" and faster[0] == "--config.model.unroll=True"):
+        return
+    slices = [f"--slices={num_slices}"] if num_slices > 1 else []
+    plan = shlex.join(["tfx-jax", "plan", f"--config={config}", f"--topology={topology}", *slices, *overrides])
+    message = f"probably more than a fifth slower than with {faster[0]}: {plan} predicts by how much"
+    print(f"warning      {printable(message)}", file=sys.stderr, flush=True)
+
+
+def _start(plan: Plan, command: Sequence[str]) -> int:
+    """Prints the plan of the command to stderr, starts it, and returns its exit status."""
     if shutil.which(plan.program) is None:
         raise UserError(
             f"{plan.program} is not installed here: install it, or write the commands to a file with "
             f"--dry-run --output=FILE and run that where {plan.program} is installed"
         )
     print(plan.text, end="", file=sys.stderr, flush=True)
+    if command[0] == "train" and plan.topology is not None:
+        _warn_of_slow_settings(command[1:], plan.topology, plan.num_slices)
     return plan.start()

@@ -194,7 +194,9 @@ def _attend(
         def mask_mod(b: Array, n: Array, t: Array, s: Array) -> Bool[Array, "#B 1 T S"]:
             if positions is None:
                 return is_visible(t + shift, s)
-            return is_visible(positions[b, t + shift], positions[b, s])
+            # A block has all rows. Compilers do not see that in `positions[b, s]`, and would exchange positions.
+            query = positions[:, t[0, 0, :, 0] + shift][:, None, :, None]  # [B, 1, T, 1]
+            return is_visible(query, positions[:, s[0, 0, 0]][:, None, None])
 
         return chunked_attention(*arrays, segment_ids=segment_ids, mask_mod=mask_mod, **options)
 

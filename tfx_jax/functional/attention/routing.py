@@ -1,6 +1,7 @@
 """Attention inside learned clusters (Routing Transformer), and the online k-means that updates the clusters."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -128,9 +129,12 @@ def routing_attention(
     out = out.swapaxes(1, 2).astype(query.dtype)
     if not return_weights:
         return out
-    batch, head = _batch_and_head(query_at)
-    pairs = batch[..., None], head[..., None], query_at[..., :, None], key_at[..., None, :]
-    dense = jnp.zeros((b, n, t, t), weights.dtype).at[pairs].add(weights.reshape(may_see.shape))
+
+    def pairs(weights: Array, query_at: Array, key_at: Array) -> Array:
+        """Sums the weights of all clusters, [C, I, J], at the pairs of their tokens, [T, T]."""
+        return jnp.zeros((t, t), weights.dtype).at[query_at[..., :, None], key_at[..., None, :]].add(weights)
+
+    dense = _for_each_head(pairs)(weights.reshape(may_see.shape), query_at, key_at)
     return out, dense * share[..., None]
 
 
@@ -207,6 +211,8 @@ def _nearest(
 ) -> Int[Array, "B N C I"]:
     """Returns the sorted positions of the `window` tokens nearest to each centroid; visible tokens are preferred."""
     products = jnp.einsum("BTNH,NCH->BNCT", jax.lax.stop_gradient(x), jax.lax.stop_gradient(centroids).astype(x.dtype))
+    # On several CPU devices, each gathers the products of all: XLA cannot divide the CPU's TopK. A sort would take
+    # more than ten times as long. TPUs gather nothing.
     _, positions = jax.lax.top_k(jnp.where(visible[:, None, None], products, -jnp.inf), window)
     return jnp.sort(positions, axis=-1)
 
@@ -223,18 +229,24 @@ def _gather_tokens(x: Float[Array, "B T N H"], positions: Int[Array, "B N C I"])
     return tokens.reshape(b, n * c, i, -1).swapaxes(1, 2)
 
 
-def _batch_and_head(positions: Int[Array, "B N C I"]) -> tuple[Array, Array]:
-    """Returns indices of the batch and head axes that broadcast with `positions`."""
-    batch, head = jnp.arange(positions.shape[0]), jnp.arange(positions.shape[1])
-    return batch[:, None, None, None], head[None, :, None, None]
+def _for_each_head(fn: Callable[..., Array]) -> Callable[..., Array]:
+    """Maps a function over the axes B and N of its arguments.
+
+    A scatter with indices of rows and heads does the same, but compilers would sum its results over all devices.
+    """
+    return jax.vmap(jax.vmap(fn))
 
 
 def _scatter_add(
     x: Float[Array, "B N C I U"], positions: Int[Array, "B N C I"], length: int
 ) -> Float[Array, "B N T U"]:
     """Sums the results of all clusters at the positions of their tokens."""
-    b, n, *_, u = x.shape
-    return jnp.zeros((b, n, length, u), x.dtype).at[(*_batch_and_head(positions), positions)].add(x)
+
+    def add(x: Array, positions: Array) -> Array:
+        """Sums [C, I, U] at the positions, [C, I], of one head."""
+        return jnp.zeros((length, x.shape[-1]), x.dtype).at[positions].add(x)
+
+    return _for_each_head(add)(x, positions)
 
 
 def _shares(

@@ -394,12 +394,13 @@ def _sums_of_blocks(x: Float[Array, "B S K H"], first: Int[Array, "B S"]) -> Flo
     `first` is the index of the first token of each token's block, from `_blocks`.
     """
     x = x.astype(np.promote_types(x.dtype, np.float32))
-    return jnp.zeros_like(x).at[jnp.arange(len(x))[:, None], first].add(x)
+    # Under `vmap` compilers know that rows are independent; with indices of rows they would sum over all devices.
+    return jax.vmap(lambda row, first: jnp.zeros_like(row).at[first].add(row))(x, first)
 
 
 def _at_tokens(x: Array, first: Int[Array, "B S"]) -> Array:
     """Copies the entries of x, [B, N, T, S], at the first token of each block to all tokens of the block."""
-    return jnp.take_along_axis(x, first[:, None, None], axis=-1)
+    return jax.vmap(lambda row, first: row[..., first])(x, first)
 
 
 def _chosen_tokens(

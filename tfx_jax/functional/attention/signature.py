@@ -209,7 +209,7 @@ def count_from_lengths(
 
     def is_visible(b: Array, n: Array, t: Array, s: Array) -> Array:
         """Returns which keys a query sees from its position in the row's keys."""
-        distance = t + offsets[b] - s
+        distance = t + offsets[:, None, None, None] - s  # a block has all rows: b is 0 .. B - 1
         visible = distance >= -(0 if is_causal or window is None else window[1])
         if window is not None:
             visible = visible & (distance <= window[0])
