@@ -29,6 +29,7 @@ OPTIONS = {
     "slurm": ["--nodes=2", "--gpus-per-node=8", "--time=24:00:00"],
 }
 TRAIN = ["train", "--config=experiments/transformer_demo.py", "--workdir=gs://bucket/demo"]
+DEMO = ["train", "--config=transformer_demo", "--workdir=gs://bucket/demo"]
 ODD = [
     "",
     "a b",
@@ -464,6 +465,13 @@ def test_tpu_vm_installs_and_starts_on_every_host(tmp_path, programs, capfd):
         (["jobset", *OPTIONS["jobset"], "--", "train", "--workdir", "runs/a"], "name a bucket, --workdir=gs://"),
         (["slurm", *OPTIONS["slurm"], "--time=a day", "--", *TRAIN], '"a day" must be a time such as'),
         (["slurm", *OPTIONS["slurm"], "--name=a b", "--", *TRAIN], '"a b" must consist of letters'),
+        (["slurm", *OPTIONS["slurm"], "--", "train", "--config=transformer_demo:bigg"], "'bigg'"),
+        (["tpu-vm", *OPTIONS["tpu-vm"], "--dry-run", "--", "train", "--config=transfrmer_demo"], "transformer_demo"),
+        (
+            ["xpk", *OPTIONS["xpk"], "--dry-run", "--", *DEMO, "--config.task.data.token_per_batch=8"],
+            "did you mean config.task.data.tokens_per_batch",
+        ),
+        (["jobset", *OPTIONS["jobset"], "--", *DEMO, "--config.model.num_heads=7"], "is not divisible by num_heads=7"),
         (
             ["slurm", *OPTIONS["slurm"], "--sbatch=--x\nrm y", "--", *TRAIN],
             'must be an option of sbatch, beginning with "-", on one line',
@@ -566,7 +574,6 @@ TO_BFLOAT16, TO_UNROLL = "--config.model.dtype=bfloat16", "--config.model.unroll
         ("jobset", [TO_UNROLL, "--config.model.remat=full"], TO_BFLOAT16),
         ("xpk", [TO_BFLOAT16, "--config.model.remat=full"], None),
         ("xpk", [TO_BFLOAT16, TO_UNROLL], None),
-        ("xpk", ["--config.model.no_such_field=1"], None),  # the run itself says so
         ("tpu-vm", [], None),  # of unknown topology
         ("slurm", [], None),  # no TPUs
     ],

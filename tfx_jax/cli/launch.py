@@ -5,7 +5,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tfx_jax.arguments import Parser
 from tfx_jax.cli import VERBS
@@ -42,6 +42,8 @@ def run(argv: Sequence[str]) -> int:
     if options.output is not None and not options.dry_run:
         raise UserError("--output needs --dry-run")
     plan = target.plan(options, command)
+    if command[0] == "train" and name != "local":  # whose processes say at once what is wrong
+        _load_config(command[1:])
     if options.dry_run:
         status = _write(plan.text, options.output)
         if command[0] == "train" and plan.topology is not None:
@@ -114,6 +116,24 @@ def _config_flags(arguments: Sequence[str]) -> tuple[str, list[str]]:
     return known.config, [argument for argument in others if argument.startswith("--config.")]
 
 
+def _load_config(arguments: Sequence[str]) -> Any:
+    """Returns the configuration that `train` would have, or None if its file is elsewhere, such as in the image.
+
+    Raises:
+      UserError: for a missing --config, an unknown experiment, variant or field, or fields that contradict each other:
+        better here than on machines that are rented.
+    """
+    name, overrides = _config_flags(arguments)
+    before, _, variant = name.rpartition(":")
+    path = before if before.endswith(".py") and variant else name
+    if "://" in path or (pathlib.Path(path).suffix and not pathlib.Path(path).exists()):
+        return None
+    from tfx_jax.cli.train import load_config_file  # takes seconds to import
+    from tfx_jax.training.config import validate
+
+    return validate(load_config_file(name, overrides))
+
+
 def _warn_of_slow_settings(arguments: Sequence[str], topology: str, num_slices: int) -> None:
     """Warns on stderr of settings that make a run on TPUs more than a fifth slower; compiles nothing.
 
@@ -121,13 +141,10 @@ def _warn_of_slow_settings(arguments: Sequence[str], topology: str, num_slices: 
     layers in a loop take a third or more of a step, unless they are computed again in the backward pass: then they
     leave little in memory.
     """
-    from tfx_jax.cli.train import load_config_file  # takes seconds to import
-    from tfx_jax.planning.plan import faster_settings
+    from tfx_jax.planning.plan import faster_settings  # takes seconds to import
 
-    try:
-        config, overrides = _config_flags(arguments)
-        experiment = load_config_file(config, overrides)
-    except UserError:  # such as a file that only the image has
+    (config, overrides), experiment = _config_flags(arguments), _load_config(arguments)
+    if experiment is None:
         return
     faster, remat = faster_settings(experiment), getattr(experiment.model, "remat", "none")
     if faster is None or (remat != "none" and faster[0] == "--config.model.unroll=True"):
