@@ -506,11 +506,12 @@ def save_adapter(model: Any, path: epath.PathLike, *, base: str, allow_nonfinite
         raise ValueError("the model has no adapters: train with config.lora.rank above 0, or save the model itself")
     family = _family_for(model, read_json(base_folder(base) / "config.json"))
     trained = {"/".join(map(str, parts)): leaf for parts, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
-    heads = {name: np.asarray(leaf[...]) for name, leaf in trained.items() if "_adapter/" not in name}
+    heads = [name for name in trained if "_adapter/" not in name]
+    params = {"/".join(map(str, parts)): leaf[...] for parts, leaf in nnx.to_flat_state(nnx.state(model))}
     rows = family.rows(model.config)
     is_generator = hasattr(model, "decoder")  # a classifier may have the configuration of a model that generates
     kind = getattr(model.config, "kind", "") if is_generator else ""
-    config, tensors = peft.adapter_files(adapters, heads, rows, prefix=family.prefix, base=base, kind=kind)
+    config, tensors = peft.adapter_files(adapters, heads, params, rows, prefix=family.prefix, base=base, kind=kind)
     nonfinite_names = [name for name, tensor in tensors.items() if not is_finite(tensor)]
     if nonfinite_names and not allow_nonfinite:
         raise nonfinite(nonfinite_names, f"not written to {path}")
