@@ -342,10 +342,14 @@ class T5Classifier(EncoderDecoderClassifier):
         Raises:
           ValueError: as `T5`, and if there are no labels.
         """
-        # The decoder's vectors are scaled for a tied output layer only, and here is none.
-        body_config = dataclasses.replace(config, is_tied=False)
-        super().__init__(config, lambda: T5(body_config, rngs=rngs), rngs=rngs)
-        self.transformer.output_embedding = None
+
+        def make_body() -> T5:
+            # The decoder's vectors are scaled for a tied output layer only, and here is none.
+            body = T5(dataclasses.replace(config, is_tied=False), rngs=rngs)
+            body.output_embedding = None
+            return body
+
+        super().__init__(config, make_body, rngs=rngs)
 
 
 class T5Tagger(nnx.Module):

@@ -205,7 +205,8 @@ class MixtureOfExperts(nnx.Module):
           rngs: stream `params`.
           **options: options of `FeedForward` for the experts.
         """
-        self.router = nnx.Param(nnx.initializers.glorot_uniform()(rngs.params(), (d_model, num_experts), param_dtype))
+        router = nnx.initializers.glorot_uniform()(rngs.params(), (d_model, num_experts), param_dtype)
+        self.router: nnx.Variable[Array] = nnx.Param(router)  # a `Frozen` one in some fine-tunings
         self.router_bias = nnx.Param(jnp.zeros(num_experts, param_dtype)) if use_router_bias else None
         self.correction_bias = Buffer(jnp.zeros(num_experts, param_dtype)) if use_correction_bias else None
         self.load = ExpertLoad(jnp.zeros(num_experts)) if use_correction_bias else None

@@ -99,9 +99,10 @@ class AdaptedTensors(Tensors):
         uses_dora = fields.get("use_dora", False)
         for name, parts in self._parts.items():
             # A must be [rank, inputs], B [outputs, rank], and with DoRA the magnitude [outputs].
-            a_shape, b_shape, magnitude_shape = (
+            shapes: list[tuple[int, ...]] = [
                 parts[part].shape if part in parts else () for part in ("A", "B", "magnitude")
-            )
+            ]
+            a_shape, b_shape, magnitude_shape = shapes
             expected = self.shapes[name][::-1] if self._is_transposed else self.shapes[name]  # [outputs, inputs]
             are_matrices = len(a_shape) == len(b_shape) == 2
             if not are_matrices or a_shape[0] != b_shape[1] or (b_shape[0], a_shape[1]) != expected:
