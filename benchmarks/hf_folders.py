@@ -44,7 +44,7 @@ GPT2ForSequenceClassification GPT2Model GPTJForCausalLM GPTNeoForCausalLM GPTNeo
 LEDForConditionalGeneration LongT5ForConditionalGeneration Mamba2ForCausalLM MambaForCausalLM
 MBartForSequenceClassification MobileBertForMaskedLM Olmo3ForCausalLM OPTForCausalLM PhiForCausalLM
 ProphetNetForConditionalGeneration Starcoder2ForCausalLM
-SwinForImageClassification T5ForSequenceClassification T5ForTokenClassification T5Model Wav2Vec2ForCTC
+SwinForImageClassification T5Model Wav2Vec2ForCTC
 WhisperForAudioClassification XLNetLMHeadModel
 """
 _B, _T, _NEW, _BEAMS = 3, 16, 8, 3

@@ -15,10 +15,12 @@ from tfx_jax.functional import (
     combine,
     dispatch,
     expert_capacity,
+    expert_load,
     feed_forward,
     load_balancing_loss,
     mixture_of_experts,
     router_z_loss,
+    sequence_balancing_loss,
     top_1_routing,
     top_2_routing,
     top_k_routing,
@@ -234,6 +236,32 @@ def test_load_balancing_losses_of_both_papers():
     even = 50 * np.eye(E, dtype=np.float32)[np.arange(T) % E]
     np.testing.assert_allclose(loss(even), 1.0, rtol=1e-6)
     np.testing.assert_allclose(loss(even[np.zeros(T, int)]), E, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+def test_the_loss_of_each_sequence(num_choices):
+    loss = jax.jit(sequence_balancing_loss, static_argnames="num_choices")
+    logits = np.asarray(LOGITS).reshape(4, -1, E)
+    mask = SOME.reshape(4, -1).copy()
+    mask[2] = False  # a sequence of padding does not count
+    for scale in (1, 5):
+        for exists in (None, mask):
+            want = oracle.sequence_loss(scale * logits, num_choices, exists)
+            padded = scale * logits if exists is None else np.where(exists[..., None], scale * logits, np.float32(9))
+            np.testing.assert_allclose(loss(padded, exists, num_choices=num_choices), want, rtol=1e-5)
+    gradient = jax.jit(jax.grad(lambda logits: sequence_balancing_loss(logits, num_choices=num_choices)))(logits)
+    step = np.random.default_rng(0).normal(size=logits.shape)
+    ahead, behind = (oracle.sequence_loss(logits + way * step, num_choices) for way in (1e-6, -1e-6))
+    np.testing.assert_allclose((gradient * step).sum(), (ahead - behind) / 2e-6, rtol=1e-3)
+    assert loss(logits, np.zeros_like(mask), num_choices=num_choices) == 0
+
+
+def test_loads_count_dropped_tokens_but_not_padding():
+    routing = jax.jit(top_2_routing, static_argnums=1)(LOGITS, 1)
+    experts = np.asarray(routing.expert)
+    np.testing.assert_array_equal(expert_load(routing, E), np.bincount(experts.reshape(-1), minlength=E))
+    want = np.bincount(experts[SOME].reshape(-1), minlength=E)
+    np.testing.assert_array_equal(expert_load(routing, E, SOME), want)
 
 
 def test_z_loss():

@@ -30,10 +30,13 @@ HEADS = {
     "PatchPooling": {"classifier"},
     "SanCTC": {"classifier"},
     "Seq2Vec": {"classifier"},
+    "T5Classifier": {"dense", "classifier"},
+    "T5Tagger": {"classifier"},
     "TransformerClassifier": {"dense", "classifier"},
     "ViTClassifier": {"classifier", "distillation_classifier"},
 }
-BODIES = {"Bert", "Elmo", "ElmoLanguageModel", "Llama", "LlamaBody", "Transformer", "ViT"}  # ignore `labels`
+# These ignore `labels`.
+BODIES = {"Bert", "Elmo", "ElmoLanguageModel", "Llama", "LlamaBody", "T5", "T5Encoder", "Transformer", "ViT"}
 CLASSES = [name for name in models.__all__ if not name.endswith("Config")]
 ADAPTED = [name for name in CLASSES if name not in ("Captioner", "Seq2Seq")]  # those have no matrices for adapters
 # Options with which a head has all its modules.

@@ -18,6 +18,7 @@ from tfx_jax.cli import main
 from tfx_jax.errors import UserError
 from tfx_jax.models import BertConfig, GPTConfig, LlamaConfig, hf
 from tfx_jax.nn import Frozen, LoraConfig, merged
+from tfx_jax.nn.lora import merge_params
 from tfx_jax.tasks import ClassificationConfig, LanguageModelConfig
 from tfx_jax.training.checkpoint.checkpoints import average_checkpoints, load_params, saved_checksums
 from tfx_jax.training.config import ExperimentConfig, load_config, tiny_variant, validate
@@ -66,11 +67,12 @@ def base(request, tmp_path_factory):
 def tuned(base, tmp_path_factory):
     """A fine-tuning of four steps, in one go and in two, with a moving average or that of its optimizer."""
     config, source = base
-    is_llama = isinstance(config.model, LlamaConfig)
+    is_llama, uses_dora = isinstance(config.model, LlamaConfig), isinstance(config.model, GPTConfig)
     changes = {"name": "schedule_free", "schedule": "constant"} if is_llama else {"ema_decay": 0.9}
     config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **changes))
     folder = tmp_path_factory.mktemp("tuned")
-    config = dataclasses.replace(config, init_from=str(source), lora=LoraConfig(3, 6.0, "query|value|up"))
+    lora = LoraConfig(3, 6.0, "query|value|up", uses_dora)
+    config = dataclasses.replace(config, init_from=str(source), lora=lora)
     for name, stops in (("once", (4,)), ("twice", (2, 4))):
         for config.num_steps in stops:
             train(config, folder / name)
@@ -143,6 +145,22 @@ def test_exported_adapters_are_the_model_that_was_trained(base, tuned, tmp_path,
     assert main(["convert", f"--model={tmp_path}/adapter", f"--output={tmp_path}/again"]) == 0
     np.testing.assert_allclose(score(hf.load(tmp_path / "again")), want, atol=1e-5 * np.abs(want).max())
     assert "Adapters, merged into their model" in (tmp_path / "again" / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(20, "a training that learns nothing")
+def test_dora_starts_as_the_model_that_it_adapts(base, tmp_path):
+    config, source = base
+    lora = LoraConfig(3, 6.0, "query|value|up", use_dora=True)
+    config = dataclasses.replace(config, init_from=str(source), lora=lora)
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, peak_learning_rate=0.0))
+    train(config, tmp_path)
+    params = load_params(tmp_path)
+    model_params = flat(merge_params(params, lora))
+    before = load_params(source) if config.model.kind == "bert" else nnx.to_pure_dict(nnx.state(hf.load(source)))
+    assert any(name.endswith("['magnitude']") for name in flat(params))
+    for name, leaf in flat(before).items():
+        np.testing.assert_allclose(model_params[name], leaf, atol=1e-6)
 
 
 @pytest.mark.parametrize(

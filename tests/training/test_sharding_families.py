@@ -91,6 +91,20 @@ FAMILIES = {
         ("decoder_layers", "feed_forward", "gate"),
         {"fsdp": 2, "sequence": 2, "tensor": 2},
     ),
+    "latent": (
+        Llama,
+        LlamaConfig(
+            **SIZES,
+            num_kv_heads=1,
+            use_value_norm=True,
+            query_rank=8,
+            attention=AttentionConfig("latent", AttentionOptions(rope_size=2, latent_size=8, value_size=6)),
+        ),
+        language_model_loss,
+        lambda: {"inputs": text(), "targets": text(), "weights": np.ones((B, T), np.float32)},
+        ("decoder_layers", "self_attention", "attention_fn", "key_up"),
+        {"data": 2, "fsdp": 2, "tensor": 2},
+    ),
     "bert": (
         BertPretraining,
         BertConfig(**SIZES, **DROPOUT),
@@ -146,7 +160,10 @@ FAMILIES = {
 }
 
 
-SHARES = {"switch": (1, 1, 16, 16)}  # of one repetition, four experts and two groups of hidden units
+SHARES = {
+    "switch": (1, 1, 16, 16),  # of one repetition, four experts and two groups of hidden units
+    "latent": (2, 2, 4, 2),  # of four heads and eight features of a latent
+}
 
 
 def laid_out(family, mesh):
@@ -182,7 +199,7 @@ def train(family, mesh):
         "gpt",
         *(
             pytest.param(family, marks=pytest.mark.slow)
-            for family in ("bert", "t5", "san_ctc", "switch", "long_encoder", "reformer")
+            for family in ("latent", "bert", "t5", "san_ctc", "switch", "long_encoder", "reformer")
         ),
     ],
 )

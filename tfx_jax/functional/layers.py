@@ -32,11 +32,16 @@ def lookup(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array
 
 
 class LowRankSum(NamedTuple):
-    """A matrix W + A B for `linear`, which multiplies by its parts and never computes the sum."""
+    """A matrix W + A B for `linear`, which multiplies by its parts.
+
+    With a magnitude m, DoRA (Liu et al., 2024, https://arxiv.org/abs/2402.09353, equation 5): each column of W + A B is
+    scaled to the norm m. The norms of the columns are constants in the backward pass (section 4.3).
+    """
 
     kernel: Float[Array, "*in_and_out"]
     a: Float[Array, "*in R"]
     b: Float[Array, "R *out"]
+    magnitude: Float[Array, "*out"] | None = None
 
 
 def linear(
@@ -56,7 +61,7 @@ def linear(
     Args:
       x: [*batch, *in]; the sum runs over the last `num_axes` axes.
       kernel: W, [*in, *out], in the dtype of `x` or a more precise one; or W + A B (LoRA: Hu et al., 2021,
-        https://arxiv.org/abs/2106.09685).
+        https://arxiv.org/abs/2106.09685), with or without a magnitude.
       bias: b, [*out]; None means 0.
       num_axes: number of axes of *in.
 
@@ -68,8 +73,16 @@ def linear(
     dtype('float32')
     """
     if isinstance(kernel, LowRankSum):
-        full_rank = linear(x, kernel.kernel, bias, num_axes=num_axes)
-        return full_rank + linear(linear(x, kernel.a, num_axes=num_axes), kernel.b)
+        low_rank = linear(linear(x, kernel.a, num_axes=num_axes), kernel.b)
+        if kernel.magnitude is None:
+            return linear(x, kernel.kernel, bias, num_axes=num_axes) + low_rank
+        w, a, b = jax.lax.stop_gradient((kernel.kernel, kernel.a, kernel.b))
+        columns = w.astype(a.dtype) + jnp.tensordot(a, b, 1, precision=jax.lax.Precision.HIGHEST)
+        scale = kernel.magnitude / column_norms(columns.reshape(-1, *kernel.magnitude.shape))
+        y = linear(x, kernel.kernel, num_axes=num_axes) + low_rank
+        scale = scale.reshape((1,) * (y.ndim - scale.ndim) + scale.shape)
+        y = (y.astype(np.promote_types(x.dtype, scale.dtype)) * scale).astype(x.dtype)
+        return y if bias is None else add_bias(y, bias)
     if x.dtype == kernel.dtype:
         y = _product(x, kernel, tuple(range(num_axes)), x.dtype)
         return y if bias is None else add_bias(y, bias)
@@ -79,6 +92,11 @@ def linear(
     matrix = kernel.reshape(math.prod(kernel.shape[:num_axes]), math.prod(out))
     y = _product(x.reshape(*batch, matrix.shape[0]), matrix, (0,), x.dtype)
     return (y if bias is None else add_bias(y, bias.reshape(-1))).reshape(*batch, *out)
+
+
+def column_norms(matrix: Float[Array, "*shape"], axis: int = 0) -> Float[Array, "*remaining"]:
+    """Returns the Euclidean norms along an axis; that of zeros is tiny instead of 0, so that it can be a divisor."""
+    return jnp.maximum(jnp.linalg.norm(matrix, axis=axis), jnp.finfo(matrix.dtype).tiny)
 
 
 def add_bias(x: Float[Array, "*batch_and_out"], bias: Float[Array, "*out"]) -> Float[Array, "*batch_and_out"]:

@@ -309,6 +309,67 @@ def load_balancing_loss(
     return num_experts * (_mean(chosen, mask) * _mean(probabilities, mask)).sum()
 
 
+def sequence_balancing_loss(
+    logits: Float[Array, "*batch T E"], mask: Bool[Array, "*batch T"] | None = None, *, num_choices: int
+) -> Float[Array, ""]:
+    """Computes E / A * sum_e f_e P_e of each sequence and its mean over sequences: 1 for an even load.
+
+    f_e is the fraction of the sequence's tokens for which e is among the A = `num_choices` largest sigmoid scores, and
+    P_e the mean of the score of e divided by the sum of the token's scores. Equations 17 to 20 of "DeepSeek-V3" (2024,
+    https://arxiv.org/abs/2412.19437), without their factor alpha = 0.0001. As there, neither a correction bias nor
+    groups of experts enter.
+
+    Args:
+      logits: the router's, [*batch, T, E].
+      mask: True for real tokens, [*batch, T]; sequences without any do not count.
+      num_choices: A, experts of a token.
+
+    >>> float(jax.jit(lambda logits: sequence_balancing_loss(logits, num_choices=1))(jnp.array([[9.0, 9], [9, 9]])))
+    2.0
+    """
+    num_tokens, num_experts = logits.shape[-2:]
+    score = jax.nn.sigmoid(_to_float32(logits)).reshape(-1, num_tokens, num_experts)
+    real = jnp.ones(score.shape[:2], bool) if mask is None else mask.reshape(score.shape[:2])
+    _, expert = _top_k(score.reshape(-1, num_experts), num_choices)
+    is_chosen = jax.nn.one_hot(expert, num_experts, dtype=score.dtype).sum(axis=1).reshape(score.shape)
+    share = score / score.sum(axis=-1, keepdims=True)
+    loads, shares = (jax.vmap(_mean)(values, real) for values in (is_chosen, share))  # [sequences, E]
+    losses = num_experts / num_choices * (loads * shares).sum(axis=-1)
+    return losses.sum() / jnp.maximum(real.any(axis=1).sum(), 1).astype(losses.dtype)
+
+
+def expert_load(
+    routing: Routing, num_experts: int, mask: Bool[Array, " T"] | None = None
+) -> Float[Array, "{num_experts}"]:
+    """Counts the tokens that choose each expert, dropped ones included.
+
+    >>> routing = top_1_routing(jnp.array([[9.0, 0.0], [9.0, 0.0]]), capacity=1)
+    >>> expert_load(routing, 2).tolist()
+    [2.0, 0.0]
+    """
+    is_sent = _mark_sent(routing.expert, mask)[..., None].astype(jnp.float32)
+    return (jax.nn.one_hot(routing.expert, num_experts, dtype=jnp.float32) * is_sent).sum(axis=(0, 1))
+
+
+def balanced_bias(
+    bias: Float[Array, "*stack E"], load: Float[Array, "*stack E"], speed: float
+) -> Float[Array, "*stack E"]:
+    """Returns the `bias` of `top_k_routing` after a training step: lower for crowded experts, higher for others.
+
+    Balancing without an auxiliary loss: algorithm 1 of Wang et al. (2024, https://arxiv.org/abs/2408.15664), as in
+    section 2.1.2 of "DeepSeek-V3" (2024).
+
+    Args:
+      bias: the bias in the step, [*stack, E].
+      load: tokens of the whole step that chose each expert, [*stack, E].
+      speed: the change of a bias: 0.001 in both papers.
+
+    >>> balanced_bias(jnp.zeros(3), jnp.array([5.0, 3.0, 1.0]), 0.5).tolist()
+    [-0.5, 0.0, 0.5]
+    """
+    return bias + (speed * jnp.sign(load.mean(axis=-1, keepdims=True) - load)).astype(bias.dtype)
+
+
 def router_z_loss(logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] | None = None) -> Float[Array, ""]:
     """Computes the mean of logsumexp(logits)^2, which keeps the router's logits small.
 

@@ -26,7 +26,7 @@ from tfx_jax.models.reformer import Reformer, ReformerConfig
 from tfx_jax.models.san_ctc import SanCTC, SanCTCConfig
 from tfx_jax.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from tfx_jax.models.seq2vec import Seq2Vec, Seq2VecConfig
-from tfx_jax.models.t5 import T5, T5Config, T5Encoder
+from tfx_jax.models.t5 import T5, T5Classifier, T5Config, T5Encoder, T5Tagger
 from tfx_jax.models.transformer import Transformer, TransformerClassifier, TransformerConfig
 from tfx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 from tfx_jax.models.vit import ViT, ViTClassifier, ViTConfig
@@ -76,8 +76,10 @@ __all__ = [
     "Seq2SeqConfig",
     "Seq2Vec",
     "Seq2VecConfig",
+    "T5Classifier",
     "T5Config",
     "T5Encoder",
+    "T5Tagger",
     "Transformer",
     "TransformerClassifier",
     "TransformerConfig",

@@ -1,15 +1,16 @@
 """`EncoderDecoder`, the base class of the Transformer and T5, and its decoder."""
 
+import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from tfx_jax.models.padding import padding_last
-from tfx_jax.nn.basic import Embedding
+from tfx_jax.models.padding import last_index, padding_last
+from tfx_jax.nn.basic import Embedding, Linear, drop
 from tfx_jax.nn.decoding import (
     Decoder,
     at_last,
@@ -202,6 +203,44 @@ def run_encoder(
 
     x, maps = scan_layers(layer_fn, model.encoder_layers, x, rngs, inputs=layer_inputs, remat=c.remat, unroll=c.unroll)
     return model.encoder_output(x, rngs), named_maps("encoder", maps)
+
+
+class EncoderDecoderClassifier(nnx.Module):
+    """Classifies a text that encoder and decoder both read, by the decoder's vector at EOS (Lewis et al., 2020)."""
+
+    heads: ClassVar[tuple[str, ...]] = ("dense", "classifier")
+
+    def __init__(self, config: Any, make_transformer: Callable[[], EncoderDecoder], *, rngs: nnx.Rngs):
+        """Initializes a model and a head of two linear layers; raises ValueError if there are no labels."""
+        if not config.labels:
+            raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
+        self.transformer = make_transformer()
+        self.dense = Linear(config.d_model, config.d_model, rngs=rngs)
+        self.classifier = Linear(config.d_model, len(config.labels), rngs=rngs)
+        self.config = copy.deepcopy(config)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B S"],
+        *,
+        token_mask: Bool[Array, "B S"] | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B C"]:
+        """Returns float32 logits, C = number of labels.
+
+        Args:
+          tokens: texts that end in `config.eos_id`, [B, S]; the vector at its last occurrence is classified.
+          token_mask: True for tokens, False for padding (on either side), [B, S]; None means all but `config.pad_id`.
+          rngs: stream `dropout`; None means evaluation.
+        """
+        c, body = self.config, self.transformer
+        tokens = padding_last(with_padding(tokens, token_mask, c.pad_id), c.pad_id)
+        memory, _ = body.remember(tokens, rngs)
+        x, _ = body.decode(shift_right(tokens, c.start_id), memory, rngs)
+        last = last_index(tokens == c.eos_id)
+        x = body.last_norm(jnp.take_along_axis(x, last[:, None, None], axis=1), rngs)[:, 0].astype(jnp.float32)
+        x = jnp.tanh(self.dense(drop(x, c.head_dropout_rate, rngs)))
+        return self.classifier(drop(x, c.head_dropout_rate, rngs))
 
 
 class EncoderMemory(NamedTuple):

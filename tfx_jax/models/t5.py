@@ -15,10 +15,10 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids, run_encoder
+from tfx_jax.models.encoder_decoder import EncoderDecoder, EncoderDecoderClassifier, check_token_ids, run_encoder
 from tfx_jax.models.padding import hide_padding
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
-from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, RMSNorm, drop
+from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, Linear, RMSNorm, drop
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import REMATS, stack_layers
@@ -65,7 +65,10 @@ class T5Config:
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)  # as in the Switch Transformer
     pad_id: int = at_least(0, 0)  # id of the padding token
     start_id: int = at_least(0, 0)  # id of the token that the decoder reads first
-    eos_id: int = at_least(0, 1)  # id of the token that ends a text; used by decoding only
+    eos_id: int = at_least(0, 1)  # id of the token that ends a text; used by decoding and by `T5Classifier`
+    labels: tuple[str, ...] = ()  # names of the classes, for a `T5Classifier` or `T5Tagger`
+    head_dropout_rate: float = fraction(0.0)  # dropout in the head of a `T5Classifier` or `T5Tagger`
+    problem_type: str | None = None  # kept for export to Hugging Face, which chooses a loss by it; unused here
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
     remat: str = one_of(REMATS, "none")  # recomputed in backward: "full" layers, or all but matrix products ("dots")
     unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
@@ -328,3 +331,51 @@ class T5Encoder(nnx.Module):
         mask = tokens != self.config.pad_id if token_mask is None else token_mask
         x, maps = run_encoder(self, hide_padding(tokens, mask), mask[:, None, None, :], rngs, return_attention)
         return (x, maps) if return_attention else x
+
+
+class T5Classifier(EncoderDecoderClassifier):
+    """T5 as a classifier with BART's head; logits [B, C], C = number of labels. The output layer does not exist."""
+
+    def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
+        """Initializes a T5 without an output layer, and a head of two linear layers.
+
+        Raises:
+          ValueError: as `T5`, and if there are no labels.
+        """
+
+        def make_body() -> T5:
+            # The decoder's vectors are scaled for a tied output layer only, and here is none.
+            body = T5(dataclasses.replace(config, is_tied=False), rngs=rngs)
+            body.output_embedding = None
+            return body
+
+        super().__init__(config, make_body, rngs=rngs)
+
+
+class T5Tagger(nnx.Module):
+    """Classifies every token into `config.labels` by the vectors of T5's encoder."""
+
+    heads: ClassVar[tuple[str, ...]] = ("classifier",)
+
+    def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
+        """Initializes a `T5Encoder` and a linear layer.
+
+        Raises:
+          ValueError: as `T5`, and if there are no labels.
+        """
+        if not config.labels:
+            raise ValueError("a tagger needs labels, got none: set labels to the names of the classes")
+        self.transformer = T5Encoder(config, rngs=rngs)
+        self.classifier = Linear(config.d_model, len(config.labels), rngs=rngs)
+        self.config = copy.deepcopy(config)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        token_mask: Bool[Array, "B T"] | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> Float[Array, "B T C"]:
+        """Returns float32 logits, C = number of labels; arguments are those of `T5Encoder`."""
+        x = self.transformer(tokens, token_mask=token_mask, rngs=rngs)
+        return self.classifier(drop(x.astype(jnp.float32), self.config.head_dropout_rate, rngs))

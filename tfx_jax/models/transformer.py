@@ -11,16 +11,19 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.encoder_decoder import EncoderDecoder, check_token_ids, shift_right, with_padding
-from tfx_jax.models.padding import last_index, padding_last
+from tfx_jax.models.encoder_decoder import (
+    EncoderDecoder,
+    EncoderDecoderClassifier,
+    check_token_ids,
+)
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, spec_of
-from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
+from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
 from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
 from tfx_jax.nn.stack import REMATS, stack_layers
@@ -236,14 +239,11 @@ class Transformer(EncoderDecoder):
         return self.config.learned_positions or None
 
 
-class TransformerClassifier(nnx.Module):
-    """Classifies a text that encoder and decoder both read, by the decoder's vector at EOS (Lewis et al., 2020).
+class TransformerClassifier(EncoderDecoderClassifier):
+    """BART's classifier (Lewis et al., 2020, https://arxiv.org/abs/1910.13461, section 3.1).
 
-    This is BART's classifier (section 3.1 of https://arxiv.org/abs/1910.13461); its entailment models classify into any
-    labels without examples.
+    Its entailment models classify into any labels without examples.
     """
-
-    heads: ClassVar[tuple[str, ...]] = ("dense", "classifier")
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         """Initializes a Transformer without an output layer, and a head of two linear layers.
@@ -251,33 +251,5 @@ class TransformerClassifier(nnx.Module):
         Raises:
           ValueError: as `Transformer`, and if there are no labels.
         """
-        c = config
-        if not c.labels:
-            raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
-        self.transformer = Transformer(dataclasses.replace(c, is_tied=True, logits_bias=False), rngs=rngs)
-        self.dense = Linear(c.d_model, c.d_model, rngs=rngs)
-        self.classifier = Linear(c.d_model, len(c.labels), rngs=rngs)
-        self.config = copy.deepcopy(c)
-
-    def __call__(
-        self,
-        tokens: Int[Array, "B S"],
-        *,
-        token_mask: Bool[Array, "B S"] | None = None,
-        rngs: nnx.Rngs | None = None,
-    ) -> Float[Array, "B C"]:
-        """Returns float32 logits, C = number of labels.
-
-        Args:
-          tokens: texts that end in `config.eos_id`, [B, S]; the vector at its last occurrence is classified.
-          token_mask: True for tokens, False for padding (on either side), [B, S]; None means all but `config.pad_id`.
-          rngs: stream `dropout`; None means evaluation.
-        """
-        c, body = self.config, self.transformer
-        tokens = padding_last(with_padding(tokens, token_mask, c.pad_id), c.pad_id)
-        memory, _ = body.remember(tokens, rngs)
-        x, _ = body.decode(shift_right(tokens, c.start_id), memory, rngs)
-        last = last_index(tokens == c.eos_id)
-        x = body.last_norm(jnp.take_along_axis(x, last[:, None, None], axis=1))[:, 0].astype(jnp.float32)
-        x = jnp.tanh(self.dense(drop(x, c.head_dropout_rate, rngs)))
-        return self.classifier(drop(x, c.head_dropout_rate, rngs))
+        body_config = dataclasses.replace(config, is_tied=True, logits_bias=False)
+        super().__init__(config, lambda: Transformer(body_config, rngs=rngs), rngs=rngs)

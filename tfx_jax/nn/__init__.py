@@ -11,7 +11,7 @@ from tfx_jax.nn.decoding import Decoder, DecodingModel
 from tfx_jax.nn.distribution import Distribution, distributed
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
 from tfx_jax.nn.lora import Adapter, Frozen, LoraConfig, adapt, merged
-from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts
+from tfx_jax.nn.moe import ExpertsConfig, MixtureOfExperts, balance_experts
 from tfx_jax.nn.stack import scan_layers, stack_layers, unstack_layers
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "RotaryConfig",
     "StepMetric",
     "adapt",
+    "balance_experts",
     "distributed",
     "merged",
     "scan_layers",

@@ -13,6 +13,10 @@ class AuxiliaryLoss(nnx.Variable[Array]):
     """A scalar, already weighted, that the training step adds to the mean loss of the task."""
 
 
+class ExpertLoad(nnx.Variable[Array]):
+    """Tokens of this step that chose each expert, [E], summed over the parts of the batch."""
+
+
 class StepMetric(nnx.Variable[Array]):
     """A scalar of this step; the trainer logs the mean over all metrics with the same name."""
 

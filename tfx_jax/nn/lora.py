@@ -1,7 +1,8 @@
 """Fine-tuning with frozen parameters and low-rank adapters.
 
 LoRA (Hu et al., 2021, https://arxiv.org/abs/2106.09685) freezes a matrix W and learns two small matrices A and B:
-x W + (alpha / rank) (x A) B. `adapt` adds adapters to any model of `tfx_jax.nn` layers; `merged` returns a model
+x W + (alpha / rank) (x A) B. DoRA (Liu et al., 2024, https://arxiv.org/abs/2402.09353) also learns the norm of each
+column of W + (alpha / rank) A B. `adapt` adds adapters to any model of `tfx_jax.nn` layers; `merged` returns a model
 without adapters that computes the same.
 """
 
@@ -17,7 +18,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from tfx_jax.fields import at_least, documented
-from tfx_jax.functional.layers import LowRankSum
+from tfx_jax.functional.layers import LowRankSum, column_norms
 from tfx_jax.nn.basic import FeedForward, Linear
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -31,6 +32,7 @@ class LoraConfig:
     rank: int = at_least(0, 0)  # columns of A and rows of B; 0: no adapters
     alpha: float = at_least(0, 16.0)  # adapters count alpha / rank times
     targets: str = "query|value"  # regular expression that occurs in the paths of the matrices with an adapter
+    use_dora: bool = False  # whether to learn the norms of the columns of adapted matrices too (DoRA)
 
 
 class Frozen(nnx.Variable[Array]):
@@ -38,49 +40,84 @@ class Frozen(nnx.Variable[Array]):
 
 
 class Adapter(nnx.Module):
-    """A learned matrix (alpha / rank) A B that is added to a matrix [*in, *out], or to each matrix of a stack."""
+    """A learned matrix (alpha / rank) A B that is added to a matrix [*in, *out], or to each matrix of a stack.
+
+    With DoRA, the columns of the sum are then scaled to the learned norms `magnitude`, [*stack, *out].
+    """
 
     def __init__(
         self,
-        stack: tuple[int, ...],
-        inputs: tuple[int, ...],
-        outputs: tuple[int, ...],
+        kernel: Float[Array, "*stack_and_in_and_out"],
         config: LoraConfig,
         *,
+        num_inputs: int,
+        num_axes: int,
         rngs: Any,
     ):
         """Initializes A [*stack, *in, rank] as PyTorch's linear layer does, and B [*stack, rank, *out] with zeros.
 
         Args:
-          stack: sizes of the leading axes along which matrices are stacked; empty for one matrix.
-          inputs: sizes of the input axes of a matrix.
-          outputs: sizes of its output axes.
-          config: rank and alpha.
+          kernel: the matrix, or the stack of matrices; `magnitude` starts with the norms of its columns.
+          config: rank, alpha, and whether to use DoRA.
+          num_inputs: number of input axes of a matrix.
+          num_axes: number of its input and output axes.
           rngs: stream `params`.
         """
+        num_stack_axes = kernel.ndim - num_axes
+        stack, matrix = kernel.shape[:num_stack_axes], kernel.shape[num_stack_axes:]
+        inputs, outputs = matrix[:num_inputs], matrix[num_inputs:]
         limit = math.prod(inputs) ** -0.5
         shape = (*stack, *inputs, config.rank)
         self.a = nnx.Param(jax.random.uniform(rngs.params(), shape, minval=-limit, maxval=limit))
         self.b = nnx.Param(jnp.zeros((*stack, config.rank, *outputs)))
+        self.magnitude = nnx.Param(first_magnitude(kernel, self.a.shape, self.b.shape)) if config.use_dora else None
         self.scale = config.alpha / config.rank
 
     def beside(self, kernel: Float[Array, "*in_and_out"]) -> LowRankSum:
         """Returns the matrix and its adapter as a `LowRankSum`, which `tfx_jax.functional.layers.linear` accepts."""
-        return LowRankSum(kernel, self.a[...], self.b[...] * self.scale)
+        magnitude = None if self.magnitude is None else self.magnitude[...]
+        return LowRankSum(kernel, self.a[...], self.b[...] * self.scale, magnitude)
 
     def added_to(self, kernel: Float[Array, "*stack_and_in_and_out"]) -> Float[Array, "*stack_and_in_and_out"]:
-        """Returns the matrix, or the stack of matrices, plus (alpha / rank) A B."""
-        return _sum(kernel, self.a[...], self.b[...], self.scale)
+        """Returns the matrix, or the stack of matrices, plus (alpha / rank) A B, with its norms if there are any."""
+        magnitude = None if self.magnitude is None else self.magnitude[...]
+        return _merge(kernel, self.a[...], self.b[...], self.scale, magnitude)
 
 
-def _sum(kernel: Array, a: Array, b: Array, scale: float) -> Array:
-    """Returns kernel + scale * a b for kernel [*stack, *in, *out], a [*stack, *in, rank] and b [*stack, rank, *out]."""
-    # a has the axes of stack, inputs and rank, b those of stack, rank and outputs, the kernel those of stack, inputs
-    # and outputs. The difference is the number of axes of the stack.
-    stack = kernel.shape[: a.ndim + b.ndim - 2 - kernel.ndim]
+def _merge(kernel: Array, a: Array, b: Array, scale: float, magnitude: Array | None) -> Array:
+    """Returns kernel + scale * a b, its columns scaled to the norms `magnitude`, in the dtype of the kernel.
+
+    Args:
+      kernel: [*stack, *in, *out].
+      a: [*stack, *in, rank].
+      b: [*stack, rank, *out].
+      scale: factor of a b.
+      magnitude: [*stack, *out]; None leaves the norms as they are.
+    """
+    stack = _stack_of(kernel.shape, a.shape, b.shape)
     a, b = a.reshape(*stack, -1, a.shape[-1]), b.reshape(*stack, b.shape[len(stack)], -1)
     delta = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST) * scale
-    return kernel + delta.reshape(kernel.shape).astype(kernel.dtype)
+    matrix = kernel.reshape(delta.shape).astype(delta.dtype) + delta
+    if magnitude is not None:
+        matrix *= magnitude.reshape(*stack, 1, -1) / column_norms(matrix, axis=-2)[..., None, :]
+    return matrix.reshape(kernel.shape).astype(kernel.dtype)
+
+
+def first_magnitude(
+    kernel: Float[Array, "*stack_and_in_and_out"], a_shape: tuple[int, ...], b_shape: tuple[int, ...]
+) -> Float[Array, "*stack_and_out"]:
+    """Returns the norms of the columns of a matrix, or a stack of matrices, for an adapter of these shapes."""
+    num_stack_axes = len(_stack_of(kernel.shape, a_shape, b_shape))
+    stack, outputs = kernel.shape[:num_stack_axes], b_shape[num_stack_axes + 1 :]
+    norms = column_norms(kernel.astype(jnp.float32).reshape(*stack, -1, math.prod(outputs)), axis=-2)
+    return norms.reshape(*stack, *outputs)
+
+
+def _stack_of(kernel: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the sizes of the axes of the stack, from the shapes of a matrix and its adapter."""
+    # a has the axes of stack, inputs and rank, b those of stack, rank and outputs, the kernel those of stack, inputs
+    # and outputs. The difference is the number of axes of the stack.
+    return kernel[: len(a) + len(b) - 2 - len(kernel)]
 
 
 def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int = 0) -> None:
@@ -110,11 +147,9 @@ def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int 
         for path, owner, name, num_inputs, num_axes in matrices:
             if not is_target(path):
                 continue
-            shape = getattr(owner, name).shape
-            num_stack_axes = len(shape) - num_axes
-            stack, matrix = shape[:num_stack_axes], shape[num_stack_axes:]
-            inputs, outputs = matrix[:num_inputs], matrix[num_inputs:]
-            adapters.append((owner, name, Adapter(stack, inputs, outputs, config, rngs=rngs)))
+            kernel = getattr(owner, name)[...]
+            adapter = Adapter(kernel, config, num_inputs=num_inputs, num_axes=num_axes, rngs=rngs)
+            adapters.append((owner, name, adapter))
         if not adapters:
             example = f"such as {matrices[0][0]}" if matrices else "of which this model has none"
             raise ValueError(f"lora.targets={config.targets!r} matches none of the matrices, {example}")
@@ -159,7 +194,8 @@ def merge_params(params: dict[str, Any], config: LoraConfig) -> dict[str, Any]:
     merged = {name: merge_params(part, config) if isinstance(part, dict) else part for name, part in params.items()}
     for name in [name for name in merged if name.endswith("_adapter")]:
         adapter, kernel = merged.pop(name), name.removesuffix("_adapter")
-        merged[kernel] = _sum(jnp.asarray(merged[kernel]), adapter["a"], adapter["b"], config.alpha / config.rank)
+        a, b, magnitude = adapter["a"], adapter["b"], adapter.get("magnitude")
+        merged[kernel] = _merge(jnp.asarray(merged[kernel]), a, b, config.alpha / config.rank, magnitude)
     return merged
 
 

@@ -17,15 +17,18 @@ from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.moe import (
     ROUTER_SCORES,
     Routing,
+    balanced_bias,
     check_expert_groups,
     expert_capacity,
+    expert_load,
     load_balancing_loss,
     mixture_of_experts,
     router_z_loss,
+    sequence_balancing_loss,
     top_1_routing,
     top_k_routing,
 )
-from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
+from tfx_jax.nn.auxiliary import AuxiliaryLoss, ExpertLoad, StepMetric
 from tfx_jax.nn.basic import Buffer, FeedForward, Linear
 from tfx_jax.nn.distribution import current_distribution
 from tfx_jax.nn.stack import stack_layers
@@ -43,7 +46,8 @@ class ExpertsConfig:
     d_ff: int | None = at_least(1, None)  # hidden units of an expert; None: as in other feed-forward networks
     use_router_bias: bool = False  # whether the router has offsets, as in gpt-oss
     router_scores: str = one_of(ROUTER_SCORES, "softmax")  # of experts: probabilities, or "sigmoid" as in DeepSeek-V3
-    use_correction_bias: bool = False  # whether an array that is not trained is added to scores to choose experts
+    use_correction_bias: bool = False  # whether a bias that evens out loads is added to scores to choose experts
+    bias_speed: float = at_least(0, 0.001)  # change of that bias in a training step, see `balanced_bias`
     num_expert_groups: int = at_least(1, 1)  # groups of successive experts, of which a token may use some only
     groups_per_token: int = at_least(1, 1)  # groups in which a token may have experts
     group_choices: int = at_least(1, 1)  # best scores of a group that add up to the group's: 1 in DeepSeek-V2, 2 in V3
@@ -52,7 +56,7 @@ class ExpertsConfig:
     use_shared_gate: bool = False  # whether the outputs of that network are multiplied by a sigmoid, as in Qwen2-MoE
     capacity_factor: float = at_least(0, 1.25)  # places of a training step, in even shares; GShard: 2
     num_groups: int = at_least(0, 0)  # of a batch, whose tokens compete for places; 0: one for each device with rows
-    load_balancing: float = at_least(0, 0.01)  # weight of the loss that spreads tokens evenly
+    load_balancing: float = at_least(0, 0.01)  # weight of the loss that spreads tokens evenly; DeepSeek-V3: 0.0001
     router_z_loss: float = at_least(0, 0.001)  # weight of the loss that keeps the router's logits small
 
     def validate(self) -> None:
@@ -114,6 +118,8 @@ class ExpertsConfig:
             ),
             use_router_bias=self.use_router_bias,
             use_correction_bias=self.use_correction_bias,
+            bias_speed=self.bias_speed,
+            balancing_loss_fn=_balancing_loss(self.router_scores, self.experts_per_token),
             shared_d_ff=self.shared_d_ff,
             use_shared_gate=self.use_shared_gate,
             num_groups=self.num_groups,
@@ -128,6 +134,14 @@ class ExpertsConfig:
 def _routing(**options: Any) -> Callable[..., Routing]:
     """Returns the routing function; the same object for equal options, so that compiled programs are shared."""
     return functools.partial(top_k_routing, **options)
+
+
+@functools.lru_cache
+def _balancing_loss(scores: str, num_choices: int) -> Callable[..., Array]:
+    """Returns the loss that spreads tokens evenly for a kind of scores; the same object for equal arguments."""
+    if scores == "sigmoid":
+        return functools.partial(sequence_balancing_loss, num_choices=num_choices)
+    return load_balancing_loss
 
 
 class MixtureOfExperts(nnx.Module):
@@ -152,6 +166,8 @@ class MixtureOfExperts(nnx.Module):
         routing_fn: Callable[..., Routing] = top_1_routing,
         use_router_bias: bool = False,
         use_correction_bias: bool = False,
+        bias_speed: float = 0.001,
+        balancing_loss_fn: Callable[..., Float[Array, ""]] = load_balancing_loss,
         shared_d_ff: int = 0,
         use_shared_gate: bool = False,
         num_groups: int = 0,
@@ -172,23 +188,28 @@ class MixtureOfExperts(nnx.Module):
             `tfx_jax.functional.expert_capacity`.
           routing_fn: function of (logits [T, E], capacity, mask=) that returns a `Routing`, such as `top_1_routing`.
           use_router_bias: whether the router has a bias.
-          use_correction_bias: whether `routing_fn` gets a `bias`, which is not trained: that of DeepSeek-V3, which
-            balanced the load in its training.
+          use_correction_bias: whether `routing_fn` gets a `bias`. It has no gradient; `balance_experts` changes it by
+            the load of a training step, as in DeepSeek-V3.
+          bias_speed: change of that bias in a step, see `tfx_jax.functional.balanced_bias`.
+          balancing_loss_fn: function of (logits [*batch, T, E], mask [*batch, T]) that returns the loss that spreads
+            tokens evenly, such as `tfx_jax.functional.sequence_balancing_loss`.
           shared_d_ff: hidden units of the shared network; 0 means none.
           use_shared_gate: whether the output of the shared network is multiplied by the logistic function of a linear
             map of the token (Qwen2-MoE).
           num_groups: number of groups into which a training batch is cut, whose tokens compete for places in the
             experts, see `tfx_jax.functional.mixture_of_experts`; 0 means one for each device that has examples.
-          load_balancing: weight of `tfx_jax.functional.load_balancing_loss` in the auxiliary loss.
+          load_balancing: weight of `balancing_loss_fn` in the auxiliary loss.
           router_z_loss: weight of `tfx_jax.functional.router_z_loss` in the auxiliary loss.
           dtype: dtype of the experts' computation; the router computes in float32.
           param_dtype: dtype of the parameters.
           rngs: stream `params`.
           **options: options of `FeedForward` for the experts.
         """
-        self.router = nnx.Param(nnx.initializers.glorot_uniform()(rngs.params(), (d_model, num_experts), param_dtype))
+        router = nnx.initializers.glorot_uniform()(rngs.params(), (d_model, num_experts), param_dtype)
+        self.router: nnx.Variable[Array] = nnx.Param(router)  # a `Frozen` one in some fine-tunings
         self.router_bias = nnx.Param(jnp.zeros(num_experts, param_dtype)) if use_router_bias else None
         self.correction_bias = Buffer(jnp.zeros(num_experts, param_dtype)) if use_correction_bias else None
+        self.load = ExpertLoad(jnp.zeros(num_experts)) if use_correction_bias else None
         make_expert = functools.partial(FeedForward, d_model, d_ff, dtype=dtype, param_dtype=param_dtype, **options)
         self.experts = stack_layers(lambda rngs: make_expert(rngs=rngs), num_experts, rngs)
         make_shared = functools.partial(FeedForward, d_model, shared_d_ff, dtype=dtype, param_dtype=param_dtype)
@@ -202,6 +223,8 @@ class MixtureOfExperts(nnx.Module):
         self.capacity_factor = capacity_factor
         self.routing_fn = routing_fn
         self.num_groups = num_groups
+        self.bias_speed = bias_speed
+        self.balancing_loss_fn = balancing_loss_fn
         self.loss_weights = load_balancing, router_z_loss  # in this order
         self.dropout_rate = self.experts.dropout_rate
         self.dtype = dtype
@@ -288,13 +311,15 @@ class MixtureOfExperts(nnx.Module):
         )
         if rngs is not None:
             balance_weight, z_weight = self.loss_weights
-            balance = load_balancing_loss(logits, mask)
+            balance = self.balancing_loss_fn(logits, mask)
             self.auxiliary_loss[...] = balance_weight * balance + z_weight * router_z_loss(logits, mask)
             self.load_balancing[...] = balance
             is_real = jnp.ones(num_tokens, bool) if mask is None else mask.reshape(-1)
             # Position `capacity` is past the end of a buffer; it means that an expert did not take the token.
             is_dropped = is_real & (routing.position == capacity).all(axis=1)
             self.dropped_tokens[...] = is_dropped.sum() / jnp.maximum(is_real.sum(), 1)
+            if self.load is not None:
+                self.load[...] += expert_load(routing, self.num_experts, is_real)
         return y
 
     def _answer_few(
@@ -315,3 +340,16 @@ class MixtureOfExperts(nnx.Module):
         answers = jax.vmap(answer_all)(chosen, tokens)
         y = jnp.einsum("TAD,TA->TD", answers.astype(routing.weight.dtype), routing.weight)
         return y.astype(answers.dtype).reshape(x.shape)
+
+
+def balance_experts(model: nnx.Module) -> None:
+    """Changes correction biases by the loads of the training calls since the last time, in place.
+
+    The training step calls this once, after all parts of a batch. The bias of a router that is not trained stays.
+    """
+    for _, module in nnx.iter_graph(model):
+        if isinstance(module, MixtureOfExperts) and module.correction_bias is not None and module.load is not None:
+            bias, load = module.correction_bias, module.load  # [*stack, E]
+            if isinstance(module.router, nnx.Param):
+                bias[...] = balanced_bias(bias[...], load[...], module.bias_speed)
+            load[...] = jnp.zeros_like(load[...])

@@ -15,6 +15,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.attention import AttentionConfig
+from tfx_jax.nn.lora import first_magnitude
 from tfx_jax.training.checkpoint.artifacts import check_artifact
 from tfx_jax.training.checkpoint.base import base_record, initial_params
 from tfx_jax.training.checkpoint.checkpoints import load_best_params
@@ -94,10 +95,19 @@ def init_from_state(
             copied[path] = np.asarray(value, dtype)
     if not copied:
         raise UserError(f"config.init_from={init_from} has no parameter of this model")
+    # Adapters with DoRA start with the norms of the copied matrices.
+    magnitudes: dict[str, np.ndarray] = {}
+    for path in expected:
+        adapter, _, name = path.rpartition("/")
+        kernel = copied.get(adapter.removesuffix("_adapter"))
+        if name == "magnitude" and kernel is not None:
+            a, b = (expected[f"{adapter}/{matrix}"][0] for matrix in "ab")
+            magnitudes[path] = np.asarray(first_magnitude(jnp.asarray(kernel), a, b))
 
     def copy(path: Any, leaf: jax.Array) -> jax.Array:
         """Returns the initial model's array with the dtype and sharding of `leaf`, or `leaf` if there is none."""
-        value = copied.get(path_name(path[1:]))  # path[0] is the index in the pair (params, model_state)
+        name = path_name(path[1:])  # path[0] is the index in the pair (params, model_state)
+        value = copied.get(name, magnitudes.get(name))
         if value is None:
             return leaf
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
@@ -106,7 +116,7 @@ def init_from_state(
     has_ema = state.ema is not None
     state = state._replace(opt_state=None, ema=None)
     params, model_state = jax.tree_util.tree_map_with_path(copy, (state.params, state.model_state))
-    not_copied = sorted(expected.keys() - copied.keys())
+    not_copied = sorted(expected.keys() - copied.keys() - magnitudes.keys())
     message = f"starts from {init_from}: {len(copied)} of {len(expected)} arrays"
     if not_copied:
         message += f"; drawn: {', '.join(not_copied)}"

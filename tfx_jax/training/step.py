@@ -15,6 +15,7 @@ from jaxtyping import Array
 from tfx_jax.errors import UserError
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric
 from tfx_jax.nn.distribution import DIRECT, Distribution, distributed
+from tfx_jax.nn.moe import balance_experts
 from tfx_jax.tasks.loss import LossOutput, Metric
 
 Params = Any  # nested dictionary of arrays, as nnx.to_pure_dict returns it
@@ -236,6 +237,9 @@ def update(
     if axis_name is not None:
         grads, metrics = jax.lax.psum((grads, metrics), axis_name)
         model_state = jax.lax.pmean(model_state, axis_name)
+    model = nnx.merge(graphdef, merge_trees(state.params, model_state))
+    balance_experts(model)
+    model_state = split_variables(model)[1]
     # The sum of the losses is divided by the weight of the whole batch, so that every prediction counts the same.
     weight = metrics.means["loss"].weight
     grads = jax.tree.map(lambda grad: grad / jnp.maximum(weight, 1), grads)

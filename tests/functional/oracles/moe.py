@@ -51,3 +51,20 @@ def gshard_loss(logits):
     num_tokens, num_experts = gates.shape
     counts = np.bincount(gates.argmax(axis=1), minlength=num_experts)
     return (counts / num_tokens * gates.mean(axis=0)).sum() / num_experts
+
+
+def sequence_loss(logits, num_choices, mask=None):
+    """Equations 17 to 20 of DeepSeek-V3, alpha = 1, of sequences [B, T, E] token by token; the mean over sequences."""
+    losses = []
+    for row, sequence in enumerate(np.asarray(logits, np.float64)):
+        tokens = [token for t, token in enumerate(sequence) if mask is None or mask[row, t]]
+        if not tokens:
+            continue
+        f, p = np.zeros(sequence.shape[1]), np.zeros(sequence.shape[1])
+        for token in tokens:
+            scores = 1 / (1 + np.exp(-token))
+            for expert in np.argsort(-scores, kind="stable")[:num_choices]:
+                f[expert] += len(scores) / (num_choices * len(tokens))
+            p += scores / scores.sum() / len(tokens)
+        losses.append((f * p).sum())
+    return np.mean(losses)

@@ -59,11 +59,23 @@ def test_an_adapter_is_added_to_its_matrix_alone(base, adapter, fields, scale):
     assert hf.load_config(adapter) == hf.load_config(base)
 
 
+def test_dora_scales_the_columns_of_the_sum(base, adapter):
+    magnitude = np.linspace(0.5, 2, D, dtype=np.float32)
+    tensors = TENSORS | {f"{PREFIX}.lora_magnitude_vector": magnitude}
+    safetensors.numpy.save_file(tensors, adapter / "adapter_model.safetensors")
+    change(adapter, use_dora=True)
+    before, after = kernels_of(hf.load(base)), kernels_of(hf.load(adapter))
+    total = np.float64(before[0]) + 1.5 * np.float64(B @ A).T
+    want = magnitude * total / np.sqrt((total**2).sum(axis=0))
+    np.testing.assert_allclose(after[0], want, atol=1e-6)
+    np.testing.assert_array_equal(after[1], before[1])
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"peft_type": "LOHA"}, "peft_type is 'LOHA', but only 'LORA' is supported"),
-        ({"use_dora": True}, "use_dora is True, but only False is supported"),
+        ({"use_dora": True}, r"lora_magnitude_vector \(\) does not fit .*c_proj.weight with use_dora=True"),
         ({"bias": "all"}, "bias is 'all', but only 'none' is supported"),
         ({"base_model_name_or_path": None}, "names no base_model_name_or_path: write there where the model is"),
         ({"r": "two", "rank_pattern": {}}, "r is 'two', not of type int"),
@@ -83,6 +95,10 @@ def test_other_adapters_are_refused(adapter, fields, message):
         (
             {"base_model.model.x.lora_embedding_A": A},
             "lora_embedding_A is not supported, but only adapters of matrices",
+        ),
+        (
+            {**TENSORS, f"{PREFIX}.lora_magnitude_vector": A[0]},
+            r"lora_magnitude_vector \(6,\) does not fit .*c_proj.weight with use_dora=False",
         ),
         ({"base_model.model.x.weight": A}, r"there is a tensor x\.weight, for which the model has no place"),
     ],

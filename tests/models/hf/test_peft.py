@@ -60,13 +60,33 @@ def logits_of(model):
         return model(torch.tensor(TOKENS)).logits.numpy()
 
 
+def redraw_magnitudes(adapted):
+    """Draws the magnitudes of DoRA, which start with the norms that the columns have anyway."""
+    generator = torch.Generator().manual_seed(1)
+    for name, param in adapted.named_parameters():
+        if "lora_magnitude_vector" in name:
+            param.data *= 1 + 0.3 * torch.randn(param.shape, generator=generator)
+
+
+def adapted_copy(ours, config):
+    """Returns a copy of our model with adapters that change its outputs."""
+    model = nnx.clone(ours)
+    adapt(model, config, seed=1)
+    for number, adapter in enumerate(adapters_of(model).values()):
+        adapter.b[...] = jax.device_put(normal(number, *adapter.b.shape) * np.float32(0.3))
+        if adapter.magnitude is not None:
+            adapter.magnitude[...] *= 1 + np.float32(0.3) * normal(number, *adapter.magnitude.shape)
+    return model
+
+
 def ours_of(model):
     result = jitted(lambda model: model(TOKENS))(model)
     return np.asarray(result[0] if isinstance(result, tuple) else result)
 
 
+@pytest.mark.parametrize("use_dora", [False, True])
 @pytest.mark.compiles(40, "PEFT and we start adapters eagerly")
-def test_what_peft_saves_we_merge(net, theirs, their_folder, tmp_path):
+def test_what_peft_saves_we_merge(net, theirs, their_folder, tmp_path, use_dora):
     again = type(theirs).from_pretrained(their_folder, attn_implementation="eager")
     config = peft.LoraConfig(
         r=3,
@@ -76,8 +96,10 @@ def test_what_peft_saves_we_merge(net, theirs, their_folder, tmp_path):
         use_rslora=True,
         rank_pattern={net[2][0]: 2},
         fan_in_fan_out="GPT2" in net[0],
+        use_dora=use_dora,
     )
     adapted = peft.get_peft_model(again, config).eval()
+    redraw_magnitudes(adapted)
     adapted.save_pretrained(tmp_path)
     want = logits_of(adapted)
     assert np.abs(want - logits_of(theirs)).max() > 1e-2
@@ -86,12 +108,10 @@ def test_what_peft_saves_we_merge(net, theirs, their_folder, tmp_path):
     np.testing.assert_allclose(ours_of(hf.load(tmp_path)), want, atol=1e-5 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("use_dora", [False, True])
 @pytest.mark.compiles(60, "adapters are drawn eagerly")
-def test_what_we_save_peft_reads(net, theirs, ours, their_folder, tmp_path):
-    model = nnx.clone(ours)
-    adapt(model, LoraConfig(4, 6.0, net[3]), seed=1)
-    for number, adapter in enumerate(adapters_of(model).values()):
-        adapter.b[...] = jax.device_put(normal(number, *adapter.b.shape) * np.float32(0.3))
+def test_what_we_save_peft_reads(net, theirs, ours, their_folder, tmp_path, use_dora):
+    model = adapted_copy(ours, LoraConfig(4, 6.0, net[3], use_dora))
     want = ours_of(model)
     assert np.abs(want - ours_of(ours)).max() > 1e-2
     np.testing.assert_allclose(ours_of(merged(model)), want, atol=1e-5 * np.abs(want).max())
@@ -101,3 +121,44 @@ def test_what_we_save_peft_reads(net, theirs, ours, their_folder, tmp_path):
     np.testing.assert_allclose(logits_of(adapted), want, atol=1e-5 * np.abs(want).max())
     np.testing.assert_allclose(ours_of(hf.load(tmp_path)), want, atol=1e-5 * np.abs(want).max())
     np.testing.assert_allclose(logits_of(adapted.merge_and_unload()), want, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("net", ["Llama", "GPT2"], indirect=True)
+@pytest.mark.parametrize("use_dora", [False, True])
+@pytest.mark.compiles(60, "adapters are drawn eagerly")
+def test_gradients_of_adapters_are_those_of_peft(net, theirs, ours, their_folder, tmp_path, use_dora):
+    model = adapted_copy(ours, LoraConfig(4, 6.0, "query|down", use_dora))
+    hf.save_adapter(model, tmp_path, base=str(their_folder))
+    again = type(theirs).from_pretrained(their_folder, attn_implementation="eager")
+    adapted = peft.PeftModel.from_pretrained(again, tmp_path, is_trainable=True).eval()
+    weights = normal(7, B, T, V)
+    (adapted(torch.tensor(TOKENS)).logits * torch.tensor(np.asarray(weights))).sum().backward()
+    want = {name: param.grad.numpy() for name, param in adapted.named_parameters() if param.grad is not None}
+    graphdef, params, others = nnx.split(model, nnx.Param, ...)
+    total = jitted(lambda params: (nnx.merge(graphdef, params, others)(TOKENS) * weights).sum())
+    gradients = nnx.merge(graphdef, jitted(jax.grad(total))(params), others)
+    modules = (
+        {"query": ("c_attn", "attn"), "down": ("c_proj", "mlp")}
+        if "GPT" in net[0]
+        else {"query": ("q_proj", "self_attn"), "down": ("down_proj", "mlp")}
+    )
+    for path, gradient in adapters_of(gradients).items():
+        our_name = "query" if "query" in path else "down"
+        module, owner = modules[our_name]
+        for layer in range(2):
+            of_layer = {
+                name.split(".lora_")[1]: grad
+                for name, grad in want.items()
+                if f".{layer}.{owner}.{module}.lora" in name
+            }
+            assert len(of_layer) == 2 + use_dora
+            a, b = of_layer["A.default.weight"].T, of_layer["B.default.weight"].T
+            ours_a, ours_b = gradient.a[layer].reshape(a.shape), gradient.b[layer].reshape(4, -1)
+            num_outputs = ours_b.shape[1]  # the query is the first part of GPT-2's c_attn
+            pairs = [(ours_a, a), (ours_b, b[:, :num_outputs])]
+            if use_dora:
+                magnitude = of_layer["magnitude_vector.default.weight"].reshape(-1)
+                pairs.append((gradient.magnitude[layer].reshape(-1), magnitude[:num_outputs]))
+            for result, expected in pairs:
+                assert np.abs(expected).max() > 1e-3
+                np.testing.assert_allclose(result, expected, atol=2e-5 * np.abs(expected).max())

@@ -22,7 +22,7 @@ from tests.models.hf.folders import (
 )
 from tests.nn.programs import draw, jitted
 from tfx_jax.errors import UserError
-from tfx_jax.models import T5, T5Config, T5Encoder, hf
+from tfx_jax.models import T5, T5Classifier, T5Config, T5Encoder, T5Tagger, hf
 
 V, T = 41, 19
 SIZES = {"vocab_size": V, "num_layers": 3, "num_decoder_layers": 2, "d_model": 12, "num_heads": 3, "d_k": 5, "d_ff": 20}
@@ -237,6 +237,50 @@ def test_refuses_to_save_what_has_no_name(tmp_path):
     model = nnx.eval_shape(lambda: T5(config, rngs=nnx.Rngs(0)))
     with pytest.raises(ValueError, match="no feed-forward layer with gelu and is_gated=True"):
         hf.save(model, tmp_path)
+
+
+def test_heads_need_labels():
+    for model in (T5Classifier, T5Tagger):
+        with pytest.raises(ValueError, match="needs labels, got none"):
+            model(T5Config(), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("prefix", ["T5", "MT5", "UMT5"])
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
+def test_heads_of_their_nets(tmp_path, prefix, head):
+    """Each text alone there, and with padding on either side here; classifiers count the last of two EOS."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": V, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 3, "num_heads": 3}
+    sizes |= {"num_decoder_layers": 2, "relative_attention_num_buckets": 8, "num_labels": 4}
+    sizes |= {"decoder_start_token_id": 0}
+    cls = getattr(transformers, f"{prefix}{head}")
+    net = redrawn(cls(cls.config_class(**sizes, classifier_dropout=0.3)))
+    net.save_pretrained(tmp_path / "theirs")
+    ours, (tokens, _) = hf.load(tmp_path / "theirs"), texts(T5Config())
+    assert ours.config.head_dropout_rate == 0.3
+    assert len(ours.config.labels) == 4
+    lengths = (tokens != 0).sum(axis=1)
+    tokens[:, 4] = tokens[np.arange(3), lengths - 1] = ours.config.eos_id
+    with torch.no_grad():
+        rows = [torch.tensor(tokens[row : row + 1, :length]) for row, length in enumerate(lengths)]
+        want = [net(row).logits[0].numpy() for row in rows]
+    left = np.stack([np.roll(row, 23 - length) for row, length in zip(tokens, lengths, strict=True)])
+    run = jitted(lambda model, tokens, mask: model(tokens, token_mask=mask))
+    for padded in (tokens, left):
+        for mask in (None, padded != 0):
+            filled = padded if mask is None else np.where(mask, padded, 7)
+            logits = np.asarray(run(ours, filled, mask))
+            for row, expected in enumerate(want):
+                result = logits[row] if logits.ndim == 2 else logits[row, padded[row] != 0]
+                assert expected.std() > 0.1
+                np.testing.assert_allclose(result, expected, atol=1e-5 * np.abs(expected).max())
+    hf.save(ours, tmp_path / "ours", fields={"architectures": [f"{prefix}{head}"]})
+    again = cls.from_pretrained(tmp_path / "ours")
+    assert again.config.id2label == net.config.id2label
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in net.state_dict().items())
+    assert_same(hf.load(tmp_path / "ours"), ours)
 
 
 @pytest.mark.parity

@@ -36,7 +36,7 @@ from tfx_jax.models.hf.encoders import ENCODERS
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json, write_folder
 from tfx_jax.models.hf.names import Row, read_params, stored_as, write_params
 from tfx_jax.models.hf.peft import is_adapter
-from tfx_jax.models.t5 import T5
+from tfx_jax.models.t5 import T5, T5Classifier
 from tfx_jax.models.transformer import Transformer, TransformerClassifier
 from tfx_jax.models.vit import ViT
 from tfx_jax.models.whisper import Whisper
@@ -100,7 +100,12 @@ _GPT1 = _GPT2._replace(read_config=gpt.read_gpt1_config, copies=((r"lm_head\.wei
 def _t5(architecture: str) -> Family:
     """Returns how folders of an architecture of the module `t5`, a whole T5 or an encoder, are read and written."""
     model = t5.ARCHITECTURES[architecture][0]
+    prefix = "transformer." if model in t5.HEADS else ""  # of all tensors but those of the head
+    below = re.escape(prefix)
     copies = r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight"
+    if model is not T5:
+        copies = rf"{below}(encoder|decoder)\.embed_tokens\.weight"
+    has_decoder = model in (T5, T5Classifier)
     return Family(
         model,
         read_config=functools.partial(t5.read_config, architecture),
@@ -108,12 +113,13 @@ def _t5(architecture: str) -> Family:
         rows=functools.partial(t5.rows, architecture),
         rows_of=functools.partial(t5.rows_of, architecture),
         ignored=(
-            r"(encoder|decoder)\.embed_tokens\.weight",
+            rf"({below})?(encoder|decoder)\.embed_tokens\.weight",
             r"lm_head\.weight",
-            r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # in older files, unused
-            *([] if model is T5 else [r"decoder\..*"]),
+            # In older files, unused.
+            rf"({below})?decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+            *([] if has_decoder else [r"decoder\..*"]),
         ),
-        copies=((copies if model is T5 else r"encoder\.embed_tokens\.weight", "shared.weight"),),
+        copies=((copies, f"{'transformer.' if below else ''}shared.weight"),),
         fits=functools.partial(t5.fits, architecture),
     )
 
@@ -506,11 +512,12 @@ def save_adapter(model: Any, path: epath.PathLike, *, base: str, allow_nonfinite
         raise ValueError("the model has no adapters: train with config.lora.rank above 0, or save the model itself")
     family = _family_for(model, read_json(base_folder(base) / "config.json"))
     trained = {"/".join(map(str, parts)): leaf for parts, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
-    heads = {name: np.asarray(leaf[...]) for name, leaf in trained.items() if "_adapter/" not in name}
+    heads = [name for name in trained if "_adapter/" not in name]
+    params = {"/".join(map(str, parts)): leaf[...] for parts, leaf in nnx.to_flat_state(nnx.state(model))}
     rows = family.rows(model.config)
     is_generator = hasattr(model, "decoder")  # a classifier may have the configuration of a model that generates
     kind = getattr(model.config, "kind", "") if is_generator else ""
-    config, tensors = peft.adapter_files(adapters, heads, rows, prefix=family.prefix, base=base, kind=kind)
+    config, tensors = peft.adapter_files(adapters, heads, params, rows, prefix=family.prefix, base=base, kind=kind)
     nonfinite_names = [name for name, tensor in tensors.items() if not is_finite(tensor)]
     if nonfinite_names and not allow_nonfinite:
         raise nonfinite(nonfinite_names, f"not written to {path}")

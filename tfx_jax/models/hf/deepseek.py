@@ -52,6 +52,7 @@ def read_options(architecture: str, fields: Fields, config: LlamaConfig) -> dict
         group_choices=2 if is_v3 else 1,
         weight_scale=float(fields.get("routed_scaling_factor", 2.5 if is_v3 else 1.0)),
         shared_d_ff=d_ff * fields.get("n_shared_experts", 1 if is_v3 else 2),
+        **({"load_balancing": 0.0001, "router_z_loss": 0.0} if is_v3 else {}),  # section 4.2 of DeepSeek-V3
     )
     d_k = rope_size + fields.get("qk_nope_head_dim", 128)
     return {

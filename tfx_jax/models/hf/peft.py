@@ -7,9 +7,10 @@ into them; `adapter_files` returns the files for the adapters that `tfx_jax.nn.l
 import math
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -18,6 +19,7 @@ from jaxtyping import Float
 
 from tfx_jax.errors import UserError
 from tfx_jax.files import check_regular
+from tfx_jax.functional.layers import column_norms
 from tfx_jax.models.hf.folder import Fields, Tensors, read_json
 from tfx_jax.models.hf.names import Row, write_params
 from tfx_jax.nn.lora import Adapter
@@ -25,12 +27,11 @@ from tfx_jax.nn.lora import Adapter
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_MATRIX = re.compile(r"(.*)\.lora_([AB])\.weight")
+_PART = re.compile(r"(.*)\.lora_(?:([AB])\.weight|(magnitude)_vector)")
 # Options that change the function and are not supported, with the only value that is accepted.
 _REQUIRED: dict[str, Any] = {
     "peft_type": "LORA",
     "bias": "none",
-    "use_dora": False,
     "lora_bias": False,
     "layer_replication": None,
     "use_qalora": False,
@@ -77,12 +78,12 @@ class AdaptedTensors(Tensors):
         fields = Fields(read_json(adapter / CONFIG), adapter / CONFIG)
         fields.require(**_REQUIRED)
         self._is_transposed = fields.get("fan_in_fan_out", False)
-        self._pairs: dict[str, dict[str, np.ndarray]] = {}  # matrices "A" and "B" of each adapted tensor
+        self._parts: dict[str, dict[str, np.ndarray]] = {}  # "A", "B" and "magnitude" (DoRA) of each adapted tensor
         self._scales: dict[str, float] = {}  # factor of B A for each adapted tensor
         self._replaced: dict[str, np.ndarray] = {}  # tensors that were trained as a whole, such as heads
         for stored, array in _read(adapter / WEIGHTS).items():
             name = stored.removeprefix(_PREFIX)
-            match = _MATRIX.fullmatch(stored)
+            match = _PART.fullmatch(stored)
             if match is None:
                 if ".lora_" in name:
                     raise UserError(f"{adapter / WEIGHTS}: {stored} is not supported, but only adapters of matrices")
@@ -93,16 +94,24 @@ class AdaptedTensors(Tensors):
             name = self._resolve(f"{module}.weight", prefix)
             if name is None:
                 raise UserError(f"{adapter / WEIGHTS}: {folder} has no tensor {module}.weight for {stored}")
-            self._pairs.setdefault(name, {})[match[2]] = array.astype(np.float32)
+            self._parts.setdefault(name, {})[match[2] or match[3]] = array.astype(np.float32)
             self._scales[name] = _scale(fields, module)
-        for name, pair in self._pairs.items():
-            # A must be [rank, inputs] and B [outputs, rank].
-            shapes: list[tuple[int, ...]] = [pair[letter].shape if letter in pair else () for letter in "AB"]
-            a_shape, b_shape = shapes
+        uses_dora = fields.get("use_dora", False)
+        for name, parts in self._parts.items():
+            # A must be [rank, inputs], B [outputs, rank], and with DoRA the magnitude [outputs].
+            shapes: list[tuple[int, ...]] = [
+                parts[part].shape if part in parts else () for part in ("A", "B", "magnitude")
+            ]
+            a_shape, b_shape, magnitude_shape = shapes
             expected = self.shapes[name][::-1] if self._is_transposed else self.shapes[name]  # [outputs, inputs]
             are_matrices = len(a_shape) == len(b_shape) == 2
             if not are_matrices or a_shape[0] != b_shape[1] or (b_shape[0], a_shape[1]) != expected:
                 raise UserError(f"{adapter / WEIGHTS}: lora_A {a_shape} and lora_B {b_shape} do not fit {name}")
+            if magnitude_shape != (expected[:1] if uses_dora else ()):
+                raise UserError(
+                    f"{adapter / WEIGHTS}: lora_magnitude_vector {magnitude_shape} does not fit {name} with "
+                    f"use_dora={uses_dora}"
+                )
 
     def _resolve(self, name: str, prefix: str) -> str | None:
         """Returns the name in the folder of a tensor, with or without the prefix; None if there is no such tensor."""
@@ -116,10 +125,14 @@ class AdaptedTensors(Tensors):
             if name in self._replaced:
                 yield self._replaced[name]
                 continue
-            tensor, pair = next(stored), self._pairs.get(name)
-            if pair is not None:
-                delta = self._scales[name] * (pair["B"] @ pair["A"])
-                tensor = tensor.astype(np.float32) + (delta.T if self._is_transposed else delta)
+            tensor, parts = next(stored), self._parts.get(name)
+            if parts is not None:
+                matrix = tensor.astype(np.float32)
+                matrix = matrix.T if self._is_transposed else matrix  # [outputs, inputs]
+                matrix = matrix + self._scales[name] * (parts["B"] @ parts["A"])
+                if "magnitude" in parts:
+                    matrix *= (parts["magnitude"] / np.asarray(column_norms(jnp.asarray(matrix), axis=1)))[:, None]
+                tensor = matrix.T if self._is_transposed else matrix
             yield tensor
 
 
@@ -153,7 +166,8 @@ def _read(path: epath.Path) -> dict[str, np.ndarray]:
 
 def adapter_files(
     adapters: Mapping[str, Adapter],
-    heads: Mapping[str, np.ndarray],
+    heads: Collection[str],
+    params: Mapping[str, Any],
     rows: Sequence[Row],
     *,
     prefix: str,
@@ -167,7 +181,8 @@ def adapter_files(
 
     Args:
       adapters: adapters, by the paths of their matrices.
-      heads: parameters that were trained as a whole, by path.
+      heads: paths of the parameters that were trained as a whole.
+      params: parameters of the model, by path.
       rows: table of names of the model's family.
       prefix: start of the family's tensor names that the table omits.
       base: folder of the model or its name on the hub, stored for PEFT.
@@ -190,6 +205,12 @@ def adapter_files(
             blocks.setdefault(f"{prefix}{name}".removesuffix(".weight"), []).append(block)
     first = next(iter(adapters.values()))  # all adapters have the same rank and alpha
     rank, alpha = first.a.shape[-1], first.scale * first.a.shape[-1]
+    use_dora = first.magnitude is not None
+    fan_in_fan_out = any(not row_of[path].is_transposed for path in adapters)
+    # A tensor of DoRA may hold matrices without an adapter, whose columns keep their norms.
+    adapted = {row_of[path].tensor for path in adapters}
+    adapted_rows = [row for row in rows if use_dora and row.tensor in adapted]
+    base_tensors = write_params(adapted_rows, {row.path: np.asarray(params[row.path]) for row in adapted_rows})
     tensors: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
     for module, parts in blocks.items():
@@ -201,7 +222,15 @@ def adapter_files(
         tensors[f"{_PREFIX}{module}.lora_B.weight"] = joined_b
         if len(parts) > 1:
             ranks[module] = rank * len(parts)
-    head_tensors = write_params([row for row in rows if row.path in heads], heads)
+        if use_dora:
+            matrix = base_tensors[f"{module.removeprefix(prefix)}.weight"]
+            magnitude = np.linalg.norm(matrix, axis=0 if fan_in_fan_out else 1)
+            for block in parts:
+                magnitude[list(block.outputs)] = block.magnitude
+            tensors[f"{_PREFIX}{module}.lora_magnitude_vector"] = magnitude
+    head_tensors = write_params(
+        [row for row in rows if row.path in heads], {path: np.asarray(params[path]) for path in heads}
+    )
     head_modules = sorted({prefix + name.rpartition(".")[0] for name in head_tensors})
     for module in head_modules:  # PEFT saves a module with all its submodules, which must all be trained
         inside = [row.tensor for row in rows if f"{prefix}{row.tensor}".startswith(f"{module}.")]
@@ -217,13 +246,13 @@ def adapter_files(
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": any(not row_of[path].is_transposed for path in adapters),
+        "fan_in_fan_out": fan_in_fan_out,
         "target_modules": _targets(sorted(blocks), rows, prefix),
         "modules_to_save": head_modules or None,
         "rank_pattern": ranks,
         "alpha_pattern": {module: alpha * joined_rank / rank for module, joined_rank in ranks.items()},
         "use_rslora": False,
-        "use_dora": False,
+        "use_dora": use_dora,
         "init_lora_weights": True,
     }
     return config, tensors
@@ -238,12 +267,14 @@ class _Block(NamedTuple):
     """Number of outputs of the tensor."""
     a: Float[np.ndarray, "rank inputs"]
     b: Float[np.ndarray, "outputs rank"]
+    magnitude: Float[np.ndarray, " outputs"] | None
 
 
 def _blocks_of(row: Row, adapter: Adapter) -> Iterator[tuple[str, _Block]]:
     """Yields (name, block) for each tensor that holds a part of an adapted parameter: one per layer of a stack."""
     num_stack_axes = row.num_stack_axes
     a, b = np.asarray(adapter.a[...]), np.asarray(adapter.b[...])
+    magnitude = None if adapter.magnitude is None else np.asarray(adapter.magnitude[...])
     assert a.ndim == num_stack_axes + row.num_inputs + 1
     for name, index in zip(row.tensor_names(a.shape), np.ndindex(a.shape[:num_stack_axes]), strict=True):
         block_a = a[index].reshape(-1, a.shape[-1]).T
@@ -252,7 +283,10 @@ def _blocks_of(row: Row, adapter: Adapter) -> Iterator[tuple[str, _Block]]:
         outputs, num_outputs = range(part * len(block_b), (part + 1) * len(block_b)), num_parts * len(block_b)
         if row.outputs is not None:
             outputs, num_outputs = row.outputs, row.num_outputs
-        yield name, _Block(outputs, num_outputs, block_a, block_b)
+        yield (
+            name,
+            _Block(outputs, num_outputs, block_a, block_b, None if magnitude is None else magnitude[index].reshape(-1)),
+        )
 
 
 def _targets(modules: list[str], rows: Sequence[Row], prefix: str) -> list[str]:

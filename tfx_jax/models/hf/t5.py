@@ -1,12 +1,12 @@
-"""T5, its version 1.1, mT5 and UMT5 in Hugging Face folders, and their encoders without a decoder."""
+"""T5, its version 1.1, mT5 and UMT5 in Hugging Face folders; their encoders, classifiers and taggers."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tfx_jax.models.hf.folder import Fields
-from tfx_jax.models.hf.names import Row, linear, table, vector
-from tfx_jax.models.t5 import T5, T5Config, T5Encoder
+from tfx_jax.models.hf.folder import Fields, classifier_fields
+from tfx_jax.models.hf.names import Row, dense, linear, table, under, vector
+from tfx_jax.models.t5 import T5, T5Classifier, T5Config, T5Encoder, T5Tagger
 
 # For each architecture: our class, options that config.json does not contain, and values of absent fields.
 _T5 = {"vocab_size": 32_128, "num_layers": 6, "num_heads": 8, "d_ff": 2048, "feed_forward_proj": "relu"}
@@ -15,15 +15,30 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "T5ForConditionalGeneration": (T5, {}, _T5),
     "T5WithLMHeadModel": (T5, {}, _T5),  # its former name
     "T5EncoderModel": (T5Encoder, {}, _T5),
+    "T5ForSequenceClassification": (T5Classifier, {}, _T5),
+    "T5ForTokenClassification": (T5Tagger, {}, _T5),
     "MT5ForConditionalGeneration": (T5, {"is_tied": False}, _MT5),
     "MT5EncoderModel": (T5Encoder, {}, _MT5),
+    "MT5ForSequenceClassification": (T5Classifier, {}, _MT5),
+    "MT5ForTokenClassification": (T5Tagger, {}, _MT5),
     "UMT5ForConditionalGeneration": (T5, {"layers_have_biases": True}, _MT5),
     "UMT5EncoderModel": (T5Encoder, {"layers_have_biases": True}, _MT5),
+    "UMT5ForSequenceClassification": (T5Classifier, {"layers_have_biases": True}, _MT5),
+    "UMT5ForTokenClassification": (T5Tagger, {"layers_have_biases": True}, _MT5),
 }
 MODEL_TYPES = {
     "t5": "T5ForConditionalGeneration",
     "mt5": "MT5ForConditionalGeneration",
     "umt5": "UMT5ForConditionalGeneration",
+}
+
+# The rows of the heads by our class.
+HEADS: dict[Any, list[Row]] = {
+    T5Classifier: [
+        *dense("dense", "classification_head.dense"),
+        *dense("classifier", "classification_head.out_proj"),
+    ],
+    T5Tagger: dense("classifier", "classifier"),
 }
 
 # (`activation`, `is_gated`) by the name of the feed-forward layer in config.json.
@@ -56,9 +71,13 @@ def read_config(architecture: str, fields: Fields) -> T5Config:
     fields.require(is_decoder=False)
     num_decoder_layers = 1  # unused without a decoder
     options: dict[str, Any] = {"is_tied": True} | fixed_options
+    if model in HEADS:
+        head_dropout_rate = float(fields.get("classifier_dropout", 0.0))
+        options |= {"head_dropout_rate": head_dropout_rate, **fields.classifier_options()}
+    if model in (T5, T5Classifier):
+        num_decoder_layers = fields.optional("num_decoder_layers", int)
     if model is T5:
         fields.require(is_encoder_decoder=True)
-        num_decoder_layers = fields.optional("num_decoder_layers", int)
         is_tied = fields.get("tie_word_embeddings", True) and fields.get("scale_decoder_outputs", True)
         options = {"is_tied": is_tied} | fixed_options
     name = fields.choose("feed_forward_proj", {name: name for name in _FEED_FORWARD}, defaults["feed_forward_proj"])
@@ -98,10 +117,13 @@ def write_config(architecture: str, config: T5Config) -> dict[str, Any]:
         raise ValueError(f"a Hugging Face T5 has no feed-forward layer with {kind[0]} and is_gated={kind[1]}")
     if architecture == "T5WithLMHeadModel":
         architecture = "T5ForConditionalGeneration"
+    model = ARCHITECTURES[architecture][0]
+    head = {"classifier_dropout": config.head_dropout_rate, **classifier_fields(config)} if model in HEADS else {}
     return {
         "model_type": architecture.partition("T5")[0].lower() + "t5",
         "architectures": [architecture],
-        "is_encoder_decoder": ARCHITECTURES[architecture][0] is T5,
+        "is_encoder_decoder": model in (T5, T5Classifier),
+        **head,
         "vocab_size": config.vocab_size,
         "num_layers": config.num_layers,
         "num_decoder_layers": config.num_decoder_layers,
@@ -145,11 +167,15 @@ def rows_of(architecture: str, fields: Fields) -> Callable[[T5Config], list[Row]
 
 def rows(architecture: str, config: T5Config) -> list[Row]:
     """Returns the table of names: which tensor of a folder holds which parameter."""
+    model = ARCHITECTURES[architecture][0]
     result = [table("embedding/table", "shared.weight"), *_stack("encoder", config, ("self",))]
-    if ARCHITECTURES[architecture][0] is T5Encoder:
-        return result
-    output = [] if config.is_tied else [table("output_embedding/table", "lm_head.weight")]
-    return [*result, *_stack("decoder", config, ("self", "cross")), *output]
+    if model in (T5, T5Classifier):
+        result += _stack("decoder", config, ("self", "cross"))
+    if model is T5 and not config.is_tied:
+        result.append(table("output_embedding/table", "lm_head.weight"))
+    if model in HEADS:
+        result = [*under("transformer", "transformer", result), *HEADS[model]]
+    return result
 
 
 def _stack(side: str, config: T5Config, attentions: tuple[str, ...]) -> list[Row]:

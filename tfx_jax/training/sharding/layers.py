@@ -102,7 +102,12 @@ def _attend(mesh: Mesh, core: AttentionFn, query: Array, key: Array, value: Arra
     if mesh.size == 1:
         return core(query, key, value, *args, **options)
     # Otherwise the compiler shards the computation; only the sharding of inputs and outputs is fixed.
-    place = functools.partial(jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, _HEADS))
+
+    def place(array: Array) -> Array:
+        """Shards an array [B, T, N, H]; heads that the mesh does not divide, such as one latent, are replicated."""
+        heads = _HEADS if array.shape[2] % mesh.shape["tensor"] == 0 else P(BATCH_AXES)
+        return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, heads))
+
     result = core(place(query), place(key), place(value), *args, **options)
     return (place(result[0]), result[1]) if options.get("return_weights") else place(result)
 

@@ -35,6 +35,7 @@ DATA_PARALLEL: Rules = ()
 FSDP: Rules = (
     (r".*/(query|key|value|output_gate)/kernel", P("fsdp", None, None)),
     (r".*/out/kernel", P("fsdp")),
+    (r".*/attention_fn/(key|value)_up", P("fsdp", None)),
     (r".*/(up|gate)", P("fsdp", None)),
     (r".*/down", P("fsdp")),
     (r".*embedding/table", P("fsdp")),
@@ -47,6 +48,7 @@ TENSOR_PARALLEL: Rules = (
     (r".*/(query|key|value|output_gate)/bias", P("tensor", None)),
     (r".*/(query|key|value)_convolution/kernel", P("tensor", None)),
     (r".*/out/kernel", P("tensor", None, None)),
+    (r".*/attention_fn/(key|value)_up", P("tensor", None, None)),
     (r".*/(up|up_bias|gate|gate_bias)", P("tensor")),
     (r".*/down", P("tensor", None)),
     (r".*embedding/table", P("tensor", None)),
