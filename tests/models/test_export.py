@@ -16,6 +16,7 @@ from tfx_jax.generation.text import Generator
 from tfx_jax.models import (
     GPT,
     T5,
+    Bert,
     BertClassifier,
     BertConfig,
     Clip,
@@ -31,7 +32,7 @@ from tfx_jax.models import (
     exported_run,
 )
 from tfx_jax.models.clip import TowerConfig
-from tfx_jax.models.export import export
+from tfx_jax.models.export import export, export_onnx
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 
 pytest.importorskip("flatbuffers")
@@ -119,16 +120,73 @@ def test_a_classifier_is_one_call(tmp_path, draw_model):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def make_vit():
+    sizes = {"image_size": 8, "patch_size": 4, "d_model": 16, "num_heads": 2, "num_layers": 1, "d_ff": 24}
+    return ViTClassifier(ViTConfig(**sizes, labels=("a", "b", "c")), rngs=nnx.Rngs(0))
+
+
 @pytest.mark.slow
 def test_images_are_one_call(tmp_path, draw_model):
-    config = ViTConfig(
-        image_size=8, patch_size=4, d_model=16, num_heads=2, num_layers=1, d_ff=24, labels=("a", "b", "c")
-    )
-    model = draw_model(lambda: ViTClassifier(config, rngs=nnx.Rngs(0)))
+    model = draw_model(make_vit)
     export(model, tmp_path)
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype(np.float32)
     found = run_alone(tmp_path, f"model({images.tolist()})['outputs'].tolist()")
     np.testing.assert_allclose(found, jitted(lambda model, x: model(x))(model, images), rtol=1e-5, atol=1e-5)
+
+
+def make_body():
+    return Bert(BertConfig(**SIZES, d_ff=24, max_length=64), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("default")  # of the converter
+@pytest.mark.compiles(200, "jax2onnx evaluates constants one by one")
+@pytest.mark.parametrize("make", [make_bert, make_body, make_vit])
+def test_onnx_runtime_computes_the_same(make, tmp_path, draw_model):
+    """Of several batches and lengths, and with padding on both sides."""
+    pytest.importorskip("jax2onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = draw_model(make)
+    export_onnx(model, tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    rng = np.random.default_rng(0)
+    call = jitted(lambda model, inputs, mask: model(inputs) if mask is None else model(inputs, token_mask=mask))
+    for batch, length, max_padding in [(3, 5, 0), (1, 1, 0), (2, 17, 6), (4, 64, 63)]:
+        mask = np.arange(length) < length - rng.integers(max_padding + 1, size=(batch, 1))
+        mask[1::2] = mask[1::2, ::-1]  # every second row has its padding in front
+        if make is make_vit:
+            mask, inputs = None, {"images": rng.random((batch, 8, 8, 3), np.float32)}
+        else:
+            inputs = {"tokens": rng.integers(V, size=(batch, length), dtype=np.int32), "token_mask": mask}
+        expected = call(model, next(iter(inputs.values())), mask)
+        expected = expected._asdict() if make is make_body else {"outputs": expected}
+        names = [output.name for output in session.get_outputs()]
+        found = dict(zip(names, session.run(None, inputs), strict=True))
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            # Vectors of padding are arbitrary.
+            exists = mask if name == "sequence" else ...
+            expected_values = np.asarray(array)[exists]
+            assert np.std(expected_values) > 0.01
+            tolerance = 1e-4 * np.abs(expected_values).max()
+            np.testing.assert_allclose(found[name][exists], expected_values, rtol=0, atol=tolerance)
+
+
+def test_what_has_no_onnx(tmp_path, monkeypatch):
+    def abstract(make):
+        return nnx.eval_shape(make)
+
+    with pytest.raises(UserError, match="GPT generates, but only encoders and classifiers can be exported to ONNX"):
+        export_onnx(abstract(make_gpt), tmp_path)
+    config = BertConfig(**SIZES, d_ff=24, dtype="bfloat16")
+    with pytest.raises(UserError, match="Bert computes in bfloat16, but only float32 can be exported to ONNX"):
+        export_onnx(abstract(lambda: Bert(config, rngs=nnx.Rngs(0))), tmp_path)
+    with pytest.raises(UserError, match="gs://bucket/out is not a local folder: export to one, and copy it"):
+        export_onnx(None, "gs://bucket/out")
+    monkeypatch.setitem(sys.modules, "jax2onnx", None)
+    with pytest.raises(UserError, match=r"ONNX needs jax2onnx \(.*\): pip install \"tfx-jax\[onnx\] @ "):
+        export_onnx(abstract(make_body), tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_what_cannot_be_exported(tmp_path, draw_model):

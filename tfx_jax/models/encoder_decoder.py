@@ -68,7 +68,8 @@ class EncoderDecoder(nnx.Module):
 
         Returns:
           A pair (layer_inputs, compute_bias). `layer_inputs` is a pytree stacked over layers, or None, and
-          `compute_bias` maps the entry of one layer, or None, to the layer's bias; its result None means no bias.
+          `compute_bias` maps the entry of one layer, or None, to the layer's bias; its result None means no bias. An
+          encoder's attention may have other biases instead: a dictionary of options of the attention.
         """
         del length, is_source
         return None, lambda _: None
@@ -198,7 +199,9 @@ def run_encoder(
     def layer_fn(layer: EncoderLayer, x: Array, rngs: nnx.Rngs | None, layer_input: Any = None) -> tuple[Array, Any]:
         """Runs one layer with its entry of `layer_inputs`."""
         token_mask = None if mask is None else mask[:, 0, 0]
-        options: dict[str, Any] = {"bias": compute_bias(layer_input), "mask": mask, "token_mask": token_mask}
+        bias = compute_bias(layer_input)
+        options: dict[str, Any] = dict(bias) if isinstance(bias, dict) else {"bias": bias}
+        options |= {"mask": mask, "token_mask": token_mask}
         return layer(x, rngs=rngs, return_weights=return_attention, **options)
 
     x, maps = scan_layers(layer_fn, model.encoder_layers, x, rngs, inputs=layer_inputs, remat=c.remat, unroll=c.unroll)

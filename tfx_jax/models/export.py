@@ -1,7 +1,13 @@
-"""Exports models as `jax.export` programs for CPUs, GPUs and TPUs, which run without tfx_jax at any batch size."""
+"""Exports models as programs that run without tfx_jax at any batch size: of `jax.export`, or in ONNX.
 
+Programs of `jax.export` run on CPUs, GPUs and TPUs. ONNX is for models that do not generate, such as encoders and
+classifiers.
+"""
+
+import importlib
 import inspect
 import json
+import logging
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,6 +37,20 @@ Batch and length may be any{limit}. It needs `pip install jax flatbuffers` and n
 from run import ExportedModel
 
 {usage}
+```
+"""
+
+_ONNX_README = """# {name}, exported by tfx_jax
+
+`model.onnx` holds {name} and its weights in float32, for `pip install onnxruntime`.
+Batch and length may be any{limit}. Inputs: {inputs}. Outputs: {outputs}.
+
+```python
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+print(session.run(None, {{{usage}}}))
 ```
 """
 
@@ -87,6 +107,56 @@ def export(
         (folder / "README.md").write_text(_readme(name, settings), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error}") from None
+
+
+def export_onnx(model: Any, path: epath.PathLike) -> None:
+    """Writes a folder with model.onnx, a model that ONNX Runtime reads, and README.md, which says how.
+
+    Inputs are "tokens", int32 [B, T], and "token_mask", bool [B, T], or "images", float32 [B, H, W, C]. Outputs have
+    the names of the model's; a single one is "outputs". An argument `token_type_ids` is not exported. jax2onnx
+    (https://github.com/enpasos/jax2onnx) converts the program that JAX traces.
+
+    Args:
+      model: a model of tokens or images that does not generate and computes in float32.
+      path: the local folder to write.
+
+    Raises:
+      UserError: if jax2onnx is missing, the model generates or reads something else or computes in another dtype, it
+        has an operation that ONNX or jax2onnx lacks, or the folder is not local or cannot be written.
+    """
+    if not is_local(path):
+        raise UserError(f"{path} is not a local folder: export to one, and copy it")
+    name, folder = type(model).__name__, pathlib.Path(path)
+    if isinstance(model, DecodingModel):
+        raise UserError(f"{name} generates, but only encoders and classifiers can be exported to ONNX")
+    if model.config.dtype != "float32":
+        raise UserError(f"{name} computes in {model.config.dtype}, but only float32 can be exported to ONNX")
+    try:
+        to_onnx = importlib.import_module("jax2onnx").to_onnx
+    except ImportError as error:
+        raise UserError(f"ONNX needs jax2onnx ({one_line(error)}): {install_command('onnx')}") from None
+    graphdef, state = nnx.split(merged(model))
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # warns of each intermediate value without a known dtype
+    call, inputs, settings = _call_function(lambda state: nnx.merge(graphdef, state), model)
+    try:
+        outputs = jax.eval_shape(call, state, *inputs.values())
+        folder.mkdir(parents=True, exist_ok=True)
+        to_onnx(
+            lambda *arrays: tuple(call(state, *arrays)[output] for output in outputs),
+            list(inputs.values()),
+            model_name=name,
+            return_mode="file",
+            output_path=folder / "model.onnx",
+            input_names=list(inputs),
+            output_names=list(outputs),
+        )
+        (folder / "README.md").write_text(_onnx_readme(name, inputs, outputs, settings), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error}") from None
+    except UserError:
+        raise
+    except Exception as error:  # of JAX and of jax2onnx, of many classes
+        raise UserError(f"{name} cannot be exported to ONNX for any batch and length: {one_line(error)}") from None
 
 
 def _traced(model: Any, *, int8: bool) -> tuple[list[jax.Array], dict[str, jax.export.Exported], dict[str, Any]]:
@@ -184,6 +254,22 @@ def _call_program(
     rebuilt: Callable[[list[jax.Array]], Any], weights: list[jax.Array], model: Any
 ) -> tuple[dict[str, jax.export.Exported], dict[str, Any]]:
     """Exports "call" of an encoder or classifier, with outputs by name; arguments are those of `_decoding_programs`."""
+    call, inputs, settings = _call_function(rebuilt, model)
+    return {"call": _exported(call, _specs(weights), *inputs.values())}, settings
+
+
+def _call_function(
+    rebuilt: Callable[[Any], Any], model: Any
+) -> tuple[Callable[..., dict[str, Any]], dict[str, jax.ShapeDtypeStruct], dict[str, Any]]:
+    """Returns the call of an encoder or classifier as a function of weights and inputs.
+
+    Args:
+      rebuilt: returns the model with the given weights.
+      model: the model.
+
+    Returns:
+      The function, which returns outputs by name; shapes and dtypes of its inputs by name; the settings of run.py.
+    """
     parameters = inspect.signature(type(model).__call__).parameters
     if {"tokens", "images"} <= parameters.keys():
         raise UserError(
@@ -194,7 +280,7 @@ def _call_program(
         raise UserError(f"{type(model).__name__} reads neither tokens nor images, so it cannot be exported")
     limit = getattr(model.config, "max_length", None) if kind == "tokens" else None
 
-    def call(weights: list[jax.Array], *inputs: Any) -> dict[str, Any]:
+    def call(weights: Any, *inputs: Any) -> dict[str, Any]:
         """Returns the outputs of the model by name."""
         options = {"token_mask": inputs[1]} if kind == "tokens" else {}
         outputs = rebuilt(weights)(inputs[0], **options)
@@ -203,12 +289,12 @@ def _call_program(
 
     if kind == "tokens":
         batch, length = jax.export.symbolic_shape("b, t", constraints=() if limit is None else (f"t <= {limit}",))
-        inputs = [_spec((batch, length), jnp.int32), _spec((batch, length), bool)]
+        inputs = {"tokens": _spec((batch, length), jnp.int32), "token_mask": _spec((batch, length), bool)}
     else:
         (batch,) = jax.export.symbolic_shape("b")
         size, channels = model.config.image_size, model.config.num_channels
-        inputs = [_spec((batch, size, size, channels), jnp.float32)]
-    return {"call": _exported(call, _specs(weights), *inputs)}, {"inputs": kind, "max_length": limit, "pad_id": -1}
+        inputs = {"images": _spec((batch, size, size, channels), jnp.float32)}
+    return call, inputs, {"inputs": kind, "max_length": limit, "pad_id": -1}
 
 
 def _exported(function: Callable[..., Any], *specs: Any) -> jax.export.Exported:
@@ -237,6 +323,30 @@ def _readme(name: str, settings: dict[str, Any]) -> str:
         name=name,
         kind=kind,
         platforms=", ".join(PLATFORMS),
-        limit="" if settings["max_length"] is None else f", up to {settings['max_length']:,} tokens",
+        limit=_limit(settings),
         usage=f'model = ExportedModel("model.npz")\n{usage}  # token ids, or see run.py',
     )
+
+
+def _onnx_readme(
+    name: str, inputs: dict[str, jax.ShapeDtypeStruct], outputs: dict[str, Any], settings: dict[str, Any]
+) -> str:
+    """Returns the text of README.md beside model.onnx."""
+    if settings["inputs"] == "tokens":
+        usage = '"tokens": np.array([[5, 7, 11]], np.int32), "token_mask": np.ones((1, 3), bool)'
+    else:
+        usage = f'"images": np.zeros({(1, *inputs["images"].shape[1:])}, np.float32)'
+    described = [
+        ", ".join(
+            f"`{key}` {array.dtype} {list(map(str, array.shape))}".replace("'", "") for key, array in group.items()
+        )
+        for group in (inputs, outputs)
+    ]
+    return _ONNX_README.format(
+        name=name, limit=_limit(settings), inputs=described[0], outputs=described[1], usage=usage
+    )
+
+
+def _limit(settings: dict[str, Any]) -> str:
+    """Returns the part of a README that gives the longest input."""
+    return "" if settings["max_length"] is None else f", up to {settings['max_length']:,} tokens"

@@ -1,4 +1,7 @@
-"""T5, an encoder-decoder whose only position information is a bias for distances (Raffel et al., 2020)."""
+"""T5, an encoder-decoder whose only position information is a bias for distances (Raffel et al., 2020), and LongT5.
+
+LongT5 (Guo et al., 2022) is a T5 whose encoder has another self-attention, see `T5Config.local_radius`.
+"""
 
 import copy
 import dataclasses
@@ -13,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.positions import relative_position_bias
+from tfx_jax.functional.attention.transient_global import block_summaries, transient_global_attention
+from tfx_jax.functional.positions import relative_position_bias, relative_position_bucket
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import EncoderDecoder, EncoderDecoderClassifier, check_token_ids, run_encoder
 from tfx_jax.models.padding import hide_padding
@@ -62,6 +66,10 @@ class T5Config:
     norm_epsilon: float = at_least(0, 1e-6)
     # Self-attention of every layer; the attention to the output of the encoder is dense.
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)
+    # LongT5: how many tokens on each side a token of the encoder sees, in place of `attention`; None: T5.
+    local_radius: int | None = at_least(1, None)
+    # Above 0: tokens in a block, whose summary all tokens of the encoder see (transient-global attention of LongT5).
+    global_block_size: int = at_least(0, 0)
     experts: ExpertsConfig = dataclasses.field(default_factory=ExpertsConfig)  # as in the Switch Transformer
     pad_id: int = at_least(0, 0)  # id of the padding token
     start_id: int = at_least(0, 0)  # id of the token that the decoder reads first
@@ -109,6 +117,10 @@ class T5Config:
                 f"num_buckets={self.num_buckets} must be at least 4 and less than twice "
                 f"max_distance={self.max_distance}"
             )
+        if self.global_block_size and self.local_radius is None:
+            raise ValueError(f"global_block_size={self.global_block_size} needs local_radius")
+        if self.local_radius is not None and self.layers_have_biases:
+            raise ValueError(f"local_radius={self.local_radius} needs layers_have_biases=False")
         self.experts.validate()
 
     def tiny(self, *, max_length: int) -> None:
@@ -158,6 +170,12 @@ class RelativeBias(nnx.Module):
             is_bidirectional=self.is_bidirectional,
         )
 
+    def of_distances(self, reach: int) -> Float[Array, "N D"]:
+        """Returns the bias of each head for the distances -reach .. reach from query to key."""
+        table = self.table[...]
+        distances = jnp.arange(-reach, reach + 1)
+        return table[relative_position_bucket(distances, len(table), max_distance=self.max_distance)].T
+
     def by_layer(self, length: int) -> tuple[Any, Callable[[Any], Float[Array, "1 N T T"]]]:
         """Returns the pair of `EncoderDecoder.layer_biases` for sequences of a length."""
         table = self.table[...]
@@ -165,6 +183,24 @@ class RelativeBias(nnx.Module):
             return table, lambda layer_table: self.of(layer_table, length, length)
         bias = self.of(table, length, length)
         return None, lambda _: bias
+
+
+class LongAttention(MultiHeadAttention):
+    """Self-attention of LongT5's encoder: a window and, with a norm for them, summaries of blocks of tokens."""
+
+    def __init__(self, config: T5Config, *arguments: Any, **options: Any):
+        """Initializes the projections, and the norm of summaries; arguments are those of `MultiHeadAttention`."""
+        super().__init__(*arguments, **options | {"attention_fn": transient_global_attention})
+        self.block_size = config.global_block_size
+        self.summary_norm = RMSNorm(config.d_model, epsilon=config.norm_epsilon) if self.block_size else None
+
+    def attend(self, x: Array, key: Array, value: Array, *, mask: Any = None, **options: Any) -> Any:
+        """Adds the projected summaries of `x` to `MultiHeadAttention.attend`."""
+        if self.summary_norm is not None and x.shape[1] >= self.block_size:
+            summaries = self.summary_norm(block_summaries(x, mask, block_size=self.block_size))
+            options |= {"summary_key": self.key(summaries), "summary_value": self.value(summaries)}
+            options["block_size"] = self.block_size
+        return super().attend(x, key, value, mask=mask, **options)
 
 
 class T5(EncoderDecoder):
@@ -178,8 +214,9 @@ class T5(EncoderDecoder):
 
         Args:
           config: sizes and options; the model keeps a copy.
-          attention_fn: self-attention of every layer, with the signature of `dot_product_attention` and support for a
-            bias that differs between queries; None uses `config.attention`. Cross-attention is dense.
+          attention_fn: self-attention of every layer, of the decoder only if there is a `config.local_radius`. It has
+            the signature of `dot_product_attention` and supports a bias that differs between queries; None uses
+            `config.attention`. Cross-attention is dense.
           rngs: stream `params`.
 
         Raises:
@@ -187,6 +224,7 @@ class T5(EncoderDecoder):
             cannot be causal or take a bias.
         """
         c = config
+        c.validate()
         c.attention.check(is_causal=True, has_bias=True)
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
@@ -206,9 +244,11 @@ class T5(EncoderDecoder):
             for param in params:
                 param[...] = stddev * jax.random.normal(rngs.params(), param.shape, param.dtype)
 
-        def attention(rngs: nnx.Rngs, core: AttentionFn = dot_product_attention) -> MultiHeadAttention:
+        def attention(
+            rngs: nnx.Rngs, core: AttentionFn = dot_product_attention, make: Any = MultiHeadAttention
+        ) -> MultiHeadAttention:
             """Makes the projections around the attention function `core`."""
-            layer = MultiHeadAttention(
+            layer = make(
                 c.d_model,
                 c.num_heads,
                 d_k=c.d_k,
@@ -246,7 +286,11 @@ class T5(EncoderDecoder):
             return layer
 
         def encoder_layer(layer_attention: AttentionConfig, has_experts: bool, rngs: nnx.Rngs) -> EncoderLayer:
-            return EncoderLayer(self_attention(layer_attention, rngs), feed_forward(has_experts, rngs), residual)
+            if c.local_radius is None:
+                encoder_attention = self_attention(layer_attention, rngs)
+            else:
+                encoder_attention = attention(rngs, make=functools.partial(LongAttention, c))
+            return EncoderLayer(encoder_attention, feed_forward(has_experts, rngs), residual)
 
         def decoder_layer(layer_attention: AttentionConfig, has_experts: bool, rngs: nnx.Rngs) -> DecoderLayer:
             return DecoderLayer(
@@ -256,6 +300,8 @@ class T5(EncoderDecoder):
         make_embedding = functools.partial(Embedding, c.vocab_size, c.d_model, scale=1.0, dtype=dtype, rngs=rngs)
         self.embedding = make_embedding(init_stddev=1.0)
         self.encoder_bias = RelativeBias(c, num_layers=c.num_layers, is_bidirectional=True, rngs=rngs)
+        make_summary_bias = functools.partial(RelativeBias, c, num_layers=c.num_layers, is_bidirectional=True)
+        self.encoder_summary_bias = make_summary_bias(rngs=rngs) if c.global_block_size else None
         self.encoder_layers = stack_layers(layer_pattern(encoder_layer, c.attention, c.experts), c.num_layers, rngs)
         self.encoder_norm = RMSNorm(c.d_model, epsilon=c.norm_epsilon)
         depth = c.num_layers if c.num_decoder_layers is None else c.num_decoder_layers
@@ -277,7 +323,13 @@ class T5(EncoderDecoder):
         del positions, is_source
         return drop(self.embedding(tokens), self.config.dropout_rate, rngs)
 
-    def layer_biases(self, length: int, *, is_source: bool) -> tuple[Any, Callable[[Any], Float[Array, "1 N T T"]]]:
+    def layer_biases(self, length: int, *, is_source: bool) -> tuple[Any, Callable[[Any], Any]]:
+        c = self.config
+        if is_source and c.local_radius is not None:
+            biases = {"distance_bias": self.encoder_bias.of_distances(c.local_radius)}
+            if self.encoder_summary_bias is not None and length >= c.global_block_size:
+                biases["summary_bias"] = self.encoder_summary_bias.of_distances(length // c.global_block_size - 1)
+            return None, lambda _: biases
         return (self.encoder_bias if is_source else self.decoder_bias).by_layer(length)
 
     def step_bias(self, position: Int[Array, ""], num_keys: int) -> Float[Array, "L N 1 S"]:
@@ -302,6 +354,7 @@ class T5Encoder(nnx.Module):
         """Initializes the parameters; arguments and errors are those of a `T5`."""
         model = T5(config, attention_fn=attention_fn, rngs=rngs)
         self.embedding, self.encoder_bias = model.embedding, model.encoder_bias
+        self.encoder_summary_bias = model.encoder_summary_bias
         self.encoder_layers, self.encoder_norm = model.encoder_layers, model.encoder_norm
         self.config = model.config
 

@@ -69,6 +69,9 @@ MAKERS = {
     "t5-v1_1": functools.partial(make_t5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
     "mt5": functools.partial(make_t5, "MT5"),
     "umt5": functools.partial(make_t5, "UMT5"),
+    "longt5": functools.partial(
+        make_t5, "LongT5", encoder_attention_type="transient-global", local_radius=3, global_block_size=4
+    ),
     "marian": make_marian,
     "marian with two vocabularies": functools.partial(make_bart, "Marian", **_TWO),
     "bart": functools.partial(make_bart, "Bart"),

@@ -101,6 +101,7 @@ from tfx_jax.functional.attention.synthesizer import (
     dense_synthesizer_attention,
     synthesizer_attention,
 )
+from tfx_jax.functional.attention.transient_global import block_summaries, transient_global_attention
 
 SPECS = {
     spec.name: spec
@@ -168,6 +169,7 @@ __all__ = [
     "attentional_vector",
     "bigbird_attention",
     "bigbird_block_mask",
+    "block_summaries",
     "causal_mask",
     "chunked_attention",
     "cosine_attention",
@@ -222,5 +224,6 @@ __all__ = [
     "synthesizer_attention",
     "talking_heads_attention",
     "topk_attention",
+    "transient_global_attention",
     "update_centroids",
 ]

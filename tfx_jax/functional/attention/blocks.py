@@ -32,6 +32,7 @@ def attend_in_blocks(
     rows: slice,
     segment_ids: SegmentIds | None,
     return_weights: bool,
+    pair_bias: Float[Array, "#B #blocks N I J"] | None = None,
     **options: Any,
 ) -> Any:
     """Computes dense attention of each block of I queries over J keys, with the blocks as a batch axis.
@@ -49,6 +50,7 @@ def attend_in_blocks(
       rows: slice of the blocks * I queries that removes the padding.
       segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
       return_weights: also return the weights, [B, N, T, S].
+      pair_bias: added to the logits of the queries and keys of each block; None means no such bias.
       options: options of `dot_product_attention`.
     """
     (b, t, n, _), s, (num_blocks, _) = query.shape, key.shape[1], columns.shape
@@ -68,11 +70,14 @@ def attend_in_blocks(
     if segment_ids is not None:
         query_ids, key_ids = pair_of_segment_ids(segment_ids, b, t, s)
         visible = visible & jax.vmap(segment_mask, 1, 1)(cut_queries(query_ids), cut_keys(key_ids))
+    bias = None if bias is None else over_keys(bias)
+    if pair_bias is not None:
+        bias = pair_bias if bias is None else bias + pair_bias
     outputs = dot_product_attention(
         merge_blocks(cut_queries(query)),
         merge_blocks(cut_keys(key)),
         merge_blocks(cut_keys(value)),
-        None if bias is None else merge_blocks(over_keys(bias)),
+        None if bias is None else merge_blocks(bias),
         merge_blocks(visible),
         return_weights=return_weights,
         **options,

@@ -172,7 +172,7 @@ def _attend_globally(
 
     # Global tokens are seen in front only and other tokens in their windows only, so that none is seen twice.
     once_mask = jnp.concatenate([is_global, ~global_mask], axis=1)[:, None, None]
-    result = _in_windows(
+    result = attend_to_front_and_window(
         query,
         prepend_global(key, 1),
         prepend_global(value, 1),
@@ -205,7 +205,7 @@ def _attend_globally(
     return jnp.where(global_mask[:, :, None, None], _gather(global_out, index, 1), out), weights
 
 
-def _in_windows(
+def attend_to_front_and_window(
     query: Array,
     key: Array,
     value: Array,
@@ -215,11 +215,27 @@ def _in_windows(
     num_in_front: int,
     window: int,
     segment_ids: tuple[Array, Array] | None,
+    front_bias: Float[Array, "#B N T G"] | None = None,
+    distance_bias: Float[Array, "N D"] | None = None,
     **options: Any,
 ) -> Any:
     """Computes attention of blocks of queries over the first `num_in_front` keys and over the keys in their window.
 
-    The keys in front are copies of the global tokens; the key of position s is at index num_in_front + s.
+    The keys in front are copies of global tokens, or summaries; the key of position s is at index num_in_front + s.
+
+    Args:
+      query: queries, [B, T, N, H].
+      key: keys, [B, num_in_front + T, K, H].
+      value: values, [B, num_in_front + T, K, U].
+      bias: broadcastable to [B, N, 1, num_in_front + T].
+      mask: broadcastable to [B, N, 1, num_in_front + T].
+      num_in_front: G, the number of keys that every query sees.
+      window: w, how many keys a query sees on each side besides the one at its position.
+      segment_ids: of queries and of keys, [B, T] and [B, num_in_front + T].
+      front_bias: added to the logits of the keys in front.
+      distance_bias: added to the logits of the keys in the window, for distances -w .. w from query to key; given with
+        `front_bias`.
+      options: options of `dot_product_attention`.
     """
     t = query.shape[1]
     num_blocks = -(-t // max(window, SMALLEST_BLOCK))  # -(-x // y) rounds the quotient up
@@ -235,13 +251,20 @@ def _in_windows(
         front = jnp.broadcast_to(x[:, None, :num_in_front], (x.shape[0], num_blocks, num_in_front, *x.shape[2:]))
         return jnp.concatenate([front, cut(x[:, num_in_front:], -window, num_blocks, block_size, span)], axis=2)
 
+    cut_queries = functools.partial(cut, start=0, num_blocks=num_blocks, block_size=block_size, span=block_size)
+    if front_bias is not None and distance_bias is not None:
+        in_front_bias = jnp.moveaxis(cut_queries(front_bias.swapaxes(1, 2)), 3, 2)  # [#B, blocks, N, I, G]
+        # Other distances are not allowed.
+        in_window_bias = jnp.take(distance_bias, jnp.clip(window - distance, 0, 2 * window), axis=1)  # [N, I, span]
+        in_window_bias = jnp.broadcast_to(in_window_bias, (*in_front_bias.shape[:4], span))
+        options["pair_bias"] = jnp.concatenate([in_front_bias, in_window_bias], axis=-1)
     return attend_in_blocks(
         query,
         key,
         value,
         bias,
         mask,
-        cut_queries=functools.partial(cut, start=0, num_blocks=num_blocks, block_size=block_size, span=block_size),
+        cut_queries=cut_queries,
         cut_keys=cut_keys,
         columns=jnp.concatenate([in_front, in_window], axis=1),
         allowed=jnp.pad(jnp.abs(distance) <= window, ((0, 0), (num_in_front, 0)), constant_values=True),

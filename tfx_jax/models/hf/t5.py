@@ -1,4 +1,4 @@
-"""T5, its version 1.1, mT5 and UMT5 in Hugging Face folders; their encoders, classifiers and taggers."""
+"""T5, its version 1.1, mT5, UMT5 and LongT5 in Hugging Face folders; their encoders, classifiers and taggers."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,6 +17,7 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "T5EncoderModel": (T5Encoder, {}, _T5),
     "T5ForSequenceClassification": (T5Classifier, {}, _T5),
     "T5ForTokenClassification": (T5Tagger, {}, _T5),
+    "LongT5ForConditionalGeneration": (T5, {}, _T5),
     "MT5ForConditionalGeneration": (T5, {"is_tied": False}, _MT5),
     "MT5EncoderModel": (T5Encoder, {}, _MT5),
     "MT5ForSequenceClassification": (T5Classifier, {}, _MT5),
@@ -28,6 +29,7 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 }
 MODEL_TYPES = {
     "t5": "T5ForConditionalGeneration",
+    "longt5": "LongT5ForConditionalGeneration",
     "mt5": "MT5ForConditionalGeneration",
     "umt5": "UMT5ForConditionalGeneration",
 }
@@ -58,7 +60,8 @@ def fits(architecture: str, config: T5Config) -> bool:
     _, options, _ = ARCHITECTURES[architecture]
     has_same_biases = options.get("layers_have_biases", False) == config.layers_have_biases
     is_tied_alike = options.get("is_tied", config.is_tied) == config.is_tied
-    return config.attention.name == "dense" and has_same_biases and is_tied_alike
+    is_long_alike = (config.local_radius is not None) == architecture.startswith("LongT5")
+    return config.attention.name == "dense" and has_same_biases and is_tied_alike and is_long_alike
 
 
 def read_config(architecture: str, fields: Fields) -> T5Config:
@@ -80,6 +83,11 @@ def read_config(architecture: str, fields: Fields) -> T5Config:
         fields.require(is_encoder_decoder=True)
         is_tied = fields.get("tie_word_embeddings", True) and fields.get("scale_decoder_outputs", True)
         options = {"is_tied": is_tied} | fixed_options
+    if architecture.startswith("LongT5"):
+        kinds = {"local": "local", "transient-global": "transient-global"}
+        is_global = fields.choose("encoder_attention_type", kinds, "local") == "transient-global"
+        options["local_radius"] = fields.get("local_radius", 127)
+        options["global_block_size"] = fields.get("global_block_size", 16) if is_global else 0
     name = fields.choose("feed_forward_proj", {name: name for name in _FEED_FORWARD}, defaults["feed_forward_proj"])
     activation, is_gated = _FEED_FORWARD[name]
     fields.require(is_gated_act=is_gated, dense_act_fn="gelu_new" if name == "gated-gelu" else name.split("-")[-1])
@@ -119,7 +127,12 @@ def write_config(architecture: str, config: T5Config) -> dict[str, Any]:
         architecture = "T5ForConditionalGeneration"
     model = ARCHITECTURES[architecture][0]
     head = {"classifier_dropout": config.head_dropout_rate, **classifier_fields(config)} if model in HEADS else {}
-    return {
+    long_fields: dict[str, Any] = {}
+    if config.local_radius is not None:
+        long_fields = {"encoder_attention_type": "local", "local_radius": config.local_radius}
+        if config.global_block_size:
+            long_fields |= {"encoder_attention_type": "transient-global", "global_block_size": config.global_block_size}
+    return long_fields | {
         "model_type": architecture.partition("T5")[0].lower() + "t5",
         "architectures": [architecture],
         "is_encoder_decoder": model in (T5, T5Classifier),
@@ -152,7 +165,10 @@ def rows_of(architecture: str, fields: Fields) -> Callable[[T5Config], list[Row]
     is_scaled = fields.optional("scale_decoder_outputs", bool)
     if architecture == "MT5ForConditionalGeneration":  # it never scales the output
         is_scaled = False
-    head = {"instead": "shared.weight"} if is_scaled is False and fields.get("tie_word_embeddings", True) else {}
+    may_be_tied = is_scaled is False and fields.get("tie_word_embeddings", True)
+    if architecture.startswith("LongT5"):  # published folders have no such tensor, though they say that it is not tied
+        may_be_tied = True
+    head = {"instead": "shared.weight"} if may_be_tied else {}
 
     def table_of(config: T5Config) -> list[Row]:
         """Returns the rows, with the scale and the other name of the output layer's matrix."""
@@ -189,12 +205,18 @@ def _stack(side: str, config: T5Config, attentions: tuple[str, ...]) -> list[Row
       attentions: "self" and, in a decoder, "cross", in the order of the sublayers.
     """
     names = {"self": "SelfAttention", "cross": "EncDecAttention"}
+    if side == "encoder" and config.local_radius is not None:
+        names["self"] = "TransientGlobalSelfAttention" if config.global_block_size else "LocalSelfAttention"
     layers, block = f"{side}_layers", f"{side}.block.{{}}.layer"
     last = len(attentions)  # index of the feed-forward sublayer
     matrices = {"up": "wi_0", "gate": "wi_1", "down": "wo"} if config.is_gated else {"up": "wi", "down": "wo"}
     layer_with_bias = "{}" if config.layers_have_biases else "0"
-    bias = f"{side}.block.{layer_with_bias}.layer.0.SelfAttention.relative_attention_bias.weight"
-    result = [table(f"{side}_bias/table", bias)]
+    first = f"{side}.block.{layer_with_bias}.layer.0.{names['self']}"
+    result = [table(f"{side}_bias/table", f"{first}.relative_attention_bias.weight")]
+    if side == "encoder" and config.global_block_size:
+        result.append(table("encoder_summary_bias/table", f"{first}.global_relative_attention_bias.weight"))
+        norm = f"{block}.0.{names['self']}.global_input_layer_norm.weight"
+        result.append(vector(f"{layers}/self_attention/summary_norm/scale", norm))
     for index, kind in enumerate(attentions):
         path, sublayer = f"{layers}/{kind}_attention", f"{block}.{index}"
         result.append(vector(f"{path}_residual/norm/scale", f"{sublayer}.layer_norm.weight"))
