@@ -39,6 +39,7 @@ def read_options(architecture: str, fields: Fields, config: LlamaConfig) -> dict
         value_size=fields.get("v_head_dim", 128),
     )
     has_groups = fields.choose("topk_method", _TOP_K_METHODS, "noaux_tc" if is_v3 else "greedy") == "groups"
+    balancing: dict[str, Any] = {"load_balancing": 0.0001, "router_z_loss": 0.0} if is_v3 else {}  # V3, section 4.2
     experts = ExpertsConfig(
         num_experts=fields.get("n_routed_experts", 256 if is_v3 else 64),
         every=1,
@@ -52,7 +53,7 @@ def read_options(architecture: str, fields: Fields, config: LlamaConfig) -> dict
         group_choices=2 if is_v3 else 1,
         weight_scale=float(fields.get("routed_scaling_factor", 2.5 if is_v3 else 1.0)),
         shared_d_ff=d_ff * fields.get("n_shared_experts", 1 if is_v3 else 2),
-        **({"load_balancing": 0.0001, "router_z_loss": 0.0} if is_v3 else {}),  # section 4.2 of DeepSeek-V3
+        **balancing,
     )
     d_k = rope_size + fields.get("qk_nope_head_dim", 128)
     return {
