@@ -26,7 +26,8 @@ def test_a_bound_is_called_one(capsys, monkeypatch):
     """As for GPUs: nothing but published speeds."""
     monkeypatch.setitem(CHIPS, "cpu", CHIPS["NVIDIA H100 80GB HBM3"])
     assert main(DEMO) == 0
-    *_, bound, prediction = capsys.readouterr().out.splitlines()
+    *_, bound, prediction, duration = capsys.readouterr().out.splitlines()
+    assert re.match(r"run          at least [\d,.]+ h for \d+ steps, [\d,.]+ device-hours$", duration)
     assert bound.startswith("bound        ")
     assert re.match(r"prediction   at least \d+\.\d\d ms a step, at most [\d,]+ tokens/s$", prediction)
 

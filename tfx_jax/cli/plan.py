@@ -75,7 +75,15 @@ def run(argv: Sequence[str]) -> int:
     if arguments.json:
         print(json.dumps(as_json(plan) | {"remedy": remedy, "cost": cost}))
         return 0 if plan.fits else 1
-    print("\n".join(described(plan, remedy=remedy, cost=cost)), flush=True)  # the next compilation takes minutes
+    lines = described(plan, remedy=remedy, cost=cost)
+    if plan.fits and plan.predicted_step_seconds is not None:
+        hours = config.num_steps * plan.predicted_step_seconds / 3600
+        at_least = "at least " if plan.is_bound else ""
+        lines.append(
+            f"run          {at_least}{hours:,.1f} h for {config.num_steps:,} steps, "
+            f"{hours * plan.num_devices:,.1f} device-hours"
+        )
+    print("\n".join(lines), flush=True)  # the next compilation takes minutes
     if faster := find_faster(plan, config, devices, arguments.slices, progress):
         milliseconds = 1e3 * faster.predicted_step_seconds
         print(f"faster       {faster.speedup:.2f} times, {milliseconds:.2f} ms a step, with {faster.flags}")
