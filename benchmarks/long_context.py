@@ -59,13 +59,16 @@ and causal:
                4.2 / 8.1     22 / 34      118 / 136      440 / 546              1,024
     kimi_delta 6.1 / 13      38 / 52      167 / 209      668 / 836              1,024
 
-and causal, of a later run in which dense attention took 212 ms at 4,096 and 3,981 at 16,384, those that select keys by
-content and hide the others by a mask, which are slower than dense attention and larger at every length:
+and causal, those that select keys by content. The machine was too busy for a clock on the wall, so these are
+milliseconds of processor time on one core of a shared Intel Xeon, and compare with one another only:
 
-    moba        14 / 18     406 / 276   5,710 / 4,368      - / 69,697             never
+    T                4,096        16,384
+    dense        459 / 260
+    chunked      143 / 13
+    moba          37 / 14       270 / 57
     native_sparse
-                72 / 43   1,573 / 613       - / 9,749      - / 155,730            never
-    indexed     30 / 41     557 / 644   7,596 / 10,256     - / 163,904            never
+                 288 / 66     1,479 / 264
+    indexed      645 / 43
 
 All others need less memory from 1,024 tokens on. Dense attention has no room at 65,536; what takes longer than a second
 ran once. LSH loses at 1,024 tokens. On a GPU: not yet run.

@@ -127,12 +127,14 @@ CASES = (
         functools.partial(moba_attention, block_size=3, num_blocks=2),
         _moba_weights,
         dense=functools.partial(moba_attention, block_size=3, num_blocks=6),
+        is_lean=True,
     ),
-    Case("native_sparse", _native_sparse, _native_weights, is_distribution=False),
+    Case("native_sparse", _native_sparse, _native_weights, is_distribution=False, is_lean=True),
     Case(
         "indexed",
         _indexed,
         functools.partial(rows_of, functools.partial(indexed, num_keys=4)),
         dense=functools.partial(_indexed, num_keys=17),
+        is_lean=True,
     ),
 )
