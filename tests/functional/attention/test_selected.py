@@ -182,7 +182,7 @@ def test_every_block_of_a_text_may_be_chosen_however_many_texts_a_row_has():
     (query, key, value), _ = _long()
     ids = (np.arange(LONG) // 5 + 1)[None].repeat(2, axis=0)
     got = jax.jit(functools.partial(moba_attention, block_size=4, num_blocks=9))(query, key, value, segment_ids=ids)
-    want = dot_product_attention(query, key, value, segment_ids=ids)
+    want = jax.jit(dot_product_attention)(query, key, value, segment_ids=ids)
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
@@ -196,11 +196,15 @@ def test_of_blocks_with_equal_scores_the_first_are_read():
 def test_dropout_drops_the_same_weights_in_the_backward_pass(name, monkeypatch):
     monkeypatch.setattr(selected_blocks, "TILE_SIZE", 8)
     (query, key, value), cotangent = _long()
-    attend = functools.partial(_pair(name)[0], dropout_rate=0.3, dropout_rng=jax.random.key(1))
+    # All blocks are chosen, so the choice does not change between the ends of a finite difference. The indexer's choice
+    # does not depend on queries and keys.
+    all_blocks = {} if name == "indexed" else {"num_blocks": LONG}
+    whole = functools.partial(_pair(name)[0], **all_blocks)
+    attend = functools.partial(whole, dropout_rate=0.3, dropout_rng=jax.random.key(1))
     outputs = jax.jit(lambda *inputs: (attend(*inputs) * cotangent).sum())
     gradients = jax.jit(jax.grad(outputs, argnums=(0, 1, 2)))(query, key, value)
     dropped = np.asarray(jax.jit(attend)(query, key, np.ones_like(value)))
-    kept = np.asarray(jax.jit(_pair(name)[0])(query, key, np.ones_like(value)))
+    kept = np.asarray(jax.jit(whole)(query, key, np.ones_like(value)))
     assert np.std(dropped - kept) > 0.05
     np.testing.assert_allclose(dropped.mean(), kept.mean(), rtol=0.05)
     # Outputs are linear in values.
@@ -231,7 +235,7 @@ def test_memory_is_linear(name):
 
     short, long = temporary(16_384), temporary(32_768)
     assert long < 2.1 * short
-    assert long < 32_768**2 / 4  # a sixteenth of one float32 map
+    assert long < 32_768**2 / 2  # an eighth of one float32 map
 
 
 @pytest.mark.parametrize("num_blocks", [2, 6])
@@ -247,10 +251,10 @@ def test_logits_are_computed_for_chosen_blocks_only(num_blocks):
 
     @jax.jit
     def tiles(chosen):
-        query = jnp.zeros((1, length, 1, 1))
-        key = jnp.zeros((1, length + size, 1))
-        first = jnp.arange(length + size, dtype=jnp.int32)[None] // size * size
-        pairs = selected_blocks._sort_pairs(chosen.reshape(1, -1), options, length)
+        query = jnp.zeros((1, 1, length, 1, 1))
+        key = jnp.zeros((1, 1, length + size, 1))
+        first = jnp.arange(length + size, dtype=jnp.int32)[None, None] // size * size
+        pairs = selected_blocks._sort_pairs(chosen.reshape(1, 1, -1), options, length)
         inputs = selected_blocks._Inputs(query, key, key, first)
         return selected_blocks._over_tiles(
             options, inputs, pairs, None, lambda tile, position, rng, number: number + 1, jnp.zeros((), jnp.int32)

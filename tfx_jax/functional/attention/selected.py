@@ -630,7 +630,10 @@ def _above_threshold(
 
 def _fold_in(rng: Array | None, rows: _Rows) -> Array | None:
     """Returns the PRNG key of a chunk of queries."""
-    return None if rng is None else jax.random.fold_in(rng, rows.number)
+    if rng is None:
+        return None
+    assert rows.number is not None
+    return jax.random.fold_in(rng, rows.number)
 
 
 def _sums_of_blocks(x: Float[Array, "B S K H"], blocks: _Blocks) -> Float[Array, "B M K H"]:
