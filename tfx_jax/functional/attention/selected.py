@@ -427,7 +427,7 @@ def indexed_attention(
                 is_finite = chunk_bias != -jnp.inf
                 visible = is_finite if visible is None else visible & is_finite
             scores = index_scores(chunk["index_query"], index["index_key"][:, :num_visible], chunk["index_weight"])
-            outputs = dot_product_attention(
+            outputs: Any = dot_product_attention(
                 chunk["query"],
                 key[:, :num_visible],
                 value[:, :num_visible],
@@ -451,8 +451,8 @@ def indexed_attention(
                 _over_queries(
                     functools.partial(attend_to_first, s - t + min(begin + size, t)),
                     *jax.tree.map(lambda x, begin=begin: x[:, begin : begin + size], (of_queries, rows)),
-                    _PAIR_CHUNK,
-                    begin,
+                    chunk_size=_PAIR_CHUNK,
+                    first_number=begin,
                 )
                 for begin in range(0, t, size)
             ]
@@ -601,7 +601,9 @@ def _over_queries(
 
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(_THRESHOLD))
     def attend_chunk(chunk: Any) -> Any:
-        (queries, rows), number = chunk
+        # As in `chunked.py`, a barrier that includes the queries: in a scan over layers JAX would compute the masks of
+        # all chunks before the loop, because they are the same for all layers.
+        (queries, rows), number = jax.lax.optimization_barrier(chunk)
         return attend(queries, rows._replace(number=number))
 
     results = jax.lax.map(attend_chunk, (chunks, numbers))

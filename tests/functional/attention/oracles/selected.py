@@ -105,7 +105,7 @@ def _native_weights(query, key, *, is_causal=True, **options):
 
 
 def _native_sparse(query, key, *arguments, **options):
-    gate = jnp.einsum("bsh,hni->bsni", numbers_of(key)[:, :, 0], _TO_GATES)
+    gate = jnp.einsum("bsh,hni->bsni", numbers_of(key)[:, :, 0], _TO_GATES[:, : query.shape[2]])
     parameters = {name: jnp.asarray(x) for name, x in COMPRESSION.items()}
     options = {"num_blocks": 2, "window": 4} | options
     return native_sparse_attention(query, key, *arguments, gate=gate, **parameters, **options)
