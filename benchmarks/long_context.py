@@ -68,7 +68,7 @@ and chunked attention beside them for comparison (* = one run):
     moba       7.2 / 3.9     45 / 15      237 / 61     1,696*/ 243              1,024
     native_sparse
                 38 / 15     300 / 67    1,990*/ 269    8,259*/ 1,075            4,096
-    indexed     34 / 6.7    562 / 27   12,800*/ 113        - / 450         not known
+    indexed     34 / 6.7    562 / 27   12,800*/ 113        - / 450  never to 16,384
 
 All others need less memory from 1,024 tokens on. Dense attention has no room at 65,536; what takes longer than a second
 ran once. LSH loses at 1,024 tokens, native sparse attention too. On a GPU: not yet run.
