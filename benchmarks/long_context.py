@@ -59,16 +59,19 @@ and causal:
                4.2 / 8.1     22 / 34      118 / 136      440 / 546              1,024
     kimi_delta 6.1 / 13      38 / 52      167 / 209      668 / 836              1,024
 
-and causal, of a later run in which dense attention took 212 ms at 4,096 and 3,981 at 16,384, those that select keys by
-content and hide the others by a mask, which are slower than dense attention and larger at every length:
+and causal, those that select keys by content, on two cores of another machine, a shared Intel Xeon at work, with dense
+and chunked attention beside them for comparison (* = one run):
 
-    moba        14 / 18     406 / 276   5,710 / 4,368      - / 69,697             never
+    T             1,024         4,096          16,384          65,536      faster from
+    dense       23 / 17     318 / 260   6,882*/ 4,112      - / 65,600
+    chunked     14 / 3.4    175 / 13    2,360*/ 37    not measured              1,024
+    moba       7.2 / 3.9     45 / 15      237 / 61     1,696*/ 243              1,024
     native_sparse
-                72 / 43   1,573 / 613       - / 9,749      - / 155,730            never
-    indexed     30 / 41     557 / 644   7,596 / 10,256     - / 163,904            never
+                38 / 15     300 / 67    1,990*/ 269    8,259*/ 1,075            4,096
+    indexed     34 / 6.7    562 / 27   12,800*/ 113        - / 450  never to 16,384
 
 All others need less memory from 1,024 tokens on. Dense attention has no room at 65,536; what takes longer than a second
-ran once. LSH loses at 1,024 tokens. On a GPU: not yet run.
+ran once. LSH loses at 1,024 tokens, native sparse attention too. On a GPU: not yet run.
 
 Measured of models (`--models --longest=150`), on one core of another machine, the other core at work, jax 0.10.2,
 float32; milliseconds / MiB, from 4,096 tokens mostly of one run. The encoder:

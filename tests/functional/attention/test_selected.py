@@ -1,8 +1,10 @@
-"""Attention to selected keys: the branches of native sparse attention, DeepSeek's indexer in PyTorch, and errors."""
+"""Attention to selected keys: tiles and chunks against a mask of all pairs, branches, DeepSeek's indexer, errors."""
 
 import functools
 
+import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from tests.functional.attention.oracles.dense import dense_weights
 from tests.functional.attention.oracles.selected import COMPRESSION
 from tests.functional.attention.oracles.sparse import weights_over, window_pairs
 from tfx_jax.functional import (
+    dot_product_attention,
     fixed_attention,
     index_scores,
     indexed_attention,
@@ -18,6 +21,9 @@ from tfx_jax.functional import (
     sinkhorn_attention,
     strided_attention,
 )
+from tfx_jax.functional.attention import selected_blocks
+from tfx_jax.functional.attention.dense import among_largest
+from tfx_jax.planning.attentions import ATTENTIONS
 
 B, T, N, K, H = 2, 11, 4, 2, 8
 RANDOM = np.random.default_rng(0)
@@ -70,6 +76,193 @@ def test_the_indexer_selects_the_keys_of_deepseek_v32():
     for row, t in np.ndindex(B, T):
         if t >= 3:  # fewer keys than four: PyTorch adds some that its mask hides
             np.testing.assert_array_equal(np.flatnonzero(read[row, t]), want[row, t])
+
+
+LONG = 150
+"""Tokens of several tiles of 8 queries and of several chunks of 32."""
+
+
+def _long(seed=3):
+    random = np.random.default_rng(seed)
+    shapes = (2, LONG, N, H), (2, LONG, K, H), (2, LONG, K, 6), (2, LONG, N, 6)
+    *inputs, cotangent = (random.normal(size=shape).astype(np.float32) for shape in shapes)
+    return tuple(inputs), cotangent
+
+
+def _masks(name):
+    """No mask; padding in several places; texts of 1 to 40 tokens, with padding between some of them."""
+    if name == "nothing hidden":
+        return {}
+    if name == "padded":
+        exists = np.arange(LONG) % 7 != 3
+        return {"mask": np.stack([exists, exists & (np.arange(LONG) < 90)])[:, None, None]}
+    ends = np.cumsum([1, 40, 3, 17, 2, 4, 33])
+    ids = np.searchsorted(ends, np.arange(LONG), side="right") + 1
+    ids = np.where((ids == 8) | (np.arange(LONG) == 60), 0, ids)
+    return {"segment_ids": np.stack([ids, ids[::-1]]).astype(np.int32)}
+
+
+def _native_by_weights(query, key, value, **options):
+    """Native sparse attention as a product of its weights of all pairs."""
+    _, weights = native_sparse_attention(query, key, value, return_weights=True, **options)
+    return jnp.einsum("BNTS,BSNU->BTNU", weights, jnp.repeat(value, N // K, axis=2))
+
+
+def _indexed_by_mask(query, key, value, *, index_query, index_key, index_weight, num_keys, **options):
+    """Dense attention to the keys that the indexer selects, with the mask of all pairs."""
+    seen = np.tril(np.ones((LONG, LONG), bool))[None, None] & np.asarray(options.pop("mask", True))
+    if "segment_ids" in options:
+        ids = options.pop("segment_ids")
+        seen = seen & ((ids[:, :, None] == ids[:, None]) & (ids[:, :, None] != 0))[:, None]
+    if "bias" in options:
+        seen = seen & (options["bias"] != -np.inf)
+    is_read = among_largest(index_scores(index_query, index_key, index_weight)[:, None], seen, num_keys)
+    return dot_product_attention(query, key, value, options.pop("bias", None), is_read)
+
+
+def _pair(name):
+    """The attention, and the same by an array of all pairs."""
+    random = np.random.default_rng(4)
+    if name == "moba":
+        attend = functools.partial(moba_attention, block_size=8, num_blocks=3, is_causal=True)
+        return attend, functools.partial(attend, bias=np.zeros((1, 1, LONG, LONG), np.float32))
+    if name == "moba, both ways":
+        attend = functools.partial(moba_attention, block_size=8, num_blocks=3)
+        return attend, functools.partial(attend, bias=np.zeros((1, 1, LONG, LONG), np.float32))
+    if name == "native_sparse":
+        options = {"gate": random.normal(size=(2, LONG, N, 3)).astype(np.float32), "num_blocks": 4, "window": 5}
+        options |= COMPRESSION
+        return tuple(functools.partial(f, **options) for f in (native_sparse_attention, _native_by_weights))
+    shapes = {"index_query": (2, LONG, 3, 5), "index_key": (2, LONG, 5), "index_weight": (2, LONG, 3)}
+    index = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    attend = functools.partial(indexed_attention, num_keys=6, is_causal=True, **index)
+    return attend, functools.partial(_indexed_by_mask, num_keys=6, **index)
+
+
+def _outputs_and_gradients(attend, inputs, cotangent):
+    def both(inputs):
+        out, pull_back = jax.vjp(attend, *inputs)
+        return out, pull_back(jnp.asarray(cotangent))
+
+    return jax.jit(both)(inputs)
+
+
+@pytest.mark.parametrize("hidden", ["nothing hidden", "padded", "packed"])
+@pytest.mark.parametrize("name", ["moba", "moba, both ways", "native_sparse", "indexed"])
+def test_tiles_and_chunks_are_attention_by_a_mask_of_all_pairs(name, hidden, monkeypatch):
+    """Outputs and gradients of 150 tokens, in many tiles or chunks, and of texts that are shorter than a block."""
+    monkeypatch.setattr(selected_blocks, "TILE_SIZE", 8)
+    inputs, cotangent = _long()
+    masks = _masks(hidden)
+    tokens = masks["mask"][:, 0, 0, :, None, None] if "mask" in masks else True
+    got, want = (
+        _outputs_and_gradients(functools.partial(attend, **masks), inputs, np.where(tokens, cotangent, 0))
+        for attend in _pair(name)
+    )
+    # The output of padding is zeros in one form, anything in the other.
+    got, want = ((np.where(tokens, out, 0), gradients) for out, gradients in (got, want))
+    chex.assert_trees_all_close(got, want, atol=2e-5, rtol=1e-5)
+
+
+def test_a_bias_of_pairs_is_cut_into_chunks_with_its_queries():
+    inputs, cotangent = _long()
+    bias = np.random.default_rng(5).normal(size=(1, N, LONG, LONG)).astype(np.float32)
+    bias[..., 40, :30], bias[..., 7] = -np.inf, -np.inf
+    got, want = (
+        _outputs_and_gradients(
+            lambda *x, attend=attend: attend(*x[:3], bias=x[3]), (*inputs, jnp.asarray(bias)), cotangent
+        )
+        for attend in _pair("indexed")
+    )
+    chex.assert_trees_all_close(got, want, atol=2e-5, rtol=1e-5)
+
+
+def test_every_block_of_a_text_may_be_chosen_however_many_texts_a_row_has():
+    """Texts of one token more than a block have the most blocks that can be chosen."""
+    (query, key, value), _ = _long()
+    ids = (np.arange(LONG) // 5 + 1)[None].repeat(2, axis=0)
+    got = jax.jit(functools.partial(moba_attention, block_size=4, num_blocks=9))(query, key, value, segment_ids=ids)
+    want = jax.jit(dot_product_attention)(query, key, value, segment_ids=ids)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_of_blocks_with_equal_scores_the_first_are_read():
+    attend = functools.partial(moba_attention, block_size=2, num_blocks=3, is_causal=True, return_weights=True)
+    weights = jax.jit(attend)(QUERY, np.zeros_like(KEY), KEY)[1]
+    np.testing.assert_array_equal(np.flatnonzero(weights[0, 0, -1]), [0, 1, 2, 3, 10])
+
+
+@pytest.mark.parametrize("name", ["moba", "native_sparse", "indexed"])
+def test_dropout_drops_the_same_weights_in_the_backward_pass(name, monkeypatch):
+    monkeypatch.setattr(selected_blocks, "TILE_SIZE", 8)
+    (query, key, value), cotangent = _long()
+    # All blocks are chosen, so the choice does not change between the ends of a finite difference. The indexer's choice
+    # does not depend on queries and keys.
+    all_blocks = {} if name == "indexed" else {"num_blocks": LONG}
+    whole = functools.partial(_pair(name)[0], **all_blocks)
+    attend = functools.partial(whole, dropout_rate=0.3, dropout_rng=jax.random.key(1))
+    outputs = jax.jit(lambda *inputs: (attend(*inputs) * cotangent).sum())
+    gradients = jax.jit(jax.grad(outputs, argnums=(0, 1, 2)))(query, key, value)
+    dropped = np.asarray(jax.jit(attend)(query, key, np.ones_like(value)))
+    kept = np.asarray(jax.jit(whole)(query, key, np.ones_like(value)))
+    assert np.std(dropped - kept) > 0.05
+    np.testing.assert_allclose(dropped.mean(), kept.mean(), rtol=0.05)
+    # Outputs are linear in values.
+    np.testing.assert_allclose((gradients[2] * value).sum(), outputs(query, key, value), rtol=1e-4, atol=1e-3)
+    for index in (0, 1):
+        direction = np.random.default_rng(6).normal(size=(query, key)[index].shape).astype(np.float32)
+        step = 2e-3
+        ends = [
+            outputs(*(x + sign * step * direction if i == index else x for i, x in enumerate((query, key))), value)
+            for sign in (1, -1)
+        ]
+        want = (ends[0] - ends[1]) / (2 * step)
+        np.testing.assert_allclose((gradients[index] * direction).sum(), want, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["moba", pytest.param("native_sparse", marks=pytest.mark.slow), pytest.param("indexed", marks=pytest.mark.slow)],
+)
+def test_memory_is_linear(name):
+    """Forward and backward, with the options of the spec's example for 16,384 tokens."""
+    attend = functools.partial(ATTENTIONS[name].make(16_384, 1, 64), is_causal=True)
+
+    def temporary(length):
+        like = jax.ShapeDtypeStruct((1, length, 1, 64), jnp.float32)
+        gradient = jax.grad(lambda *inputs: jnp.square(attend(*inputs)).sum(), argnums=(0, 1, 2))
+        return jax.jit(gradient).lower(like, like, like).compile().memory_analysis().temp_size_in_bytes
+
+    short, long = temporary(16_384), temporary(32_768)
+    assert long < 2.1 * short
+    assert long < 32_768**2 / 2  # an eighth of one float32 map
+
+
+@pytest.mark.parametrize("num_blocks", [2, 6])
+def test_logits_are_computed_for_chosen_blocks_only(num_blocks):
+    """Each tile has TILE_SIZE * block_size logits; the last tile of a block may be partly empty."""
+    length, size = 16_384, 128
+    random = np.random.default_rng(0)
+    own = np.arange(length) // size * size
+    others = random.integers(0, 2**20, (length, num_blocks - 1)) % np.maximum(own // size, 1)[:, None] * size
+    chosen = np.sort(np.concatenate([others, own[:, None]], axis=1), axis=1)
+    chosen[:, 1:][chosen[:, 1:] == chosen[:, :-1]] = length  # each block once
+    options = selected_blocks._Options(size, True, 1.0, 0.0, selected_blocks.TILE_SIZE, num_blocks)
+
+    @jax.jit
+    def tiles(chosen):
+        query = jnp.zeros((1, 1, length, 1, 1))
+        key = jnp.zeros((1, 1, length + size, 1))
+        first = jnp.arange(length + size, dtype=jnp.int32)[None, None] // size * size
+        pairs = selected_blocks._sort_pairs(chosen.reshape(1, 1, -1), options, length)
+        inputs = selected_blocks._Inputs(query, key, key, first)
+        return selected_blocks._over_tiles(
+            options, inputs, pairs, None, lambda tile, position, rng, number: number + 1, jnp.zeros((), jnp.int32)
+        )
+
+    num_pairs = (chosen < length).sum()
+    smallest = -(-num_pairs // selected_blocks.TILE_SIZE)
+    assert smallest <= tiles(jnp.asarray(chosen, jnp.int32)) <= smallest + length // size
 
 
 def test_errors_name_the_option():

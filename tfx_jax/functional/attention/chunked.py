@@ -155,7 +155,7 @@ def split_inputs(
     s, k = key.shape[1:3]
     query, key, value, bias = vary_alike((query, key, value, bias), (mask, segment_ids, rng))
     query_ids, key_ids = (None, None) if segment_ids is None else segment_ids
-    rows, columns = _equal_chunks(t, chunk_size), _equal_chunks(s, chunk_size)
+    rows, columns = equal_chunks(t, chunk_size), equal_chunks(s, chunk_size)
 
     def split_pairs(x: Array | None) -> Array | None:
         """Cuts a bias or a mask, [B, N, T, S], along both of its last axes; axes of size 1 stay as they are."""
@@ -163,19 +163,19 @@ def split_inputs(
             return None
         heads = (1, 1) if x.shape[1] == 1 else (k, n // k)
         x = x.reshape(x.shape[0], *heads, *x.shape[2:])  # [B, K, G, all queries, all keys]
-        x = _split(x, 4, min(columns, x.shape[4]))  # [J, B, K, G, all queries, S]
-        return _split(x, 4, min(rows, x.shape[4]))  # [I, J, B, K, G, T, S]
+        x = split_axis(x, 4, min(columns, x.shape[4]))  # [J, B, K, G, all queries, S]
+        return split_axis(x, 4, min(rows, x.shape[4]))  # [I, J, B, K, G, T, S]
 
     queries = Queries(
-        _split(query.reshape(b, t, k, n // k, h), 1, rows).transpose(0, 1, 3, 4, 2, 5),  # [I, B, K, G, T, H]
-        None if query_ids is None else _split(query_ids, 1, rows),
+        split_axis(query.reshape(b, t, k, n // k, h), 1, rows).transpose(0, 1, 3, 4, 2, 5),  # [I, B, K, G, T, H]
+        None if query_ids is None else split_axis(query_ids, 1, rows),
     )
     keys = Keys(
-        _split(key, 1, columns).transpose(0, 1, 3, 2, 4),
-        _split(value, 1, columns).transpose(0, 1, 3, 2, 4),
+        split_axis(key, 1, columns).transpose(0, 1, 3, 2, 4),
+        split_axis(value, 1, columns).transpose(0, 1, 3, 2, 4),
         split_pairs(bias),
         split_pairs(mask),
-        None if key_ids is None else _split(key_ids, 1, columns),
+        None if key_ids is None else split_axis(key_ids, 1, columns),
     )
     return queries, keys
 
@@ -515,13 +515,13 @@ def _add_to_chunk(x: Array, update: Array, *index: Array) -> Array:
     return jax.lax.dynamic_update_slice(x, chunk, start)
 
 
-def _equal_chunks(length: int, at_most: int) -> int:
+def equal_chunks(length: int, at_most: int) -> int:
     """Returns the smallest chunk size that needs no more chunks than `at_most`: 513 in chunks of 257, not of 512."""
     num_chunks = -(-length // at_most)  # -(-x // y) rounds the quotient up
     return -(-length // max(1, num_chunks))
 
 
-def _split(x: Array, axis: int, size: int) -> Array:
+def split_axis(x: Array, axis: int, size: int) -> Array:
     """Pads an axis to a multiple of `size` and cuts it into chunks, along a new first axis."""
     num_chunks = -(-x.shape[axis] // size)
     padding = [(0, 0)] * x.ndim

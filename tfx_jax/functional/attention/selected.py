@@ -1,28 +1,39 @@
 """Softmax attention to keys that each query selects by their content: MoBA, native sparse attention, an indexer.
 
-Keys that are not selected are hidden by a mask, so time and memory are those of dense attention.
+MoBA and native sparse attention select blocks of keys, and compute no other pairs (`selected_blocks.py`). Only where
+the caller holds or asks for an array of all pairs, a bias, a mask or the weights, do they hide keys by a mask instead.
+The indexer selects single keys. It hides the others by a mask, a chunk of queries at a time.
 """
 
 import dataclasses
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention.blocks import check_over_keys
-from tfx_jax.functional.attention.dense import among_largest, dot_product_logits, masked_softmax, weighted_values
+from tfx_jax.functional.attention.chunked import chunked_attention, equal_chunks, split_axis
+from tfx_jax.functional.attention.dense import (
+    among_largest,
+    dot_product_logits,
+    dot_product_weights,
+    masked_softmax,
+    weighted_values,
+)
 from tfx_jax.functional.attention.dot_product import dot_product_attention
+from tfx_jax.functional.attention.selected_blocks import attend_to_selected_blocks
 from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
     SegmentIds,
-    causal_mask,
     check_integers,
     check_shapes,
-    combine_masks,
     segment_mask,
     shard_like_query,
     weights_on_request,
@@ -31,6 +42,13 @@ from tfx_jax.functional.attention.signature import (
 from tfx_jax.functional.attention.spec import AttentionSpec, Option
 from tfx_jax.functional.attention.token_order import attend_to_tokens, positions_of
 from tfx_jax.functional.layers import dropout
+
+_PAIR_CHUNK = 32
+"""Queries of a chunk that has an array of all pairs of its queries with keys."""
+_CAUSAL_PARTS = 4
+"""Groups of consecutive queries that skip the keys after the last of them."""
+_THRESHOLD = "threshold of selected keys"
+"""Name of an array that the backward pass does not recompute, because finding it is slow."""
 
 
 @weights_on_request
@@ -56,7 +74,10 @@ def moba_attention(
 
     Equations 2 to 6 of "MoBA: Mixture of Block Attention for Long-Context LLMs" (Lu et al., 2025,
     https://arxiv.org/abs/2502.13189): a block scores q . mean(k of block). The paper is causal; without causality the
-    blocks ahead compete as well. No gradient passes through the choice. Memory grows as T * S.
+    blocks ahead compete as well. No gradient passes through the choice.
+
+    Memory grows as T * num_blocks, time as T * (num_blocks * block_size + S / block_size): blocks that are not chosen
+    are not read. With a bias, a mask other than a padding mask, or `return_weights`, both grow as T * S.
 
     Args:
       query: queries, [B, T, N, H], at the last T of the S positions. Arguments without explanation are those of
@@ -67,7 +88,7 @@ def moba_attention(
       mask: True where a query may attend. Tokens that a padding mask, [B, 1, 1, S], hides are not counted in positions;
         a mask of pairs hides keys within the chosen blocks.
       block_size: tokens of a block; the first block starts at the first token of a sequence.
-      num_blocks: blocks that a query reads, its own among them. Blocks that tie with the last of them are read too.
+      num_blocks: blocks that a query reads, its own among them. Of blocks with equal scores, the first are read.
       is_causal: query t sees keys 0 .. t + S - T only.
       scale: multiplies the logits; None means 1 / sqrt(H).
       segment_ids: packed sequences, each divided into blocks separately; 0 is padding.
@@ -95,24 +116,33 @@ def moba_attention(
     ) -> Any:
         """Attends among tokens that are contiguous and in order."""
         (b, t), s = query.shape[:2], key.shape[1]
-        position, first = _blocks(segment_ids, b, s, block_size)
-        # Means of blocks at the index of their first token; other entries are not used.
-        sums, sizes = _sums_of_blocks(key, first), _sums_of_blocks(jnp.ones_like(key[..., :1]), first)
-        scores = dot_product_logits(query, (sums / jnp.maximum(sizes, 1)).astype(sums.dtype))
-        can_choose = combine_masks((position % block_size == 0)[:, None, None], is_causal, segment_ids, b, t, s)
-        chosen = _chosen_tokens(scores, can_choose, position // block_size, first, num_blocks)
+        blocks = _list_blocks(segment_ids, b, t, s, block_size, only_complete=is_causal)
+        sums, sizes = (_sums_of_blocks(jax.lax.stop_gradient(x), blocks) for x in (key, jnp.ones_like(key[..., :1])))
+        means = sums / jnp.maximum(sizes, 1)
+
+        def choose(query: Array, rows: _Rows) -> Int[Array, "B C N L"]:
+            """Returns the blocks that a chunk of queries reads."""
+            return _choose_blocks(dot_product_logits(query, means), blocks, rows, num_blocks, is_causal)
+
+        chosen = _over_queries(choose, jax.lax.stop_gradient(query), blocks.rows).swapaxes(1, 2)  # [B, N, T, L]
+        options: dict[str, Any] = {"scale": scale, "dropout_rate": dropout_rate, "dropout_rng": dropout_rng}
+        if bias is None and mask is None and not return_weights:
+            group = query.shape[2] // key.shape[2]
+            key, value = (jnp.repeat(x, group, axis=2) for x in (key, value))
+            return attend_to_selected_blocks(
+                query, key, value, blocks.first, chosen, block_size=block_size, is_causal=is_causal, **options
+            )
+        tokens = _chosen_tokens(chosen, blocks)
         return dot_product_attention(
             query,
             key,
             value,
             bias,
-            chosen if mask is None else chosen & mask,
+            tokens if mask is None else tokens & mask,
             is_causal=is_causal,
-            scale=scale,
             segment_ids=segment_ids,
-            dropout_rate=dropout_rate,
-            dropout_rng=dropout_rng,
             return_weights=return_weights,
+            **options,
         )
 
     return attend_to_tokens(attend, query, key, value, bias, mask, segment_ids)
@@ -157,7 +187,9 @@ def native_sparse_attention(
     The three branches share keys and values, which the paper projects for each. The package
     native-sparse-attention-pytorch (0.2.3) chooses by mean logits instead of added weights, and a query that ends a
     block does not read that block's compressed key, which equation 7 includes. No gradient passes through the choice.
-    Memory grows as T * S.
+
+    Memory grows as T * num_blocks, time as T * (num_blocks * I + window + S / I): blocks that are not chosen are not
+    read. With `return_weights` both grow as T * S.
 
     Args:
       query: queries, [B, T, N, H], at the last T of the S positions. Arguments without explanation are those of
@@ -171,12 +203,12 @@ def native_sparse_attention(
       key_mix: weights of the tokens of a block in its compressed key, [I].
       value_mix: the same for its compressed value, [I].
       key_positions: added to the keys of a block before they are mixed, [I, H].
-      num_blocks: blocks that a query selects, its own among them.
+      num_blocks: blocks that a query selects, its own among them. Of blocks with equal weights, the first are read.
       window: tokens of the third branch.
       is_causal: must be true: blocks are compressed when they are complete.
       scale: multiplies the logits; None means 1 / sqrt(H).
       segment_ids: packed sequences, each divided into blocks separately; 0 is padding.
-      dropout_rate: probability in [0, 1) of dropping a weight of the sum of branches.
+      dropout_rate: probability in [0, 1) of dropping a weight of a branch.
       dropout_rng: PRNG key.
       return_weights: also return the weights of the sum, [B, N, T, S], which do not add up to 1.
 
@@ -215,33 +247,67 @@ def native_sparse_attention(
 
     def attend(query: Array, key: Array, value: Array, bias: None, mask: None, *, segment_ids: Any, gate: Array) -> Any:
         """Attends among tokens that are contiguous and in order."""
-        position, first = _blocks(segment_ids, b, s, size)
-        index_in_block, query_position = position % size, position[:, s - t :]
-        # Each key's part of its block's compressed key, [B, S, K, H].
-        share = key_mix[index_in_block][:, :, None, None]
-        parts = share * (key.astype(dtype) + key_positions[index_in_block][:, :, None])
-        visible = causal_mask(t, s)
-        if segment_ids is not None:
-            visible = visible & segment_mask(*segment_ids)
-        can_choose = visible & (index_in_block == 0)[:, None, None]
-        is_complete = (position[:, None] + size - 1 <= query_position[:, :, None])[:, None]
-        logits = dot_product_logits(query.astype(dtype), _sums_of_blocks(parts, first), scale)
-        compressed = masked_softmax(logits, can_choose & is_complete)  # [B, N, T, S], at the first token of each block
+        blocks = _list_blocks(segment_ids, b, t, s, size, only_complete=True)
+        index_in_block = blocks.position % size
+        # Each token's part of the compressed key and value of its block, [B, S, K, H] and [B, S, K, U].
+        of_key, of_value = (x[index_in_block][:, :, None, None] for x in (key_mix, value_mix))
+        of_key = of_key * (key.astype(dtype) + key_positions[index_in_block][:, :, None])
+        of_value = of_value * value.astype(dtype)
+        compressed_key, compressed_value = (_sums_of_blocks(x, blocks) for x in (of_key, of_value))
+        rngs = (None, None, None) if dropout_rng is None else tuple(jax.random.split(dropout_rng, 3))
 
-        scores = compressed.reshape(b, k, n // k, t, s).sum(axis=2)
-        chosen = _chosen_tokens(scores, can_choose, position // size, first, num_blocks)
-        in_window = (query_position[:, :, None] - position[:, None] < window)[:, None]
-        logits = dot_product_logits(query, key, scale)
-        branches = (
-            # A compressed value is a mixture of values, so its weight is spread over the tokens of its block.
-            _at_tokens(compressed, first) * value_mix[index_in_block][:, None, None],
-            masked_softmax(logits, jnp.repeat(chosen, n // k, axis=1) & visible),
-            masked_softmax(logits, in_window & visible),
+        def compress(query: Array, rows: _Rows) -> tuple[Array, Array, Array | None]:
+            """Returns output and choices of the compressed branch for a chunk of queries, and weights on request."""
+            logits = dot_product_logits(query.astype(dtype), compressed_key, scale)  # [B, N, C, M]
+            is_complete = blocks.starts[:, None] + size - 1 <= rows.index[:, :, None]
+            weights = masked_softmax(logits, (_is_visible(blocks, rows, True) & is_complete)[:, None])
+            scores = jax.lax.stop_gradient(weights).reshape(b, k, n // k, *weights.shape[2:]).sum(axis=2)
+            out = weighted_values(dropout(weights, dropout_rate, _fold_in(rngs[0], rows)), compressed_value)
+            chosen = _choose_blocks(scores, blocks, rows, num_blocks, True)
+            return out, chosen, weights.swapaxes(1, 2) if return_weights else None
+
+        compressed, chosen, weights = _over_queries(compress, query, blocks.rows)
+        chosen = chosen.swapaxes(1, 2)  # [B, K, T, L]
+        outs = (
+            compressed,
+            attend_to_selected_blocks(
+                query,
+                key,
+                value,
+                blocks.first,
+                chosen,
+                block_size=size,
+                is_causal=True,
+                scale=scale,
+                dropout_rate=dropout_rate,
+                dropout_rng=rngs[1],
+            ),
+            chunked_attention(
+                query,
+                key,
+                value,
+                is_causal=True,
+                scale=scale,
+                segment_ids=segment_ids,
+                dropout_rate=dropout_rate,
+                dropout_rng=rngs[2],
+                local_window_size=(window - 1, 0),
+            ),
         )
-        gates = jax.nn.sigmoid(gate[:, s - t :].astype(dtype)).transpose(3, 0, 2, 1)[..., None]  # [3, B, N, T, 1]
-        weights = sum((g * branch for g, branch in zip(gates, branches, strict=True)), start=jnp.zeros_like(logits))
-        out = weighted_values(dropout(weights, dropout_rate, dropout_rng), value).astype(query.dtype)
-        return (out, weights) if return_weights else out
+        gates = jax.nn.sigmoid(gate[:, s - t :].astype(dtype))  # [B, T, N, 3]
+        out = sum(gates[..., i, None] * out.astype(dtype) for i, out in enumerate(outs))
+        out = jnp.asarray(out).astype(query.dtype)
+        if weights is None:
+            return out
+        # A compressed value is a mixture of values, so its weight is spread over the tokens of its block.
+        is_of_block = (blocks.starts[:, :, None] == blocks.first[:, None]).astype(dtype)  # [B, M, S]
+        spread = jnp.einsum("BTNM,BMS->BNTS", weights, is_of_block, precision="highest")
+        spread = spread * value_mix[index_in_block][:, None, None]
+        tokens = jnp.repeat(_chosen_tokens(chosen, blocks), n // k, axis=1)
+        masks: dict[str, Any] = {"is_causal": True, "scale": scale, "segment_ids": segment_ids}
+        selected = dot_product_weights(query, key, mask=tokens, **masks)
+        near = dot_product_weights(query, key, window=(window - 1, 0), **masks)
+        return out, jnp.einsum("BTNI,IBNTS->BNTS", gates, jnp.stack([spread, selected, near]))
 
     return attend_to_tokens(attend, query, key, value, None, mask, segment_ids, gate=gate)
 
@@ -271,7 +337,10 @@ def indexed_attention(
 
     The sparse attention of DeepSeek-V3.2 (2025, https://arxiv.org/abs/2512.02556), equations 1 and 2, with the scores
     of `index_scores`. All heads read the same keys. No gradient passes through the choice, so none reaches the indexer:
-    the report trains it with a separate loss to follow the weights of dense attention. Memory grows as T * S.
+    the report trains it with a separate loss to follow the weights of dense attention.
+
+    Keys that are not selected are hidden by a mask, some queries at a time, so memory grows as T + S, and time as
+    T * S, like that of the indexer's scores.
 
     Args:
       query: queries, [B, T, N, H], at the last T of the S positions. Arguments without explanation are those of
@@ -332,21 +401,63 @@ def indexed_attention(
     ) -> Any:
         """Attends among tokens that are contiguous and in order."""
         t = query.shape[1]
-        index_arrays = index["index_query"][:, s - t :], index["index_key"], index["index_weight"][:, s - t :]
-        visible = combine_masks(mask, is_causal, segment_ids, b, t, s)
-        if bias is not None:  # a bias of minus infinity hides a key, so the key must not be selected
-            visible = (bias != -jnp.inf) if visible is None else visible & (bias != -jnp.inf)
-        return dot_product_attention(
-            query,
-            key,
-            value,
-            bias,
-            among_largest(index_scores(*index_arrays)[:, None], visible, num_keys),
-            scale=scale,
-            dropout_rate=dropout_rate,
-            dropout_rng=dropout_rng,
-            return_weights=return_weights,
-        )
+        rows = _rows(segment_ids, b, t, s)
+        # A bias or a mask of pairs is cut into chunks with the queries, [B, T, N, S]; others are the same for all.
+        of_pairs = {name: x for name, x in (("bias", bias), ("mask", mask)) if x is not None and x.shape[2] > 1}
+        of_pairs = {name: jnp.broadcast_to(x, (b, *x.shape[1:])).swapaxes(1, 2) for name, x in of_pairs.items()}
+        of_queries = of_pairs | {name: index[name][:, s - t :] for name in ("index_query", "index_weight")}
+        of_queries["query"] = query
+
+        def attend_to_first(num_visible: int, chunk: dict[str, Array], rows: _Rows) -> tuple[Array, Array | None]:
+            """Attends from a chunk of queries to the first `num_visible` keys, after which none of them sees a key."""
+
+            def over_keys(name: str, x: Array | None) -> Array | None:
+                """Returns the bias or the mask of the chunk, for these keys."""
+                x = chunk[name].swapaxes(1, 2) if name in chunk else x
+                return x if x is None or x.shape[3] == 1 else x[..., :num_visible]
+
+            chunk_bias, visible = over_keys("bias", bias), over_keys("mask", mask)
+            if is_causal:
+                in_past = (jnp.arange(num_visible)[None, None] <= rows.index[:, :, None])[:, None]
+                visible = in_past if visible is None else visible & in_past
+            if segment_ids is not None and rows.ids is not None:
+                of_text = segment_mask(rows.ids, segment_ids[1][:, :num_visible])
+                visible = of_text if visible is None else visible & of_text
+            if chunk_bias is not None:  # a bias of minus infinity hides a key, so the key must not be selected
+                is_finite = chunk_bias != -jnp.inf
+                visible = is_finite if visible is None else visible & is_finite
+            scores = index_scores(chunk["index_query"], index["index_key"][:, :num_visible], chunk["index_weight"])
+            outputs: Any = dot_product_attention(
+                chunk["query"],
+                key[:, :num_visible],
+                value[:, :num_visible],
+                chunk_bias,
+                visible if num_visible <= num_keys else _above_threshold(scores[:, None], visible, num_keys),
+                scale=scale,
+                dropout_rate=dropout_rate,
+                dropout_rng=_fold_in(dropout_rng, rows),
+                return_weights=return_weights,
+            )
+            if not return_weights:
+                return outputs, None
+            padding = ((0, 0), (0, 0), (0, 0), (0, s - num_visible))
+            return outputs[0], jnp.pad(outputs[1], padding).swapaxes(1, 2)
+
+        if not is_causal:
+            out, weights = _over_queries(functools.partial(attend_to_first, s), of_queries, rows, _PAIR_CHUNK)
+        else:  # the earlier queries see fewer keys
+            size = -(-t // min(_CAUSAL_PARTS, -(-t // _PAIR_CHUNK)))
+            parts = [
+                _over_queries(
+                    functools.partial(attend_to_first, s - t + min(begin + size, t)),
+                    *jax.tree.map(lambda x, begin=begin: x[:, begin : begin + size], (of_queries, rows)),
+                    chunk_size=_PAIR_CHUNK,
+                    first_number=begin,
+                )
+                for begin in range(0, t, size)
+            ]
+            out, weights = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
+        return out if weights is None else (out, weights.swapaxes(1, 2))
 
     index = {"index_query": index_query, "index_key": index_key, "index_weight": index_weight}
     return attend_to_tokens(attend, query, key, value, bias, mask, segment_ids, **index)
@@ -376,52 +487,168 @@ def index_scores(
     return jnp.einsum("BTJS,BTJ->BTS", jax.nn.relu(jnp.einsum("BTJI,BSI->BTJS", query, key)), weight)
 
 
-def _blocks(
-    segment_ids: tuple[Array, Array] | None, batch: int, num_keys: int, block_size: int
-) -> tuple[Int[Array, "B S"], Int[Array, "B S"]]:
-    """Returns each key's position in its sequence, and the index on axis S of the first token of its block.
+class _Rows(NamedTuple):
+    """Where queries are among the keys."""
 
-    The tokens of a sequence are contiguous and in order (see `attend_to_tokens`).
+    index: Int[Array, "B T"]
+    """Index on axis S."""
+    ids: Int[Array, "B T"] | None = None
+    """Segments of packed sequences; 0 is padding."""
+    own: Int[Array, "B T"] | None = None
+    """Index of the first token of the query's own block; S where the query does not see it."""
+    number: Int[Array, ""] | None = None
+    """Number of the chunk of queries."""
+
+
+class _Blocks(NamedTuple):
+    """Blocks of keys. The tokens of a sequence are contiguous and in order (see `attend_to_tokens`)."""
+
+    position: Int[Array, "B S"]
+    """Position of each key in its sequence."""
+    first: Int[Array, "B S"]
+    """Index on axis S of the first token of each token's block."""
+    starts: Int[Array, "B M"]
+    """Index of the first token of each block that other queries than its own may choose; S for an empty place."""
+    ids: Int[Array, "B M"] | None
+    """Segments of these blocks."""
+    rows: _Rows
+    """The queries, the last of the S positions."""
+
+
+def _rows(segment_ids: tuple[Array, Array] | None, batch: int, num_queries: int, num_keys: int) -> _Rows:
+    """Returns where the queries are: at the last positions."""
+    index = jnp.broadcast_to(jnp.arange(num_keys - num_queries, num_keys, dtype=jnp.int32), (batch, num_queries))
+    return _Rows(index, None if segment_ids is None else segment_ids[0])
+
+
+def _list_blocks(
+    segment_ids: tuple[Array, Array] | None,
+    batch: int,
+    num_queries: int,
+    num_keys: int,
+    block_size: int,
+    *,
+    only_complete: bool,
+) -> _Blocks:
+    """Cuts each sequence into blocks; those that end early are not listed in `starts` with `only_complete`."""
+    index = jnp.broadcast_to(jnp.arange(num_keys, dtype=jnp.int32), (batch, num_keys))
+    rows, first_query = _rows(segment_ids, batch, num_queries, num_keys), num_keys - num_queries
+    if segment_ids is None:
+        first, end = index - index % block_size, num_keys - block_size + 1 if only_complete else num_keys
+        starts = jnp.arange(0, max(end, 0), block_size, dtype=jnp.int32)
+        starts = jnp.broadcast_to(starts, (batch, len(starts)))
+        return _Blocks(index, first, starts, None, rows._replace(own=first[:, first_query:]))
+    query_ids, key_ids = segment_ids
+    position = positions_of(key_ids).astype(jnp.int32)
+    first = index - position % block_size
+    # The only block of a sequence is the own block of its queries, so it is listed only if it is complete. Then at
+    # most S / block_size blocks are complete, and at most as many sequences have an incomplete one.
+    reach = min(block_size - 1, num_keys)
+    first_of_last = jnp.pad(first[:, reach:], ((0, 0), (0, reach)), constant_values=-1)
+    is_listed = first_of_last == index
+    if not only_complete:
+        is_listed = is_listed | (position > 0)
+    is_listed = is_listed & (first == index) & (key_ids != 0)
+    num_listed = num_keys // block_size if only_complete else min(2 * num_keys // block_size, num_keys)
+    starts = jnp.sort(jnp.where(is_listed, index, num_keys), axis=1)[:, :num_listed]
+    ids = jnp.where(starts < num_keys, jnp.take_along_axis(key_ids, jnp.minimum(starts, num_keys - 1), axis=1), -1)
+    sees_own = (query_ids == key_ids[:, first_query:]) & (query_ids != 0)
+    own = jnp.where(sees_own, first[:, first_query:], num_keys)
+    return _Blocks(position, first, starts, ids, rows._replace(own=own))
+
+
+def _is_visible(blocks: _Blocks, rows: _Rows, is_causal: bool) -> Bool[Array, "B C M"]:
+    """Returns which of the listed blocks a query may see."""
+    visible = blocks.starts[:, None] < blocks.first.shape[1]
+    if is_causal:
+        visible = visible & (blocks.starts[:, None] <= rows.index[:, :, None])
+    if blocks.ids is not None and rows.ids is not None:
+        visible = visible & (blocks.ids[:, None] == rows.ids[:, :, None])
+    return visible
+
+
+def _choose_blocks(
+    scores: Float[Array, "B N C M"], blocks: _Blocks, rows: _Rows, num_blocks: int, is_causal: bool
+) -> Int[Array, "B C N L"]:
+    """Returns the first tokens of a query's own block and of the others with the highest scores, S for an empty place.
+
+    L is `num_blocks`, or the number of blocks if there are fewer.
     """
-    index = jnp.broadcast_to(jnp.arange(num_keys), (batch, num_keys))
-    position = index if segment_ids is None else positions_of(segment_ids[1])
-    return position, index - position % block_size
+    (num_listed, num_keys), own = (scores.shape[3], blocks.first.shape[1]), rows.own
+    assert own is not None
+    can_choose = _is_visible(blocks, rows, is_causal) & (blocks.starts[:, None] != own[:, :, None])
+    scores = jnp.where(can_choose[:, None], scores, jnp.asarray(-jnp.inf, scores.dtype))
+    size = min(num_blocks, num_listed + 1)
+    best, place = jax.lax.top_k(scores, min(size, num_listed))
+    chosen = jax.vmap(lambda starts, place: starts.at[place].get(mode="clip"))(blocks.starts, place)
+    chosen = jnp.where(best > -jnp.inf, chosen, num_keys)
+    chosen = jnp.pad(chosen, ((0, 0), (0, 0), (0, 0), (0, size - chosen.shape[3])), constant_values=num_keys)
+    last = jnp.where(own[:, None] < num_keys, own[:, None], chosen[..., -1])  # the last gives way to the own block
+    return jnp.concatenate([chosen[..., :-1], last[..., None]], axis=3).swapaxes(1, 2)
 
 
-def _sums_of_blocks(x: Float[Array, "B S K H"], first: Int[Array, "B S"]) -> Float[Array, "B S K H"]:
-    """Returns the sum of each block at the index of its first token, and 0 elsewhere, in float32 at least.
+def _over_queries(
+    attend: Callable[[Any, _Rows], Any], queries: Any, rows: _Rows, chunk_size: int = 512, first_number: int = 0
+) -> Any:
+    """Calls `attend(queries, rows)` for one chunk of queries after another; all arrays are [B, T, ...], results too.
 
-    `first` is the index of the first token of each token's block, from `_blocks`.
+    The backward pass recomputes each chunk, all but the thresholds of `_above_threshold`.
     """
+    batch, t = rows.index.shape
+    size = equal_chunks(t, chunk_size)
+    chunks = jax.tree.map(lambda x: split_axis(x, 1, size), (queries, rows))
+    numbers = first_number + jnp.arange(-(-t // size), dtype=jnp.int32)
+
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(_THRESHOLD))
+    def attend_chunk(chunk: Any) -> Any:
+        # As in `chunked.py`, a barrier that includes the queries: in a scan over layers JAX would compute the masks of
+        # all chunks before the loop, because they are the same for all layers.
+        (queries, rows), number = jax.lax.optimization_barrier(chunk)
+        return attend(queries, rows._replace(number=number))
+
+    results = jax.lax.map(attend_chunk, (chunks, numbers))
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1, *x.shape[3:])[:, :t], results)
+
+
+def _above_threshold(
+    scores: Float[Array, "B 1 C S"], visible: Bool[Array, "#B #N #C #S"] | None, size: int
+) -> Bool[Array, "B N C S"]:
+    """Returns `among_largest(scores, visible, size)` by a threshold that the backward pass reuses.
+
+    The backward pass computes the scores again, in a program that may round otherwise. So the threshold is not the last
+    of the largest scores, which may be missed then, but halfway to the next lower one.
+    """
+    scores = jax.lax.stop_gradient(scores)
+    is_large = among_largest(scores, visible, size)
+    is_left = ~is_large if visible is None else visible & ~is_large
+    last = jnp.where(is_large, scores, jnp.inf).min(axis=-1, keepdims=True)
+    next_lower = jnp.where(is_left, scores, -jnp.inf).max(axis=-1, keepdims=True)
+    threshold = last / 2 + next_lower / 2
+    threshold = jnp.where(threshold > next_lower, threshold, last)  # of neighboring numbers there is no middle
+    threshold = jnp.where(next_lower == -jnp.inf, next_lower, threshold)  # no key is left: take all
+    threshold = checkpoint_name(threshold, _THRESHOLD)
+    return scores >= threshold if visible is None else (scores >= threshold) & visible
+
+
+def _fold_in(rng: Array | None, rows: _Rows) -> Array | None:
+    """Returns the PRNG key of a chunk of queries."""
+    if rng is None:
+        return None
+    assert rows.number is not None
+    return jax.random.fold_in(rng, rows.number)
+
+
+def _sums_of_blocks(x: Float[Array, "B S K H"], blocks: _Blocks) -> Float[Array, "B M K H"]:
+    """Returns the sum of each listed block, in float32 at least."""
     x = x.astype(np.promote_types(x.dtype, np.float32))
     # Under `vmap` compilers know that rows are independent; with indices of rows they would sum over all devices.
-    return jax.vmap(lambda row, first: jnp.zeros_like(row).at[first].add(row))(x, first)
+    sums = jax.vmap(lambda row, first: jnp.zeros_like(row).at[first].add(row))(x, blocks.first)
+    return jax.vmap(lambda sums, starts: sums.at[starts].get(mode="fill", fill_value=0))(sums, blocks.starts)
 
 
-def _at_tokens(x: Array, first: Int[Array, "B S"]) -> Array:
-    """Copies the entries of x, [B, N, T, S], at the first token of each block to all tokens of the block."""
-    return jax.vmap(lambda row, first: row[..., first])(x, first)
-
-
-def _chosen_tokens(
-    scores: Float[Array, "B N T S"],
-    can_choose: Bool[Array, "#B 1 #T S"] | None,
-    block: Int[Array, "B S"],
-    first: Int[Array, "B S"],
-    num_blocks: int,
-) -> Bool[Array, "B N T S"]:
-    """Returns True for the tokens of the blocks with the highest scores; the query's own block is always chosen.
-
-    Args:
-      scores: score of each block at the index of its first token; other entries are not used.
-      can_choose: True at the first tokens of the blocks that the query may choose.
-      block: index of each token's block in its sequence.
-      first: index of the first token of each token's block, from `_blocks`.
-      num_blocks: blocks of a query.
-    """
-    is_own = block[:, -scores.shape[2] :, None] == block[:, None]  # [B, T, S]
-    scores = jnp.where(is_own[:, None], jnp.asarray(jnp.inf, scores.dtype), scores)
-    return _at_tokens(among_largest(scores, can_choose, num_blocks), first)
+def _chosen_tokens(chosen: Int[Array, "B N T L"], blocks: _Blocks) -> Bool[Array, "B N T S"]:
+    """Returns True for the tokens of the blocks that a query reads."""
+    return (chosen[..., None] == blocks.first[:, None, None, None]).any(axis=3)
 
 
 def _init_compression(rng: Array, *, d_k: int, dtype: DTypeLike, block_size: int, **_: Any) -> Any:

@@ -105,7 +105,7 @@ def _native_weights(query, key, *, is_causal=True, **options):
 
 
 def _native_sparse(query, key, *arguments, **options):
-    gate = jnp.einsum("bsh,hni->bsni", numbers_of(key)[:, :, 0], _TO_GATES)
+    gate = jnp.einsum("bsh,hni->bsni", numbers_of(key)[:, :, 0], _TO_GATES[:, : query.shape[2]])
     parameters = {name: jnp.asarray(x) for name, x in COMPRESSION.items()}
     options = {"num_blocks": 2, "window": 4} | options
     return native_sparse_attention(query, key, *arguments, gate=gate, **parameters, **options)
@@ -127,12 +127,14 @@ CASES = (
         functools.partial(moba_attention, block_size=3, num_blocks=2),
         _moba_weights,
         dense=functools.partial(moba_attention, block_size=3, num_blocks=6),
+        is_lean=True,
     ),
-    Case("native_sparse", _native_sparse, _native_weights, is_distribution=False),
+    Case("native_sparse", _native_sparse, _native_weights, is_distribution=False, is_lean=True),
     Case(
         "indexed",
         _indexed,
         functools.partial(rows_of, functools.partial(indexed, num_keys=4)),
         dense=functools.partial(_indexed, num_keys=17),
+        is_lean=True,
     ),
 )
