@@ -324,7 +324,8 @@ def sequence_balancing_loss(
       mask: True for real tokens, [*batch, T]; sequences without any do not count.
       num_choices: A, experts of a token.
 
-    >>> float(jax.jit(lambda logits: sequence_balancing_loss(logits, num_choices=1))(jnp.array([[9.0, 9], [9, 9]])))
+    >>> loss = jax.jit(lambda logits: sequence_balancing_loss(logits, num_choices=1))
+    >>> loss(np.array([[[9.0, -9.0], [9.0, -9.0]]])).round(2).item()  # all tokens choose the first of two experts
     2.0
     """
     num_tokens, num_experts = logits.shape[-2:]
@@ -343,8 +344,8 @@ def expert_load(
 ) -> Float[Array, "{num_experts}"]:
     """Counts the tokens that choose each expert, dropped ones included.
 
-    >>> routing = top_1_routing(jnp.array([[9.0, 0.0], [9.0, 0.0]]), capacity=1)
-    >>> expert_load(routing, 2).tolist()
+    >>> load = jax.jit(lambda logits: expert_load(top_1_routing(logits, capacity=1), 2))
+    >>> load(np.array([[9.0, 0.0], [9.0, 0.0]])).tolist()
     [2.0, 0.0]
     """
     is_sent = _mark_sent(routing.expert, mask)[..., None].astype(jnp.float32)
