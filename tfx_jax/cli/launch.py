@@ -5,13 +5,16 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tfx_jax.arguments import Parser
 from tfx_jax.cli import VERBS
 from tfx_jax.errors import UserError, install_command, printable
 from tfx_jax.launch import TARGETS, Plan
 from tfx_jax.planning.topologies import has_libtpu
+
+if TYPE_CHECKING:
+    from tfx_jax.training.config import ExperimentConfig  # takes seconds to import
 
 _MUCH_FASTER = 1.25  # ratio of speeds above which the slower one is more than a fifth slower
 _EXAMPLE = "tfx-jax launch local -n 2 -- train --config=transformer_demo --workdir=runs/demo"
@@ -42,8 +45,9 @@ def run(argv: Sequence[str]) -> int:
     if options.output is not None and not options.dry_run:
         raise UserError("--output needs --dry-run")
     plan = target.plan(options, command)
+    config = None
     if command[0] == "train" and name != "local":  # whose processes say at once what is wrong
-        _load_config(command[1:])
+        config = _load_config(command[1:])
     if options.dry_run:
         status = _write(plan.text, options.output)
         if command[0] == "train" and plan.topology is not None:
@@ -51,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
         elif command[0] == "train" and plan.unknown:
             print(f"no plan: {printable(plan.unknown)}", file=sys.stderr)
         return status
-    return _start(plan, command)
+    return _start(plan, command, config)
 
 
 def _general_help(arguments: list[str]) -> NoReturn:
@@ -116,7 +120,7 @@ def _config_flags(arguments: Sequence[str]) -> tuple[str, list[str]]:
     return known.config, [argument for argument in others if argument.startswith("--config.")]
 
 
-def _load_config(arguments: Sequence[str]) -> Any:
+def _load_config(arguments: Sequence[str]) -> "ExperimentConfig | None":
     """Returns the configuration that `train` would have, or None if its file is elsewhere, such as in the image.
 
     Raises:
@@ -124,9 +128,8 @@ def _load_config(arguments: Sequence[str]) -> Any:
         better here than on machines that are rented.
     """
     name, overrides = _config_flags(arguments)
-    before, _, variant = name.rpartition(":")
-    path = before if before.endswith(".py") and variant else name
-    if "://" in path or (pathlib.Path(path).suffix and not pathlib.Path(path).exists()):
+    path = pathlib.Path(name.partition(":")[0])  # without the variant
+    if "://" in name or (path.suffix and not path.exists()):
         return None
     from tfx_jax.cli.train import load_config_file  # takes seconds to import
     from tfx_jax.training.config import validate
@@ -134,7 +137,9 @@ def _load_config(arguments: Sequence[str]) -> Any:
     return validate(load_config_file(name, overrides))
 
 
-def _warn_of_slow_settings(arguments: Sequence[str], topology: str, num_slices: int) -> None:
+def _warn_of_slow_settings(
+    experiment: "ExperimentConfig", arguments: Sequence[str], topology: str, num_slices: int
+) -> None:
     """Warns on stderr of settings that make a run on TPUs more than a fifth slower; compiles nothing.
 
     Only a plan, for which the step is compiled for minutes, knows by how much. By the plans of docs/pod_on_paper.md,
@@ -143,9 +148,7 @@ def _warn_of_slow_settings(arguments: Sequence[str], topology: str, num_slices: 
     """
     from tfx_jax.planning.plan import faster_settings  # takes seconds to import
 
-    (config, overrides), experiment = _config_flags(arguments), _load_config(arguments)
-    if experiment is None:
-        return
+    config, overrides = _config_flags(arguments)
     faster, remat = faster_settings(experiment), getattr(experiment.model, "remat", "none")
     if faster is None or (remat != "none" and faster[0] == "--config.model.unroll=True"):
         return
@@ -155,14 +158,20 @@ def _warn_of_slow_settings(arguments: Sequence[str], topology: str, num_slices: 
     print(f"warning      {printable(message)}", file=sys.stderr, flush=True)
 
 
-def _start(plan: Plan, command: Sequence[str]) -> int:
-    """Prints the plan of the command to stderr, starts it, and returns its exit status."""
+def _start(plan: Plan, command: Sequence[str], config: "ExperimentConfig | None") -> int:
+    """Prints the plan of the command to stderr, starts it, and returns its exit status.
+
+    Args:
+      plan: what is started.
+      command: verb and arguments.
+      config: the configuration of a training; None if it is not known here.
+    """
     if shutil.which(plan.program) is None:
         raise UserError(
             f"{plan.program} is not installed here: install it, or write the commands to a file with "
             f"--dry-run --output=FILE and run that where {plan.program} is installed"
         )
     print(plan.text, end="", file=sys.stderr, flush=True)
-    if command[0] == "train" and plan.topology is not None:
-        _warn_of_slow_settings(command[1:], plan.topology, plan.num_slices)
+    if config is not None and plan.topology is not None:
+        _warn_of_slow_settings(config, command[1:], plan.topology, plan.num_slices)
     return plan.start()

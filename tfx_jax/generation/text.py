@@ -138,15 +138,14 @@ class GeneratedText(NamedTuple):
     """Number of generated tokens, without EOS but with those of a stop string."""
 
 
-class Continued(NamedTuple):
+class _Continued(NamedTuple):
     """A prompt that is continued: in some tokenizers, the new text begins with a space because of its last word."""
 
-    prompt: str
     ids: Sequence[int]
-
-    def has_own_space(self, decoded: str) -> bool:
-        """Returns whether the prompt ends with white space that its decoded ids lack."""
-        return self.prompt[-1:].isspace() and not decoded[-1:].isspace()
+    text: str
+    """The decoded ids."""
+    has_own_space: bool
+    """Whether the prompt ends with white space that its decoded ids lack: then the new text needs no space."""
 
 
 class TextGenerator:
@@ -245,10 +244,7 @@ class TextGenerator:
         batches = [encoded]
         if any(map(self._generator.must_slide, encoded)):  # the observer knows the rows of one program only
             batches = [[ids] for ids in encoded]
-        continued = [
-            Continued(prompt, ids) if self.continues_prompts and isinstance(prompt, str) else None
-            for prompt, ids in zip(prompts, encoded, strict=True)
-        ]
+        continued = [self._continued(*pair) for pair in zip(prompts, encoded, strict=True)]
         outputs, num_done = [], 0
         for batch in batches:
             # Only the first text is streamed.
@@ -263,16 +259,23 @@ class TextGenerator:
         texts = [until_stop(self._text(*pair), self._stop) for pair in zip(outputs, continued, strict=True)]
         return [GeneratedText(text, len(ids)) for text, ids in zip(texts, outputs, strict=True)]
 
-    def _text(self, ids: Sequence[int], prompt: Continued | None) -> str:
-        """Returns the text of new tokens, as it stands behind the prompt that they continue, if they do."""
-        decode = self._tokenizer.decode
+    def _continued(self, prompt: str | Sequence[int], ids: Sequence[int]) -> _Continued | None:
+        """Returns a prompt that is continued; None for one that is answered, or that is given as tokens."""
+        if not (self.continues_prompts and isinstance(prompt, str)):
+            return None
+        text = self._tokenizer.decode(ids)
+        return _Continued(ids, text, prompt[-1:].isspace() and not text[-1:].isspace())
+
+    def _text(self, ids: Sequence[int], prompt: _Continued | None) -> str:
+        """Returns the text of new tokens, which depends on the last word of the prompt if they continue one."""
         if prompt is None:
-            return decode(ids)
-        before, whole = decode(prompt.ids), decode([*prompt.ids, *ids])
-        if not whole.startswith(before):  # the new tokens change the end of the prompt's text, such as " n" before "'t"
-            return decode(ids)
-        text = whole[len(before) :]
-        return text.removeprefix(" ") if prompt.has_own_space(before) else text
+            return self._tokenizer.decode(ids)
+        whole = self._tokenizer.decode([*prompt.ids, *ids])
+        # New tokens may change the end of the prompt's text, such as " n" before "'t".
+        if not whole.startswith(prompt.text):
+            return self._tokenizer.decode(ids)
+        text = whole[len(prompt.text) :]
+        return text.removeprefix(" ") if prompt.has_own_space else text
 
     def _encode(self, prompt: str | Sequence[int], number: int) -> Sequence[int]:
         """Returns the token ids of a prompt as the model was trained to see them."""
@@ -429,7 +432,7 @@ class _StopObserver:
         self._tokenizer, self._stops, self._on_text = tokenizer, stops, on_text
         self.restart()
 
-    def restart(self, prompts: Sequence[Continued | None] = (), *, is_silent: bool = False) -> None:
+    def restart(self, prompts: Sequence[_Continued | None] = (), *, is_silent: bool = False) -> None:
         """Resets the state for a new batch; `prompts` are those that are continued, `is_silent` disables streaming."""
         self._prompts, self._is_silent = prompts, is_silent
         self._streams: dict[int, TextStream] = {}
@@ -446,11 +449,7 @@ class _StopObserver:
             if row not in self._streams:
                 self._streams[row] = self._tokenizer.stream(() if prompt is None else prompt.ids)
             part = self._streams[row].push(token)
-            if (
-                prompt is not None
-                and not self._texts.get(row)
-                and prompt.has_own_space(self._tokenizer.decode(prompt.ids))
-            ):
+            if prompt is not None and prompt.has_own_space and not self._texts.get(row):
                 part = part.removeprefix(" ")
             text = self._texts[row] = self._texts.get(row, "") + part
             is_finished[row] = until_stop(text, self._stops) != text

@@ -639,7 +639,8 @@ def head_sizes_of(attention_fn: AttentionFn, d_k: int, d_v: int | None = None) -
     """
     spec = spec_of(attention_fn)
     if spec is None or spec.head_sizes is None:
-        return HeadSizes(d_k, *(2 * [d_k if d_v is None else d_v]))
+        d_v = d_k if d_v is None else d_v
+        return HeadSizes(key=d_k, value=d_v, output=d_v)
     if d_v is not None:
         raise ValueError(f"d_v must be None with {spec.name} attention, which has options for sizes, got {d_v}")
     return spec.head_sizes(d_k=d_k, **options_of(attention_fn))

@@ -40,7 +40,7 @@ def test_what_is_saved_is_loaded(tmp_path, kind, is_tied):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_changes_nothing(kind):
-    """Behind, in front, in between, and of a text of its own."""
+    """Of a text with padding behind, before or between its tokens, compared with the text alone."""
     model, (source, target) = make_model(kind), texts()
     score = jitted(lambda model, source, target: model(source, target))
     want = score(model, source, target)

@@ -268,33 +268,14 @@ def native_sparse_attention(
 
         compressed, chosen, weights = _over_queries(compress, query, blocks.rows)
         chosen = chosen.swapaxes(1, 2)  # [B, K, T, L]
-        outs = (
-            compressed,
-            attend_to_selected_blocks(
-                query,
-                key,
-                value,
-                blocks.first,
-                chosen,
-                block_size=size,
-                is_causal=True,
-                scale=scale,
-                dropout_rate=dropout_rate,
-                dropout_rng=rngs[1],
-            ),
-            chunked_attention(
-                query,
-                key,
-                value,
-                is_causal=True,
-                scale=scale,
-                segment_ids=segment_ids,
-                dropout_rate=dropout_rate,
-                dropout_rng=rngs[2],
-                local_window_size=(window - 1, 0),
-            ),
+        options: dict[str, Any] = {"is_causal": True, "scale": scale, "dropout_rate": dropout_rate}
+        selected = attend_to_selected_blocks(
+            query, key, value, blocks.first, chosen, block_size=size, dropout_rng=rngs[1], **options
         )
+        options |= {"segment_ids": segment_ids, "local_window_size": (window - 1, 0)}
+        near = chunked_attention(query, key, value, dropout_rng=rngs[2], **options)
         gates = jax.nn.sigmoid(gate[:, s - t :].astype(dtype))  # [B, T, N, 3]
+        outs: tuple[Any, ...] = compressed, selected, near
         out = sum(gates[..., i, None] * out.astype(dtype) for i, out in enumerate(outs))
         out = jnp.asarray(out).astype(query.dtype)
         if weights is None:
@@ -305,9 +286,9 @@ def native_sparse_attention(
         spread = spread * value_mix[index_in_block][:, None, None]
         tokens = jnp.repeat(_chosen_tokens(chosen, blocks), n // k, axis=1)
         masks: dict[str, Any] = {"is_causal": True, "scale": scale, "segment_ids": segment_ids}
-        selected = dot_product_weights(query, key, mask=tokens, **masks)
-        near = dot_product_weights(query, key, window=(window - 1, 0), **masks)
-        return out, jnp.einsum("BTNI,IBNTS->BNTS", gates, jnp.stack([spread, selected, near]))
+        of_selected = dot_product_weights(query, key, mask=tokens, **masks)
+        of_near = dot_product_weights(query, key, window=(window - 1, 0), **masks)
+        return out, jnp.einsum("BTNI,IBNTS->BNTS", gates, jnp.stack([spread, of_selected, of_near]))
 
     return attend_to_tokens(attend, query, key, value, None, mask, segment_ids, gate=gate)
 

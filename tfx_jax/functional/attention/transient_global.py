@@ -1,5 +1,6 @@
 """LongT5's attention: a window with a bias for each distance, and summaries of blocks that all tokens see."""
 
+import functools
 from typing import Any
 
 import jax
@@ -98,7 +99,7 @@ def transient_global_attention(
             if array is None or array.shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {None if array is None else array.shape}")
     window = distance_bias.shape[1] // 2
-    exists = jnp.ones((b, t), bool) if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, t))
+    exists = _exists(mask, b, t)
     # In the order of `attend`, tokens are first: block of each query, and number of blocks.
     blocks = _blocks(jnp.sort(exists, axis=1, descending=True), block_size or 1)
     num_blocks = blocks.max(axis=1, keepdims=True) + 1  # [B, 1]
@@ -163,15 +164,16 @@ def block_summaries(x: Float[Array, "B T D"], mask: Mask | None = None, *, block
     [1.0, 9.0]
     """
     b, t, _ = x.shape
-    exists = jnp.ones((b, t), bool) if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, t))
     num_summaries = t // block_size
-    blocks = _blocks(exists, block_size)
+    blocks = _blocks(_exists(mask, b, t), block_size)
     blocks = jnp.where(blocks < 0, num_summaries, blocks)  # out of range, so that it is dropped
+    return jax.vmap(functools.partial(jax.ops.segment_sum, num_segments=num_summaries))(x, blocks)
 
-    def sum_blocks(row: Array, blocks: Array) -> Array:
-        return jax.ops.segment_sum(row, blocks, num_segments=num_summaries)
 
-    return jax.vmap(sum_blocks)(x, blocks)
+def _exists(mask: Mask | None, batch: int, num_tokens: int) -> Bool[Array, "B T"]:
+    """Returns True for tokens, False for padding."""
+    shape = (batch, num_tokens)
+    return jnp.ones(shape, bool) if mask is None else jnp.broadcast_to(mask[:, 0, 0], shape)
 
 
 def _blocks(exists: Bool[Array, "B T"], block_size: int) -> Int[Array, "B T"]:
