@@ -91,10 +91,12 @@ FAMILIES = {
         ("decoder_layers", "feed_forward", "gate"),
         {"fsdp": 2, "sequence": 2, "tensor": 2},
     ),
-    "latent": (
+    "deepseek": (
         Llama,
         LlamaConfig(
-            **SIZES,
+            **SIZES | {"num_layers": 4},
+            num_dense_layers=1,
+            experts=ExpertsConfig(num_experts=4, every=1, num_groups=4, shared_d_ff=16),
             num_kv_heads=1,
             use_value_norm=True,
             query_rank=8,
@@ -103,7 +105,7 @@ FAMILIES = {
         language_model_loss,
         lambda: {"inputs": text(), "targets": text(), "weights": np.ones((B, T), np.float32)},
         ("decoder_layers", "self_attention", "attention_fn", "key_up"),
-        {"data": 2, "fsdp": 2, "tensor": 2},
+        {"expert": 2, "fsdp": 2, "tensor": 2},
     ),
     "bert": (
         BertPretraining,
@@ -162,7 +164,7 @@ FAMILIES = {
 
 SHARES = {
     "switch": (1, 1, 16, 16),  # of one repetition, four experts and two groups of hidden units
-    "latent": (2, 2, 4, 2),  # of four heads and eight features of a latent
+    "deepseek": (3, 2, 4, 2),  # of four heads and eight features of a latent
 }
 
 
@@ -199,7 +201,7 @@ def train(family, mesh):
         "gpt",
         *(
             pytest.param(family, marks=pytest.mark.slow)
-            for family in ("latent", "bert", "t5", "san_ctc", "switch", "long_encoder", "reformer")
+            for family in ("deepseek", "bert", "t5", "san_ctc", "switch", "long_encoder", "reformer")
         ),
     ],
 )

@@ -267,7 +267,7 @@ class EncoderDecoderDecoder(nnx.Module):
         output = model.output()
         bias = None if model.logits_bias is None else model.logits_bias[...]
         self.model = model
-        self.fused = fuse_for_decoding(model.decoder_layers, output.table[...], bias, dtype=output.dtype, int8=int8)
+        self.fused = fuse_for_decoding([model.decoder_layers], output.table[...], bias, dtype=output.dtype, int8=int8)
 
     @property
     def vocab_size(self) -> int:

@@ -20,18 +20,25 @@ from tfx_jax.nn.decoding import (
     replay_step,
 )
 from tfx_jax.nn.layers import EncoderLayer
-from tfx_jax.nn.stack import per_layer, scan_layers
+from tfx_jax.nn.stack import per_layer, scan_stacks
 
 
 class LanguageModel(nnx.Module):
     """A stack of causal layers between an embedding and an output layer.
 
-    Subclasses set `config` and `decoder_layers` and define `embed`, `last_norm` and `output`; they override `logits_of`
-    if the logits are not just products with the output vectors.
+    Subclasses set `config` and `decoder_layers`, and `first_layers` if other layers come before these. They define
+    `embed`, `last_norm` and `output`; they override `logits_of` if the logits are not just products with the output
+    vectors.
     """
 
     config: Any
     decoder_layers: EncoderLayer
+    first_layers: EncoderLayer | None = None
+
+    @property
+    def stacks(self) -> list[EncoderLayer]:
+        """The stacks of layers, from input to output."""
+        return [self.decoder_layers] if self.first_layers is None else [self.first_layers, self.decoder_layers]
 
     def embed(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], rngs: nnx.Rngs | None = None
@@ -107,7 +114,7 @@ class LanguageModel(nnx.Module):
 
         Returns:
           The output of the last layer and the extra outputs of `EncoderLayer` ("self" weights, "cache"), stacked over
-          layers.
+          layers; see `per_layer`.
         """
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else positions_from_mask(token_mask)
@@ -125,8 +132,7 @@ class LanguageModel(nnx.Module):
             options |= {"return_weights": return_weights, "return_cache": return_cache}
             return layer(x, token_mask=token_mask, positions=positions, **options)
 
-        c = self.config
-        return scan_layers(layer_fn, self.decoder_layers, x, rngs, remat=c.remat, unroll=c.unroll)
+        return scan_stacks(layer_fn, self.stacks, x, rngs, remat=self.config.remat, unroll=self.config.unroll)
 
     def decoder(self, *, int8: bool = False) -> Decoder:
         """Returns a decoder with fused weights, see `tfx_jax.nn.decoding.DecodingModel`."""
@@ -163,7 +169,7 @@ class LanguageModelDecoder(nnx.Module):
         """Fuses the layers' weights for decoding; `model` is not changed and reads the prompts."""
         output = model.output()
         self.model = model
-        self.fused = fuse_for_decoding(model.decoder_layers, output.table[...], dtype=output.dtype, int8=int8)
+        self.fused = fuse_for_decoding(model.stacks, output.table[...], dtype=output.dtype, int8=int8)
 
     @property
     def vocab_size(self) -> int:

@@ -130,16 +130,32 @@ class LlamaConfig:
     @property
     def pattern_length(self) -> int:
         """Number of layers after which attentions, rotary positions and experts repeat."""
-        return math.lcm(len(self.attention.names), self.no_rotary_every or 1, len(self.sparse_layers))
+        return math.lcm(len(self.attention.names), self.no_rotary_every or 1, len(self.experts.pattern()))
 
     @property
-    def sparse_layers(self) -> list[bool]:
-        """Whether each layer has a mixture of experts: of a pattern, or of all layers if the first ones differ."""
+    def stacks(self) -> list[tuple[str, range, int]]:
+        """Name, indices of the layers, and length of the repeated pattern of each stack, from input to output.
+
+        Before the pattern of all layers come the first layers without experts, and as many more as leave whole
+        repetitions.
+        """
+        period, num_dense = self.pattern_length, self.num_dense_layers if self.experts.num_experts else 0
+        first = self.num_layers - max(0, self.num_layers - num_dense) // period * period
+        # Without experts, layers repeat a shorter pattern. Other first layers are different, a pattern of their own.
+        without_experts = math.lcm(len(self.attention.names), self.no_rotary_every or 1)
+        first_period = without_experts if first <= num_dense and first % without_experts == 0 else first
+        stacks = [
+            ("first_layers", range(first), first_period),
+            ("decoder_layers", range(first, self.num_layers), period),
+        ]
+        if first == self.num_layers:
+            return [("decoder_layers", range(first), first_period)]
+        return stacks if first else stacks[1:]
+
+    def has_experts(self, index: int) -> bool:
+        """Returns whether a layer has a mixture of experts."""
         pattern = self.experts.pattern()
-        if not (self.num_dense_layers and self.experts.num_experts):
-            return pattern
-        sparse = pattern * math.ceil(self.num_layers / len(pattern))
-        return [has and index >= self.num_dense_layers for index, has in enumerate(sparse[: self.num_layers])]
+        return index >= self.num_dense_layers and pattern[index % len(pattern)]
 
     def validate(self) -> None:
         """Raises ValueError for fields that contradict each other."""
@@ -147,7 +163,7 @@ class LlamaConfig:
             raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}; give d_k")
         if self.num_heads % (self.num_kv_heads or self.num_heads):
             raise ValueError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}")
-        if self.num_layers % self.pattern_length:
+        if not (self.num_dense_layers and self.experts.num_experts) and self.num_layers % self.pattern_length:
             raise ValueError(
                 f"num_layers={self.num_layers} is no multiple of the {self.pattern_length} layers of the pattern"
             )
@@ -172,7 +188,9 @@ class LlamaConfig:
     def tiny(self, *, max_length: int) -> None:
         """Sets sizes that train in seconds on one CPU."""
         self.vocab_size, self.d_model, self.num_heads, self.num_kv_heads, self.d_ff = 1_000, 32, 4, 2, 64
-        self.d_k, self.max_length, self.num_layers = None, max_length, self.pattern_length
+        self.num_dense_layers = min(self.num_dense_layers, 1)
+        self.d_k, self.max_length = None, max_length
+        self.num_layers = (1 + self.num_dense_layers) * self.pattern_length
 
     def make(self, *, rngs: nnx.Rngs) -> "Llama":
         return Llama(self, rngs=rngs)
@@ -217,7 +235,7 @@ class Llama(LanguageModel):
         num_kv_heads = c.num_kv_heads or c.num_heads
 
         def make_layer(index: int, attention_config: AttentionConfig, rngs: nnx.Rngs) -> EncoderLayer:
-            """Makes layer `index` of the pattern that the layers repeat."""
+            """Makes layer `index`, or one that the pattern repeats from there."""
             rotary = c.rotary
             if attention_config.name == "window" and c.window_rotary_base is not None:
                 rotary = RotaryConfig(base=c.window_rotary_base)
@@ -259,8 +277,7 @@ class Llama(LanguageModel):
                 **sizes,
                 **options,
             )
-            has_experts = experts_pattern[index % len(experts_pattern)]
-            feed_forward = (c.experts.make if has_experts else FeedForward)(
+            feed_forward = (c.experts.make if c.has_experts(index) else FeedForward)(
                 c.d_model,
                 c.d_ff,
                 activation_fn=ACTIVATIONS[c.activation],
@@ -282,16 +299,17 @@ class Llama(LanguageModel):
                     param[...] = _normal(rngs, param)
             return EncoderLayer(attention, feed_forward, residual, is_parallel=c.is_parallel)
 
-        attention_configs, experts_pattern = c.attention.pattern(), c.sparse_layers
-        makers = [
-            functools.partial(make_layer, i, attention_configs[i % len(attention_configs)])
-            for i in range(c.pattern_length)
-        ]
+        attention_configs = c.attention.pattern()
         make_embedding = functools.partial(
             Embedding, c.vocab_size, c.d_model, init_stddev=_INIT_STDDEV, dtype=dtype, rngs=rngs
         )
         self.embedding = make_embedding(scale=c.embedding_scale)
-        self.decoder_layers = stack_layers(makers, c.num_layers, rngs)
+        for name, indices, period in c.stacks:
+            makers = [
+                functools.partial(make_layer, i, attention_configs[i % len(attention_configs)])
+                for i in indices[:period]
+            ]
+            setattr(self, name, stack_layers(makers, len(indices), rngs))
         self.norm = make_norm(c.d_model)
         self.output_embedding = None if c.is_tied else make_embedding()
         self.config = copy.deepcopy(c)

@@ -121,20 +121,21 @@ class FusedDecoder(nnx.Module):
 
     def __init__(
         self,
-        layers: DecoderLayer | EncoderLayer,
+        stacks: Sequence[DecoderLayer | EncoderLayer],
         kernel: Float[Array, "D V"],
         bias: Float[Array, " V"] | None = None,
         *,
         dtype: DTypeLike,
         int8: bool,
     ):
-        """Splits the stack `layers` and rearranges the weights of each layer and of the output layer x W + b."""
-        self.layers = nnx.List([fused(layer, int8=int8) for layer in unstack_layers(layers)])
+        """Splits the stacks and rearranges the weights of each layer and of the output layer x W + b."""
+        layers = [layer for stack in stacks for layer in unstack_layers(stack)]
+        self.layers = nnx.List([fused(layer, int8=int8) for layer in layers])
         self.output = FusedLinear(kernel, bias, dtype=dtype, int8=int8)
 
 
 def fuse_for_decoding(
-    layers: DecoderLayer | EncoderLayer,
+    stacks: Sequence[DecoderLayer | EncoderLayer],
     table: Float[Array, "V D"],
     bias: Float[Array, " V"] | None = None,
     *,
@@ -144,7 +145,7 @@ def fuse_for_decoding(
     """Rearranges weights for decoding, in one compiled program. Call it once, before decoding.
 
     Args:
-      layers: a stack of layers.
+      stacks: stacks of layers, from input to output.
       table: matrix of the output layer, one row per token of the vocabulary.
       bias: bias of the output layer.
       dtype: dtype of the output layer's computation.
@@ -157,8 +158,8 @@ def fuse_for_decoding(
     Raises:
       UserError: if `int8` is set for such a model.
     """
-    if (obstacle := fusing_obstacle(layers)) is None:
-        return _fuse(layers, table, bias, dtype=dtype, int8=int8)
+    if (obstacle := next(filter(None, map(fusing_obstacle, stacks)), None)) is None:
+        return _fuse(stacks, table, bias, dtype=dtype, int8=int8)
     if int8:
         raise UserError(f"int8 needs a model whose attention decodes from a cache: leave int8 out ({obstacle})")
     _warn_of_slow_decoding(obstacle)

@@ -150,6 +150,29 @@ def scan_layers(
     return x, _interleaved([extra for extra, _ in results])
 
 
+def scan_stacks(
+    fn: Callable[..., tuple[Array, Any]], stacks: Sequence[nnx.Module], x: Array, rngs: nnx.Rngs | None, **options: Any
+) -> tuple[Array, Any]:
+    """Runs `scan_layers` through one stack after the other; arguments and errors are the same.
+
+    Returns:
+      The output of the last layer and the extras. With several stacks, whose layers may have different extras, these
+      are None, or a dictionary of lists with one element per layer.
+    """
+    extras = []
+    for layers in stacks:
+        x, extra = scan_layers(fn, layers, x, rngs, **options)
+        extras.append(extra)
+    if len(extras) == 1 or extras[0] is None:
+        return x, extras[0]
+    sizes = [_num_groups(layers) * len(_members(layers)) for layers in stacks]
+    joined = {
+        name: [layer for extra, size in zip(extras, sizes, strict=True) for layer in per_layer(extra[name], size)]
+        for name in extras[0]
+    }
+    return x, joined
+
+
 def _rematerialized(run_layer: Callable[..., Any], remat: str) -> Callable[..., Any]:
     """Wraps `run_layer` so that its backward pass recomputes what `remat` of `scan_layers` says."""
     if remat == "none":

@@ -104,7 +104,7 @@ FOLDERS = {
     "StableLm 2": {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
     "DeepseekV2": {**DEEPSEEK, "topk_method": "group_limited_greedy"},
     "DeepseekV2 one group": {**DEEPSEEK, **ONE_GROUP, **MSCALE},
-    "DeepseekV3": DEEPSEEK,
+    "DeepseekV3": {**DEEPSEEK, "num_hidden_layers": 5, "first_k_dense_replace": 2},
     "DeepseekV3 one group": {**DEEPSEEK, **ONE_GROUP, **MSCALE, "norm_topk_prob": False},
     "Qwen3Next": QWEN3_NEXT,
     "Qwen3Next dense networks": {

@@ -492,15 +492,12 @@ def _normalized(config: LlamaConfig) -> LlamaConfig:
 
 def rows(architecture: str, config: LlamaConfig) -> list[Row]:
     """Returns the table of names, with separate rows for each layer of the pattern that the layers repeat."""
-    period = config.pattern_length
-    if period == 1:
-        layers = _layer_rows(architecture, config, "decoder_layers", 0)
-    else:
-        layers = [
-            dataclasses.replace(row, first_layer=kind, layer_step=period)
-            for kind in range(period)
-            for row in _layer_rows(architecture, config, f"decoder_layers/layers/{kind}", kind)
-        ]
+    layers: list[Row] = []
+    for stack, indices, period in config.stacks:
+        for kind, index in enumerate(indices[:period]):
+            path = stack if period == 1 else f"{stack}/layers/{kind}"
+            of_kind = _layer_rows(architecture, config, path, index)
+            layers += [dataclasses.replace(row, first_layer=index, layer_step=period) for row in of_kind]
     output = [] if config.is_tied else [table("output_embedding/table", "lm_head.weight")]
     return [
         table("embedding/table", "model.embed_tokens.weight"),
@@ -556,23 +553,23 @@ def _expert_rows(architecture: str, config: LlamaConfig, path: str, tensor: str)
     ]
 
 
-def _layer_rows(architecture: str, config: LlamaConfig, path: str, kind: int) -> list[Row]:
-    """Returns the rows of the layers at `path`, whose index in the pattern of all layers is `kind`."""
+def _layer_rows(architecture: str, config: LlamaConfig, path: str, index: int) -> list[Row]:
+    """Returns the rows of the layers at `path`, the first of which is layer `index` of the model."""
     tensor, attention, feed_forward = "model.layers.{}", f"{path}/self_attention", f"{path}/feed_forward"
     if architecture in _EXTENSIONS:
-        name = config.attention.names[kind % len(config.attention.names)]
+        name = config.attention.names[index % len(config.attention.names)]
         rows = _EXTENSIONS[architecture].attention_rows(config, name, attention, tensor)
     else:
         rows = _attention_rows(architecture, config, attention, f"{tensor}.self_attn")
-    if config.sparse_layers[kind % len(config.sparse_layers)]:
+    if config.has_experts(index):
         rows += _expert_rows(architecture, config, feed_forward, tensor)
     else:
         rows.append(linear(f"{feed_forward}/down", f"{tensor}.mlp.down_proj.weight"))
         # The activation is applied to their gate and to our up.
-        for index, (name, theirs) in enumerate((("up", "gate_proj"), ("gate", "up_proj"))):
+        for half, (name, theirs) in enumerate((("up", "gate_proj"), ("gate", "up_proj"))):
             row = linear(f"{feed_forward}/{name}", f"{tensor}.mlp.{theirs}.weight")
             if architecture == "Phi3ForCausalLM":  # one matrix for both
-                outputs = range(index * config.d_ff, (index + 1) * config.d_ff)
+                outputs = range(half * config.d_ff, (half + 1) * config.d_ff)
                 row = linear(f"{feed_forward}/{name}", f"{tensor}.mlp.gate_up_proj.weight")
                 row = dataclasses.replace(row, outputs=outputs, num_outputs=2 * config.d_ff)
             rows.append(row)
