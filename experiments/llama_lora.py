@@ -17,7 +17,7 @@ to each other. For conversations, set `--config.task.data.documents=messages` an
 
 Measured: nothing, no such device was there. What `tfx-jax plan` predicts is in docs/from_laptop_to_pod.md: with
 adapters a step of 65,536 tokens takes 1.28 s on 16 v5e (MFU 54 %) and 7.8 GiB of each; full fine-tuning does not fit
-there with two rows on a device (18.7 of 15.75 GiB), but on 8 H100 (27.9 GiB of each).
+there with two rows on a device (18.7 of 15.75 GiB), but on 8 H100 (27.9 GiB of each) and on 64 v6e (17.6 GiB of each).
 """
 
 from tfx_jax.models import LlamaConfig
