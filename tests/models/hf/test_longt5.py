@@ -10,7 +10,7 @@ from tests.models.hf.folders import assert_comes_back, assert_refused, assert_sa
 from tests.nn.programs import draw, jitted
 from tfx_jax.generation.decoding import Sampling
 from tfx_jax.generation.text import Generator
-from tfx_jax.models import T5, T5Config, hf
+from tfx_jax.models import T5, T5Config, T5Encoder, hf
 
 V, T = 41, 9
 SIZES = {"vocab_size": V, "num_layers": 2, "num_decoder_layers": 1, "d_model": 12, "num_heads": 3, "d_k": 5, "d_ff": 20}
@@ -82,23 +82,57 @@ def test_refuses_what_differs(tmp_path):
     assert_refused(tmp_path, "there is a tensor encoder.block.0.layer.0.LocalSelfAttention.k.weight, for which")
 
 
-@pytest.mark.parity
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("is_scaled", [True, False])
-def test_transformers_computes_the_same(tmp_path, kind, is_scaled):
-    """Logits and greedy tokens, there and back; without scaling, the output layer is the embedding all the same."""
+def test_an_encoder_is_saved_and_loaded(tmp_path, kind):
+    config = make_model(kind, is_tied=True).config
+    assert_comes_back(draw(lambda: T5Encoder(config, rngs=nnx.Rngs(0))), tmp_path)
+    assert '"LongT5EncoderModel"' in (tmp_path / "config.json").read_text()
+
+
+def their_model(folder, name, kind, **options):
+    """A LongT5 of transformers with random weights, which is saved in `folder`, and what we load from there."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
     torch.set_num_threads(1)
     sizes = {"vocab_size": V, "d_model": 12, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3}
     sizes |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "decoder_start_token_id": 0}
-    sizes |= {"encoder_attention_type": kind, "tie_word_embeddings": is_scaled, "feed_forward_proj": "gated-gelu"}
-    sizes |= {name: value for name, value in KINDS[kind].items()}
-    net = redrawn(transformers.LongT5ForConditionalGeneration(transformers.LongT5Config(**sizes)))
-    net.save_pretrained(tmp_path / "theirs")
-    model = hf.load(tmp_path / "theirs")
+    sizes |= {"encoder_attention_type": kind, "feed_forward_proj": "gated-gelu"} | KINDS[kind] | options
+    net = redrawn(getattr(transformers, name)(transformers.LongT5Config(**sizes)))
+    net.save_pretrained(folder)
+    model = hf.load(folder)
     c = model.config
     assert (c.local_radius, c.global_block_size) == (sizes["local_radius"], sizes.get("global_block_size", 0))
+    return torch, net, model
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_encodes_the_same(tmp_path, kind):
+    torch, net, model = their_model(tmp_path / "theirs", "LongT5EncoderModel", kind)
+    assert isinstance(model, T5Encoder)
+    source = texts()[0]
+    exists = source != 0
+    with torch.no_grad():
+        inputs = {"input_ids": torch.tensor(source), "attention_mask": torch.tensor(exists).long()}
+        want = net(**inputs).last_hidden_state.numpy()
+    got = jitted(lambda model: model(source))(model)
+    np.testing.assert_allclose(got[exists], want[exists], rtol=0, atol=1e-4 * np.abs(want).max())
+    assert np.std(want) > 0.1
+    hf.save(model, tmp_path / "ours")
+    again, info = type(net).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(info.values())
+    ours = again.state_dict()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_transformers_computes_the_same(tmp_path, kind, is_scaled):
+    """Logits and greedy tokens, there and back; without scaling, the output layer is the embedding all the same."""
+    torch, net, model = their_model(
+        tmp_path / "theirs", "LongT5ForConditionalGeneration", kind, tie_word_embeddings=is_scaled
+    )
     source, target = texts()
     shifted = np.concatenate([np.zeros((len(target), 1), int), target[:, :-1]], axis=1)
     inputs = {"input_ids": torch.tensor(source), "attention_mask": torch.tensor(source != 0).long()}
@@ -113,7 +147,7 @@ def test_transformers_computes_the_same(tmp_path, kind, is_scaled):
 
     hf.save(model, tmp_path / "ours")
     assert_same(hf.load(tmp_path / "ours"), model)
-    if c.is_tied:
+    if model.config.is_tied:
         again, info = type(net).from_pretrained(tmp_path / "ours", output_loading_info=True)
         assert not any(info.values())
         theirs = again.state_dict()

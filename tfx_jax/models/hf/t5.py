@@ -18,6 +18,7 @@ ARCHITECTURES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "T5ForSequenceClassification": (T5Classifier, {}, _T5),
     "T5ForTokenClassification": (T5Tagger, {}, _T5),
     "LongT5ForConditionalGeneration": (T5, {}, _T5),
+    "LongT5EncoderModel": (T5Encoder, {}, _T5),
     "MT5ForConditionalGeneration": (T5, {"is_tied": False}, _MT5),
     "MT5EncoderModel": (T5Encoder, {}, _MT5),
     "MT5ForSequenceClassification": (T5Classifier, {}, _MT5),
