@@ -10,6 +10,8 @@ import pytest
 
 from tfx_jax import cli
 from tfx_jax.cli import main
+from tfx_jax.cli import train as verb
+from tfx_jax.training.loop import Result
 
 TRAIN = ["train", "--config=transformer_demo:test", "--config.num_steps=2"]
 
@@ -170,3 +172,20 @@ def test_only_a_process_alone_is_ended_whatever_its_threads_do(monkeypatch, is_o
     assert [timer.daemon for timer in timers] == ([] if is_one_of_several else [True])
     for timer in timers:
         timer.cancel()
+
+
+def test_train_says_on_a_terminal_at_once_what_it_does(monkeypatch, capsys, tmp_path):
+    lines = []
+
+    def train(config, workdir, **options):
+        lines.extend(capsys.readouterr().err.splitlines())
+        return Result(1, [], None)
+
+    monkeypatch.setattr(verb, "train", train)
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        assert main([*TRAIN, f"--workdir={tmp_path}"]) == 0
+        assert bool(lines) == is_terminal
+    first, second = lines
+    assert first == f"training transformer_demo:test in {tmp_path}"
+    assert re.fullmatch(r"reading the data, to train on \d+ x cpu", second)

@@ -128,3 +128,11 @@ def test_those_of_a_wheel_come_before_what_lies_beside_it(tmp_path, monkeypatch)
         (folder / f"{name}.py").touch()
     monkeypatch.setattr(tfx_jax, "__file__", str(package / "__init__.py"))
     assert list(experiments.experiment_files()) == ["shipped"]
+
+
+def test_help_says_what_is_copied_and_how_it_is_trained(capsys):
+    with pytest.raises(SystemExit):
+        main(["experiments", "--help"])
+    text = "".join(capsys.readouterr().out.split())  # lines are also broken at hyphens
+    assert "Pythonfile,itsconfigurationwithoutdataorcheckpoints,to./NAME.py;editit" in text
+    assert "tfx-jaxtrain--config=NAME.py--workdir=DIR" in text

@@ -15,7 +15,9 @@ DEMO = ["plan", "--config=transformer_demo:test", "--topology=cpu:8", "--config.
 
 def test_says_what_a_person_asks_first(capsys):
     assert main(DEMO) == 0
-    lines = capsys.readouterr().out.splitlines()
+    captured = capsys.readouterr()
+    assert captured.err == "compiling transformer_demo:test for cpu:8, seconds to minutes\n"
+    lines = captured.out.splitlines()
     assert [line.split()[0] for line in lines] == ["devices", "model", "memory", "exchanges"]
     assert lines[0].startswith("devices      8 x cpu, data 8; 1 host")
     assert "fits: " in lines[2]

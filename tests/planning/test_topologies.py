@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 
@@ -45,6 +46,31 @@ def test_several_processes_may_load_libtpu_at_once(tpu_devices):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     other = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert other.stdout == "16\n", other.stderr
+
+
+@pytest.mark.aot
+def test_sigterm_prints_no_stack_trace(tpu_devices):
+    """libtpu handles signals unless it is told not to; flags of the user are passed on."""
+    program = (
+        "import os, signal\nfrom tfx_jax.planning import topologies\ntopologies.tpu_devices('v5e:2x2')\n"
+        "assert os.environ['LIBTPU_INIT_ARGS'] == '--xla_tpu_scoped_vmem_limit_kib=20000'\n"
+        "signal.raise_signal(signal.SIGTERM)"
+    )
+    flags = {"LIBTPU_INIT_ARGS": "--xla_tpu_scoped_vmem_limit_kib=20000"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | flags
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
+
+
+@pytest.mark.aot
+def test_with_the_cpu_as_platform_python_is_quiet():
+    """Without it, JAX looks for TPUs and libtpu warns that there are none."""
+    pytest.importorskip("libtpu")
+    program = "import tfx_jax.planning, jax; print(jax.devices()[0].platform)"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TPU_")}
+    environment |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("cpu\n", "")
 
 
 def test_topology_that_does_not_exist_is_one_line():

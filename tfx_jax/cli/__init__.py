@@ -48,8 +48,8 @@ _USAGE = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit status.
 
-    0 means success, 2 a mistake of the user (explained in one line on stderr), 130 an interrupt and 141 a closed pipe;
-    a verb may define others.
+    0 means success, 2 a mistake of the user (explained in one line on stderr), 130 an interrupt, 141 a closed pipe and
+    143 SIGTERM; a verb may define others.
     """
     if argv is None and sys.platform != "win32":
         process.restart_in_utf8_mode()
@@ -80,6 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if argv is None:
         restart_with_large_pages()
+        process.end_on_signals(verb)
     try:
         if sys.stdin is None:  # closed by the parent process: read an empty file instead
             sys.stdin = open(os.devnull)  # noqa: SIM115  for as long as the process lives

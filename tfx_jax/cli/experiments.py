@@ -28,7 +28,10 @@ def run(argv: Sequence[str]) -> int:
     parser = Parser("experiments", "Lists the experiments that tfx-jax train --config=NAME takes, with their results.")
     parser.add_argument("name", nargs="?", help="experiment whose full lab note is printed")
     parser.add_argument(
-        "--copy", metavar="NAME", help="write the experiment's file NAME.py into the current folder, to edit and train"
+        "--copy",
+        metavar="NAME",
+        help="copy the experiment's Python file, its configuration without data or checkpoints, to ./NAME.py; edit it, "
+        "then train it: tfx-jax train --config=NAME.py --workdir=DIR",
     )
     parser.add_argument("--models", action="store_true", help="list the Hugging Face architectures that load and save")
     arguments = parser.parse_args(argv)

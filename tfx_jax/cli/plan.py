@@ -67,7 +67,7 @@ def run(argv: Sequence[str]) -> int:
     if arguments.search:
         return _search(config, devices, arguments)
     progress = Progress()
-    progress.stage(f"compiling for {arguments.topology}")
+    progress.stage(f"compiling {arguments.config} for {arguments.topology}, seconds to minutes", is_logged=True)
     plan = plan_training(config, devices, num_slices=arguments.slices)
     remedy = None if plan.fits or not plan.compiles else _remedy(config, devices, arguments, progress)
     progress.clear()
@@ -102,7 +102,7 @@ def find_faster(
         return None
     flags, faster_config = settings
     if progress is not None:
-        progress.stage(f"compiling with {flags}")
+        progress.stage(f"compiling with {flags}", is_logged=True)
     try:
         predicted = plan_training(faster_config, devices, num_slices=num_slices).predicted_step_seconds
     except UserError:  # settings that the model does not support
@@ -215,7 +215,7 @@ def _search(config: ExperimentConfig, devices: Sequence[Any], arguments: argpars
     results = []  # (flags, plan or None if the configuration is invalid, error or None)
     progress = Progress()
     for flags, variant in variants(config, len(devices)):
-        progress.stage(f"compiling {flags}")
+        progress.stage(f"compiling {flags}", is_logged=True)
         try:
             plan = plan_training(variant, devices, num_slices=arguments.slices)
         except UserError as error:  # a mesh that the model or the batch does not allow
@@ -245,7 +245,7 @@ def _remedy(
 ) -> str | None:
     """Returns the flags of the first alternative configuration that fits; None if none does."""
     for flags, changed in alternatives(config, len(devices)):
-        progress.stage(f"does not fit; trying {flags}")
+        progress.stage(f"does not fit; trying {flags}", is_logged=True)
         try:
             if plan_training(changed, devices, num_slices=arguments.slices).fits:
                 return flags

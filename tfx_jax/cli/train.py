@@ -2,11 +2,13 @@
 
 import pathlib
 import runpy
+import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import jax
 import yaml
 from etils import epath
 
@@ -63,12 +65,17 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(
             "--workdir is missing: give a folder for checkpoints and logs, or --print-config to print the fields only"
         )
+    if sys.stderr.isatty():  # in a log, the steps and errors stay the only lines
+        print(f"training {arguments.config} in {arguments.workdir}", file=sys.stderr, flush=True)
     profile = None if arguments.profile is None else parse_steps(arguments.profile, config.num_steps)
     initialize_from_env(
         coordinator_address=arguments.coordinator,
         num_processes=arguments.num_processes,
         process_id=arguments.process_id,
     )
+    if sys.stderr.isatty():
+        devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+        print(f"reading the data, to train on {devices}", file=sys.stderr, flush=True)
     result = train(config, arguments.workdir, profile=profile, logger=arguments.logger)
     return 0 if result.signum is None else 128 + result.signum
 

@@ -40,6 +40,7 @@ ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",  # this and the next two: otherwise it queries the metadata server
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
+    "LIBTPU_INIT_ARGS": "--install_signal_handlers=false",  # otherwise SIGTERM prints a stack trace of C++
 }
 """Environment variables that libtpu needs when a process without TPUs loads it."""
 
@@ -192,7 +193,8 @@ def has_cuda() -> bool:
 def _environment() -> Iterator[None]:
     """Sets `ENVIRONMENT` in the block and restores the variables afterwards, so that child processes do not get it."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
+    flags = f"{before['LIBTPU_INIT_ARGS'] or ''} {ENVIRONMENT['LIBTPU_INIT_ARGS']}"  # with those of the user
+    os.environ.update(ENVIRONMENT | {"LIBTPU_INIT_ARGS": flags.strip()})
     try:
         yield
     finally:

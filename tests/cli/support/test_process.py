@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 
@@ -232,3 +233,49 @@ def test_a_closed_session_saves(tmp_path):
         training.stderr.close()
         assert training.wait(200) == 129
     assert [path.name.isdigit() for path in (tmp_path / "w/checkpoints").iterdir()] == [True]
+
+
+WAITING = """
+import hashlib, os, signal, sys
+from tfx_jax.cli.support.process import end_on_signals
+{before}
+end_on_signals("plan")
+{after}
+print("ready", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"a", b"b", 1 << 25)  # C code that runs no instruction of Python, as XLA's compiler
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "before", "after", "status", "line"),
+    [
+        (["SIGTERM"], "", "", 143, "tfx-jax plan: terminated\n"),
+        (["SIGINT", "SIGINT"], "", "", 130, ""),
+        (["SIGTERM"], "", "signal.signal(signal.SIGTERM, signal.SIG_DFL)", -signal.SIGTERM, ""),
+        (["SIGTERM", "SIGKILL"], "signal.signal(signal.SIGTERM, signal.SIG_IGN)", "", -signal.SIGKILL, ""),
+        (["SIGTERM", "SIGKILL"], "", "signal.signal(signal.SIGTERM, lambda *_: None)", -signal.SIGKILL, ""),
+    ],
+)
+def test_signals_end_a_command_that_compiles(signals, before, after, status, line):
+    program = [sys.executable, "-c", WAITING.format(before=before, after=after)]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
+        assert command.stdout.readline() == "ready\n"
+        for name in signals:
+            time.sleep(0.2)  # two signals of one number could become one, and SIGKILL would be first
+            command.send_signal(getattr(signal, name))
+        _, err = command.communicate(timeout=30)
+    assert (command.returncode, err) == (status, line)
+
+
+def test_a_forked_process_ends_by_a_signal_of_its_own():
+    fork = """
+pid = os.fork()
+if pid == 0:
+    signal.raise_signal(signal.SIGTERM)
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+sys.exit(7)
+"""
+    program = [sys.executable, "-c", WAITING.format(before="", after=fork)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (7, "")

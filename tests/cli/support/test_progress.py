@@ -53,6 +53,9 @@ def test_a_stage_is_shown_to_a_person_only(clock):
         progress.stage("reading FOLDER")
         progress.clear()
         assert stream.getvalue() == want
+    log = io.StringIO()
+    Progress(stream=log, clock=clock).stage("compiling NAME", is_logged=True)
+    assert log.getvalue() == "compiling NAME\n"
 
 
 def test_time_left_does_not_count_compiling(clock):

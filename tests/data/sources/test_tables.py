@@ -45,14 +45,14 @@ def test_cells_are_numbers_or_nothing(write, name):
         (HEADER + "1,60,0,7.4\n2,60,1\n", "{path}, line 3: 3 cells, but line 1 names 4 columns"),
         (
             HEADER + '"1\n",60,0,7.4\n2,fast,1,7.4\n',
-            "{path}, line 4, column 'HR': 'fast' is not a number; exclude the column or encode it as numbers",
+            "{path}, line 4: column 'HR': 'fast' is not a number; exclude the column or encode it as numbers",
         ),
-        (HEADER + "1,60,0,inf\n", "{path}, line 2, column 'pH': 'inf' is not finite"),
-        (HEADER + "1,60,2,7.4\n", "{path}, line 2, column 'died': the label must be 0 or 1, got '2'"),
-        (HEADER + "1,60,,7.4\n", "{path}, line 2, column 'died': the label must be 0 or 1, got ''"),
+        (HEADER + "1,60,0,inf\n", "{path}, line 2: column 'pH': 'inf' is not finite"),
+        (HEADER + "1,60,2,7.4\n", "{path}, line 2: column 'died': the label must be 0 or 1, got '2'"),
+        (HEADER + "1,60,,7.4\n", "{path}, line 2: column 'died': the label must be 0 or 1, got ''"),
         (
             HEADER + "1,60,yes,7.4\n",
-            "{path}, line 2, column 'died': 'yes' is not a number; exclude the column or encode it as numbers",
+            "{path}, line 2: column 'died': 'yes' is not a number; exclude the column or encode it as numbers",
         ),
     ],
 )

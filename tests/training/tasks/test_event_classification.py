@@ -117,7 +117,7 @@ def test_shares_belong_to_their_events(pooling, hops, files, tmp_path, draw_mode
             r"dev\.csv: column 'x' does not occur in the training split: exclude it with exclude_columns$",
         ),
         (OTHER.replace(",1\n", ",0\n"), r"dev\.csv has only records of label 0: AUROC needs records of both labels$"),
-        (OTHER.replace("99", "high"), r"dev\.csv, line 3, column 'HR': 'high' is not a number; exclude the column"),
+        (OTHER.replace("99", "high"), r"dev\.csv, line 3: column 'HR': 'high' is not a number; exclude the column"),
         ("", r"dev\.csv is empty$"),
     ],
 )

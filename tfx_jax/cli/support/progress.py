@@ -57,9 +57,9 @@ class Progress:
         self._last_shown = now
         self._write(self._message(now))
 
-    def stage(self, message: str) -> None:
-        """Shows a message on a terminal, for work of unknown duration."""
-        if self._is_terminal:
+    def stage(self, message: str, *, is_logged: bool = False) -> None:
+        """Shows a message on a terminal, for work of unknown duration; elsewhere only if `is_logged`."""
+        if self._is_terminal or is_logged:
             self._write(message)
 
     def clear(self) -> None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfx_jax.data.batching.documents import TextDocuments, TokenDocuments
+from tfx_jax.data.sources.bad_rows import BadRows
 from tfx_jax.data.sources.disk_array import DiskArray
 from tfx_jax.data.tokenizers.chat import ChatTemplate, Message, check_messages
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
@@ -37,15 +38,18 @@ def encode_conversations(
 
     Raises:
       UserError: if a conversation is not of this form or cannot be written by the template, or no reply has
-        tokens; the message has its file and line, or its number, from 1.
+        tokens; the message has the files and lines of the first bad conversations, or their numbers, from 1.
     """
     tokens, ends, is_reply = DiskArray(np.int32), DiskArray(np.int64), DiskArray(np.bool_)
     num_tokens, has_reply = 0, False
+    bad_rows = BadRows()
     for number, pieces in enumerate(conversations.by_document(), start=1):
         try:
             text, replies = _rendered(template, _messages("".join(pieces)))
         except UserError as error:
-            raise UserError(f"{conversations.locate(number, 'conversation')}: {error}") from None
+            bad_rows.add(number, error)
+        if bad_rows:  # only the others are checked
+            continue
         ids, offsets = tokenizer.encode_with_offsets(text)
         starts = offsets[:, 0]  # index in `text` of each token's first character
         is_in_reply = np.zeros(len(ids), np.bool_)
@@ -56,6 +60,8 @@ def encode_conversations(
         tokens.append(np.array(ids, np.int32))
         ends.append(np.array([num_tokens], np.int64))
         is_reply.append(is_in_reply)
+    if bad_rows:
+        raise UserError(bad_rows.describe(lambda number: conversations.locate(number, "conversation"), "conversation"))
     if not has_reply:
         raise UserError(
             'no conversation has a reply with tokens, a message of the role "assistant": there is nothing to learn'

@@ -1,17 +1,23 @@
 """Reader of tables with named columns: TSV and CSV with a header line, JSON lines, and Parquet."""
 
 import csv
+import functools
 import io
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from etils import epath
 
+from tfx_jax.data.sources.bad_rows import parse_rows
 from tfx_jax.data.sources.lines import is_blank, read_first_lines, read_lines
-from tfx_jax.data.sources.parquet import is_columnar, read_columnar
+from tfx_jax.data.sources.parquet import columnar_rows, is_columnar
 from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json
+
+# Numbered rows, and the function that returns the values of the columns of a row.
+_Rows = tuple[Iterator[tuple[int, Any]], Callable[[Any], list[str]]]
 
 
 def read_columns(
@@ -31,18 +37,24 @@ def read_columns(
     Raises:
       UserError: if the file cannot be read, is empty or not UTF-8, a column is missing or named twice, or a row has
         another number of columns or, without `allow_blank`, a blank value; and as for
-        `tfx_jax.data.sources.parquet.read_columnar`.
+        `tfx_jax.data.sources.parquet.read_columnar`. The first bad rows are named together.
     """
     if is_columnar(path):
-        unit, read = "row", read_columnar
+        unit, open_rows = "row", columnar_rows
     else:
-        unit, read = "line", {"csv": _csv, "jsonl": _json_lines}.get(_kind(path), _tsv)
-    for number, values in read(path, names):
-        where = f"{path}, {unit} {number}"
+        unit, open_rows = "line", {"csv": _csv, "jsonl": _json_lines}.get(_kind(path), _tsv)
+    rows, parse = open_rows(path, names)
+
+    def stripped(row: Any) -> list[str]:
+        """Returns the values of a row without white space around them."""
+        values = parse(row)
         for name, value in zip(names, values, strict=True):
             if is_blank(value) and not allow_blank:
-                raise UserError(f"{where}: the column {name!r} is blank")
-        yield where, [value.strip() for value in values]
+                raise UserError(f"the column {name!r} is blank")
+        return [value.strip() for value in values]
+
+    for number, values in parse_rows(path, unit, rows, stripped):
+        yield f"{path}, {unit} {number}", values
 
 
 def is_table(path: epath.PathLike, names: Sequence[str] = ()) -> bool:
@@ -95,15 +107,15 @@ def csv_lines(path: epath.PathLike) -> Iterator[str]:
     return itertools.chain.from_iterable(io.StringIO(line, newline="") for line in read_lines(path, keep_ends=True))
 
 
-def _tsv(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line number, values of the columns `names`) of each row of a TSV file."""
+def _tsv(path: epath.PathLike, names: Sequence[str]) -> _Rows:
+    """Opens a TSV file."""
     rows = ((number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1))
     _, header = next(rows)  # `read_lines` raises for an empty file
-    return _select(path, header, rows, names)
+    return rows, _selection(path, header, names)
 
 
-def _csv(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yields (number of the first line, values of the columns `names`) of each row of a CSV file."""
+def _csv(path: epath.PathLike, names: Sequence[str]) -> _Rows:
+    """Opens a CSV file, whose rows have the numbers of their first lines."""
     reader = csv.reader(csv_lines(path), strict=True)
 
     def rows() -> Iterator[tuple[int, list[str]]]:
@@ -119,13 +131,13 @@ def _csv(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[int, list
 
     numbered_rows = rows()
     _, header = next(numbered_rows, (1, []))
-    return _select(path, header, numbered_rows, names)
+    return numbered_rows, _selection(path, header, names)
 
 
-def _select(
-    path: epath.PathLike, header: Sequence[str], rows: Iterator[tuple[int, list[str]]], names: Sequence[str]
-) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line number, values of the columns `names`) of rows whose columns are named by `header`."""
+def _selection(
+    path: epath.PathLike, header: Sequence[str], names: Sequence[str]
+) -> Callable[[Sequence[str]], list[str]]:
+    """Returns a function that selects the columns `names` of a row whose columns are named by `header`."""
     columns = [name.strip() for name in header]
     for name in names:
         if columns.count(name) != 1:
@@ -133,30 +145,36 @@ def _select(
                 f"{path}, line 1: {columns.count(name)} columns named {name!r}; there are {', '.join(columns)}"
             )
     indices = [columns.index(name) for name in names]
-    for number, row in rows:
+
+    def select(row: Sequence[str]) -> list[str]:
+        """Returns the values of the columns of a row."""
         if len(row) != len(columns):
-            raise UserError(f"{path}, line {number}: {len(row)} columns, but line 1 names {len(columns)}")
-        yield number, [row[index] for index in indices]
+            raise UserError(f"{len(row)} columns, but line 1 names {len(columns)}")
+        return [row[index] for index in indices]
+
+    return select
 
 
-def _json_lines(path: epath.PathLike, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line number, values of the fields `names`) of each line of a file of JSON objects."""
-    for number, line in enumerate(read_lines(path), start=1):
-        where = f"{path}, line {number}"
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise UserError(f"{where}: not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise UserError(f"{where}: must be a JSON object, got a {type(row).__name__}")
-        values = []
-        for name in names:
-            if name not in row:
-                raise UserError(f"{where}: no field {name!r}; there are {', '.join(row)}")
-            if not isinstance(row[name], (str, int, float)):
-                raise UserError(
-                    f"{where}: the field {name!r} must be text, a number, true or false, got "
-                    f"{json.dumps(row[name])[:40]}"
-                )
-            values.append(row[name] if isinstance(row[name], str) else json.dumps(row[name]))
-        yield number, values
+def _json_lines(path: epath.PathLike, names: Sequence[str]) -> _Rows:
+    """Opens a file whose lines are JSON objects with the fields `names`."""
+    return enumerate(read_lines(path), start=1), functools.partial(_json_values, names)
+
+
+def _json_values(names: Sequence[str], line: str) -> list[str]:
+    """Returns the values of the fields `names` of a JSON object."""
+    try:
+        row = parse_json(line)
+    except ValueError as error:
+        raise UserError(f"not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"must be a JSON object, got a {type(row).__name__}")
+    values = []
+    for name in names:
+        if name not in row:
+            raise UserError(f"no field {name!r}; there are {', '.join(row)}")
+        if not isinstance(row[name], (str, int, float)):
+            raise UserError(
+                f"the field {name!r} must be text, a number, true or false, got {json.dumps(row[name])[:40]}"
+            )
+        values.append(row[name] if isinstance(row[name], str) else json.dumps(row[name]))
+    return values

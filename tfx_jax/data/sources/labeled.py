@@ -1,11 +1,13 @@
 """Readers of labeled texts and of labeled pairs of texts."""
 
+import itertools
 import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from etils import epath
 
+from tfx_jax.data.sources.bad_rows import parse_rows
 from tfx_jax.data.sources.columns import describe_columns, read_columns
 from tfx_jax.data.sources.lines import is_blank, read_first_lines, read_lines
 from tfx_jax.data.sources.parquet import is_columnar
@@ -40,29 +42,24 @@ def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) ->
 
     Raises:
       UserError: if the file cannot be read, is empty, not UTF-8, a `.parquet` or an `.arrow`, a line is not a label,
-        one TAB and a text, or is not one label and a text in fastText's format, or a label is not allowed.
+        one TAB and a text, or is not one label and a text in fastText's format, or a label is not allowed. The first
+        bad lines are named together.
     """
     if is_columnar(path):
         raise UserError(f"{path} has columns: name two as config.task.data.first_column and label_column")
-    examples, is_fasttext = [], False
-    for number, line in enumerate(read_lines(path), start=1):
-        where = f"{path}, line {number}"
-        if number == 1:
-            is_fasttext = line.lstrip().startswith(_PREFIX)
-        if is_fasttext:
-            label, text = _fasttext(line, where)
-        else:
-            fields = [field.strip() for field in line.split("\t")]
-            if len(fields) != 2 or any(map(is_blank, fields)):
-                problem = f"{where}: {line[:40]!r} is not a label, one TAB and its text"
-                if number == 1 and (columns := describe_columns(path)):
-                    problem += (
-                        f"; if it is {columns}, set config.task.data.first_column and label_column to two of them"
-                    )
-                raise UserError(problem)
-            label, text = fields
-        examples.append(LabeledText(text, _known(label, labels, where)))
-    return examples
+    lines = read_lines(path)
+    first_line = next(lines)
+    split = _fasttext if first_line.lstrip().startswith(_PREFIX) else _label_and_text
+
+    def parse(line: str) -> LabeledText:
+        """Returns the text of a line with its label."""
+        label, text = split(line)
+        return LabeledText(text, _known(label, labels))
+
+    if split is _label_and_text:
+        _check_no_table(path, first_line)
+    rows = enumerate(itertools.chain([first_line], lines), start=1)
+    return [example for _, example in parse_rows(path, "line", rows, parse)]
 
 
 def is_labeled(path: epath.PathLike, labels: Collection[str]) -> bool:
@@ -71,17 +68,35 @@ def is_labeled(path: epath.PathLike, labels: Collection[str]) -> bool:
     return any(label.lstrip().startswith(_PREFIX) or (bool(tab) and label.strip() in labels) for label, tab, _ in parts)
 
 
-def _fasttext(line: str, where: str) -> tuple[str, str]:
+def _label_and_text(line: str) -> tuple[str, str]:
+    """Returns label and text of a line with one TAB between them."""
+    fields = [field.strip() for field in line.split("\t")]
+    if len(fields) != 2 or any(map(is_blank, fields)):
+        raise UserError(f"{line[:40]!r} is not a label, one TAB and its text")
+    return fields[0], fields[1]
+
+
+def _check_no_table(path: epath.PathLike, first_line: str) -> None:
+    """Raises UserError if the first line is not a label and a text but may name columns."""
+    try:
+        _label_and_text(first_line)
+    except UserError as error:
+        if columns := describe_columns(path):
+            raise UserError(
+                f"{path}, line 1: {error}; if it is {columns}, set config.task.data.first_column and label_column to "
+                "two of them"
+            ) from None
+
+
+def _fasttext(line: str) -> tuple[str, str]:
     """Returns label and text of a line in the format of fastText, in which each word with the prefix is a label."""
     word, *rest = re.split("[ \t]+", line.strip(), maxsplit=1)
     label, text = word.removeprefix(_PREFIX), "".join(rest)
     others = [other for other in text.split() if other.startswith(_PREFIX)]
     if word.startswith(_PREFIX) and others:
-        raise UserError(
-            f"{where}: {word} and {', '.join(others)[:40]}: a text must have one label, so keep one of them"
-        )
+        raise UserError(f"{word} and {', '.join(others)[:40]}: a text must have one label, so keep one of them")
     if not word.startswith(_PREFIX) or is_blank(label) or is_blank(text):
-        raise UserError(f"{where}: {line[:40]!r} is not {_PREFIX}NAME, a space and its text, as line 1 begins")
+        raise UserError(f"{line[:40]!r} is not {_PREFIX}NAME, a space and its text, as line 1 begins")
     return label, text
 
 
@@ -102,7 +117,7 @@ def read_labeled_columns(
     rows = list(read_columns(path, (text_column, label_column)))
     if not rows:
         raise UserError(f"{path} has no texts, only a line of column names")
-    return [LabeledText(text, _known(label, labels, where)) for where, (text, label) in rows]
+    return [LabeledText(text, _known(label, labels, f"{where}: ")) for where, (text, label) in rows]
 
 
 def read_labeled_pairs(
@@ -128,7 +143,7 @@ def read_labeled_pairs(
     rows = list(read_columns(path, (first_column, second_column, label_column)))
     if not rows:
         raise UserError(f"{path} has no pairs, only a line of column names")
-    return [LabeledPair(first, second, _known(label, labels, where)) for where, (first, second, label) in rows]
+    return [LabeledPair(first, second, _known(label, labels, f"{where}: ")) for where, (first, second, label) in rows]
 
 
 def check_repeated(texts: Sequence[LabeledText] | Sequence[LabeledPair], path: epath.PathLike) -> None:
@@ -146,8 +161,8 @@ def check_repeated(texts: Sequence[LabeledText] | Sequence[LabeledPair], path: e
         )
 
 
-def _known(label: str, labels: Collection[str] | None, where: str) -> str:
-    """Returns the label; raises UserError if `labels` is given and does not contain it."""
+def _known(label: str, labels: Collection[str] | None, where: str = "") -> str:
+    """Returns the label; raises UserError, which begins with `where`, if `labels` is given and does not contain it."""
     if labels is not None and label not in labels:
-        raise UserError(f"{where}: the label {label!r} is not one of the {len(labels)} known ones")
+        raise UserError(f"{where}the label {label!r} is not one of the {len(labels)} known ones")
     return label

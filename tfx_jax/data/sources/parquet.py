@@ -4,14 +4,16 @@ An Arrow file has one of the two IPC formats: "stream", which Hugging Face datas
 Parquet file a few rows are in memory, of an Arrow file a whole record batch.
 """
 
+import functools
 import importlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from etils import epath
 
+from tfx_jax.data.sources.bad_rows import parse_rows
 from tfx_jax.data.sources.lines import MAX_LINE_BYTES
 from tfx_jax.errors import UserError, install_command, one_line
 from tfx_jax.files import open_regular
@@ -46,29 +48,32 @@ def read_columnar(
     Raises:
       UserError: while iterating, if pyarrow is missing, the file is missing, not a regular file, damaged or without
         rows, if a column is missing, named twice or of another type, or if a value is missing, not UTF-8, not
-        expressible in JSON or longer than MAX_LINE_BYTES.
+        expressible in JSON or longer than MAX_LINE_BYTES. The first bad rows are named together.
     """
-    number = 0
-    for number, values in enumerate(_rows(path, list(names), kinds), start=1):
-        where = f"{path}, row {number}"
-        for name, value in zip(names, values, strict=True):
-            if value is None or value != value:  # pandas writes NaN for a number that is missing
-                raise UserError(f"{where}: the column {name!r} has no value: fill it or leave out the row")
-        texts = [_text(value, f"{where}: the column {name!r}") for name, value in zip(names, values, strict=True)]
-        for name, text in zip(names, texts, strict=True):
-            if len(text.encode()) > MAX_LINE_BYTES:
-                raise UserError(f"{where}: the column {name!r} is longer than {MAX_LINE_BYTES:,} bytes: split the text")
-        yield number, texts
-    if not number:
-        raise UserError(f"{path} has no rows")
+    yield from parse_rows(path, "row", *columnar_rows(path, names, kinds))
 
 
-def _text(value: Any, where: str) -> str:
-    """Returns a value as text or JSON; `where` names its column in the UserError for what JSON does not have."""
-    try:
-        return value if isinstance(value, str) else json.dumps(value)
-    except TypeError as error:  # of times, decimals and bytes in lists
-        raise UserError(f"{where} is no JSON ({one_line(error)}): write it as text") from None
+def columnar_rows(
+    path: epath.PathLike, names: Sequence[str], kinds: Sequence[str] = ("text", "numbers")
+) -> tuple[Iterator[tuple[int, tuple[Any, ...]]], Callable[[tuple[Any, ...]], list[str]]]:
+    """Returns the numbered rows of a file, and the function that turns a row into texts; see `read_columnar`."""
+    return enumerate(_rows(path, list(names), kinds), start=1), functools.partial(_texts, names)
+
+
+def _texts(names: Sequence[str], values: tuple[Any, ...]) -> list[str]:
+    """Returns the values of the columns `names` of a row as texts or JSON."""
+    texts = []
+    for name, value in zip(names, values, strict=True):
+        if value is None or value != value:  # pandas writes NaN for a number that is missing
+            raise UserError(f"the column {name!r} has no value: fill it or leave out the row")
+        try:
+            text = value if isinstance(value, str) else json.dumps(value)
+        except TypeError as error:  # of times, decimals and bytes in lists
+            raise UserError(f"the column {name!r} is no JSON ({one_line(error)}): write it as text") from None
+        if len(text.encode()) > MAX_LINE_BYTES:
+            raise UserError(f"the column {name!r} is longer than {MAX_LINE_BYTES:,} bytes: split the text")
+        texts.append(text)
+    return texts
 
 
 def _rows(path: epath.PathLike, names: list[str], kinds: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -101,6 +106,8 @@ def _rows(path: epath.PathLike, names: list[str], kinds: Sequence[str]) -> Itera
                 columns = [_values(batch.column(name), f"{path}, row", begin, name) for name in names]
                 yield from zip(*columns, strict=True)
                 begin += batch.num_rows
+            if begin == 1:
+                raise UserError(f"{path} has no rows")
         except UserError:
             raise
         except Exception as error:  # pyarrow's are of many types: ArrowInvalid, OSError, OverflowError, MemoryError

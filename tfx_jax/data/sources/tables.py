@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from tfx_jax.data.sources.bad_rows import parse_rows
 from tfx_jax.data.sources.columns import csv_lines
 from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.errors import UserError
@@ -41,7 +42,7 @@ def read_table(path: epath.PathLike, *, label_column: str, exclude: Collection[s
     Raises:
       UserError: if the file cannot be read, is empty or not UTF-8, or has no rows or no columns left; if a column is
         missing, unnamed or named twice; if a row has another number of cells, a cell is not a finite number, or a label
-        is not 0 or 1. Empty cells and NaN are missing values and allowed.
+        is not 0 or 1. Empty cells and NaN are missing values and allowed. The first bad rows are named together.
     """
     reader = csv.reader(csv_lines(path))
     try:
@@ -68,21 +69,25 @@ def _read_table(reader: Any, path: epath.PathLike, label_column: str, exclude: C
     if not indices:
         raise UserError(f"{path}, line 1: no column is left besides the label and the excluded columns")
     label_index = names.index(label_column)
-    values, labels = [], []
-    for cells in reader:
-        if not cells:  # a blank line
-            continue
-        where = f"{path}, line {reader.line_num}"
+
+    def parse(cells: list[str]) -> tuple[list[float], int]:
+        """Returns the values and the label of a row."""
         if len(cells) != len(names):
-            raise UserError(f"{where}: {len(cells)} cells, but line 1 names {len(names)} columns")
-        labels.append(_label(cells[label_index], label_column, where))
-        values.append([_number(cells[index], names[index], where) for index in indices])
+            raise UserError(f"{len(cells)} cells, but line 1 names {len(names)} columns")
+        label = _label(cells[label_index], label_column)
+        return [_number(cells[index], names[index]) for index in indices], label
+
+    values, labels = [], []
+    rows = ((reader.line_num, cells) for cells in reader if cells)  # without blank lines
+    for _, (row_values, label) in parse_rows(path, "line", rows, parse):
+        values.append(row_values)
+        labels.append(label)
     if not values:
         raise UserError(f"{path} has no rows, only a line of column names")
     return Table(tuple(names[index] for index in indices), np.array(values, np.float64), np.array(labels, np.int64))
 
 
-def _number(cell: str, column: str, where: str) -> float:
+def _number(cell: str, column: str) -> float:
     """Returns the value of a cell, NaN for a blank one; raises UserError if it is not a finite number."""
     if is_blank(cell):
         return math.nan
@@ -90,16 +95,16 @@ def _number(cell: str, column: str, where: str) -> float:
         number = float(cell)
     except ValueError:
         raise UserError(
-            f"{where}, column {column!r}: {cell[:40]!r} is not a number; exclude the column or encode it as numbers"
+            f"column {column!r}: {cell[:40]!r} is not a number; exclude the column or encode it as numbers"
         ) from None
     if math.isinf(number):
-        raise UserError(f"{where}, column {column!r}: {cell!r} is not finite")
+        raise UserError(f"column {column!r}: {cell!r} is not finite")
     return number
 
 
-def _label(cell: str, column: str, where: str) -> int:
+def _label(cell: str, column: str) -> int:
     """Returns the label in a cell, 0 or 1; raises UserError for any other value."""
-    label = _number(cell, column, where)
+    label = _number(cell, column)
     if label not in (0.0, 1.0):
-        raise UserError(f"{where}, column {column!r}: the label must be 0 or 1, got {cell!r}")
+        raise UserError(f"column {column!r}: the label must be 0 or 1, got {cell!r}")
     return int(label)
