@@ -67,8 +67,13 @@ def run(argv: Sequence[str]) -> int:
     if arguments.search:
         return _search(config, devices, arguments)
     progress = Progress()
-    progress.stage(f"compiling {arguments.config} for {arguments.topology}, seconds to minutes", is_logged=True)
-    plan = plan_training(config, devices, num_slices=arguments.slices)
+    message = f"compiling {arguments.config} for {arguments.topology}, seconds to minutes"
+    plan = plan_training(
+        config,
+        devices,
+        num_slices=arguments.slices,
+        on_compile=lambda: progress.stage(message, is_logged=True),  # an error before it is the only line
+    )
     remedy = None if plan.fits or not plan.compiles else _remedy(config, devices, arguments, progress)
     progress.clear()
     cost = _cost(plan, config, arguments.price)

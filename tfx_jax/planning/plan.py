@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -121,18 +121,26 @@ class PlannedStep(NamedTuple):
     """Shapes, dtypes and shardings of the largest batch."""
 
 
-def plan_training(config: ExperimentConfig, devices: Sequence[Any], *, num_slices: int = 1) -> Plan:
+def plan_training(
+    config: ExperimentConfig,
+    devices: Sequence[Any],
+    *,
+    num_slices: int = 1,
+    on_compile: Callable[[], None] = lambda: None,
+) -> Plan:
     """Compiles a training step for devices and analyzes the program.
 
     Args:
       config: configuration of the run; no data is read.
       devices: attached devices or those of `tfx_jax.planning.topologies`; a small mesh uses the first ones.
       num_slices: number of TPU slices that they belong to.
+      on_compile: called when the configuration turned out to be valid, before minutes of compilation.
 
     Raises:
       UserError: if the configuration is invalid for these devices, or has no vocabulary size.
     """
     step = plan_step(config, devices)
+    on_compile()
     step_fn: Any = step.setup.step_fn  # a function of jax.jit
     device = jax.tree.leaves(step.batch)[0].sharding.mesh.devices.flat[0]  # any device of the mesh
     is_here = device.client is jax.devices()[0].client
