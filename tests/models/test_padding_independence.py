@@ -200,9 +200,10 @@ def decoding(model, want):
     after = np.stack([text[-AFTER:] for text in TEXTS])
     prompts = [text[:-AFTER] for text in TEXTS]
 
-    @functools.partial(jax.jit, static_argnames="max_length")
-    def forced(tokens, mask, after, max_length):
-        step_fn, cache, first = started(model.decoder(), tokens, mask, max_length=max_length)
+    @jax.jit
+    def forced(tokens, mask, after):
+        """Reads what the text alone was, with a cache for more tokens than there are."""
+        step_fn, cache, first = started(model.decoder(), tokens, mask, max_length=9)
 
         def take(cache, newest):
             logits, cache = step_fn(newest, cache)
@@ -212,33 +213,25 @@ def decoding(model, want):
 
     last = [logits[-AFTER - 1 :] for logits in want]
     for name, where in PROMPTS.items():
-        logits = forced(where.fill(prompts, GARBAGE), where.mask, after, max_length=AFTER + 1)
+        logits = forced(where.fill(prompts, GARBAGE), where.mask, after)
         yield f"decoding {name}", difference(list(np.asarray(logits)), last)
-    where = PROMPTS["right"]
-    logits = forced(where.fill(prompts, GARBAGE), where.mask, after, max_length=9)
-    yield "decoding max_new_tokens", difference(list(np.asarray(logits)), last)
     yield from searches(model, [(where.fill(prompts, GARBAGE), where.mask) for where in PROMPTS.values()], prompts)
 
 
 def searches(model, batches, inputs):
-    """Greedy search and beams: of a batch, with another limit, and of one text alone."""
+    """Beam search, whose caches move: of a batch, which has room for more tokens, and of one text alone."""
+    limit = 6
 
     @functools.partial(jax.jit, static_argnames="max_length")
     def search(tokens, mask, limits, max_length):
         options = {"length_limits": limits, "eos_ids": [2], "max_length": max_length}
-        decoder = model.decoder()
-        return [decode(decoder, tokens, mask, search=way, **options) for way in (Greedy(), BeamSearch(beam_size=3))]
-
-    def texts(tokens, mask, limit, max_length):
-        limits = np.array([limit, 1, 2])[: len(tokens)]  # the others end early
-        rows = np.concatenate([np.asarray(x) for x in search(tokens, mask, limits, max_length)], 1)
-        return rows if max_length == limit else np.concatenate([x[:, :limit] for x in np.split(rows, 2, axis=1)], 1)
+        return decode(model.decoder(), tokens, mask, search=BeamSearch(beam_size=3), **options)[0, :limit]
 
     one = inputs[0]
-    want = texts(one[None], np.ones((1, len(one)), bool), 6, 6)[0]
+    want = np.asarray(search(one[None], np.ones((1, len(one)), bool), np.array([limit]), limit))
     for name, (tokens, mask) in zip(PROMPTS, batches, strict=True):
-        yield f"search {name}", float((texts(tokens, mask, 6, 6)[0] != want).any())
-    yield "search max_new_tokens", float((texts(*batches[0], 6, 10)[0] != want).any())
+        limits = np.array([limit, 1, 2])  # the others end early
+        yield f"search {name}", float((np.asarray(search(tokens, mask, limits, 10)) != want).any())
 
 
 def segment_recurrence(model):
@@ -259,9 +252,10 @@ def encoder_decoder(model):
         yield name, difference(behind.take(run(where.fill(TEXTS, 0), behind.fill(TARGETS, 0))), want)
     yield "prefix", difference(alone(run, TEXTS[:1], [TARGETS[0][:3]]), [want[0][:3]])
 
-    @functools.partial(jax.jit, static_argnames="max_length")
-    def forced(source, mask, target, max_length):
-        step_fn, cache, first = started(model.decoder(), source, mask, max_length=max_length)
+    @jax.jit
+    def forced(source, mask, target):
+        """Reads the targets, with a cache for more tokens than there are."""
+        step_fn, cache, first = started(model.decoder(), source, mask, max_length=TARGET_WIDTH + 6)
 
         def take(cache, newest):
             logits, cache = step_fn(newest, cache)
@@ -270,10 +264,8 @@ def encoder_decoder(model):
         return jax.lax.scan(take, cache, jnp.concatenate([first[None], target.T[:-1]]))[1].swapaxes(0, 1)
 
     for name, where in PADDED.items():
-        for length in (TARGET_WIDTH, TARGET_WIDTH + 6) if name == "right" else (TARGET_WIDTH,):
-            logits = forced(where.fill(TEXTS, GARBAGE), where.mask, behind.fill(TARGETS, 0), max_length=length)
-            title = f"decoding {name}" if length == TARGET_WIDTH else "decoding max_new_tokens"
-            yield title, difference(behind.take(logits), want)
+        logits = forced(where.fill(TEXTS, GARBAGE), where.mask, behind.fill(TARGETS, 0))
+        yield f"decoding {name}", difference(behind.take(logits), want)
     yield from searches(model, [(where.fill(TEXTS, GARBAGE), where.mask) for where in PADDED.values()], TEXTS)
 
 
