@@ -276,6 +276,7 @@ if pid == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
 sys.exit(7)
 """
-    program = [sys.executable, "-c", WAITING.format(before="", after=fork)]
+    # Newer versions of Python warn of forks beside threads.
+    program = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", WAITING.format(before="", after=fork)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (7, "")
