@@ -218,8 +218,16 @@ def decoding(model, want):
     yield from searches(model, [(where.fill(prompts, GARBAGE), where.mask) for where in PROMPTS.values()], prompts)
 
 
+# One attention of each way to decode: from cached keys and values, a window of them, all tokens or a state. What caches
+# hold moves with the beams, whatever it is; `test_attention_cores` searches with every attention.
+SEARCHED = {"dense", "window", "local", "lsh", "gated_delta_rule"}
+
+
 def searches(model, batches, inputs):
     """Beam search, whose caches move: of a batch, which has room for more tokens, and of one text alone."""
+    attention = getattr(model.config, "attention", None)
+    if isinstance(attention, AttentionConfig) and attention.name not in SEARCHED:
+        return
     limit = 6
 
     @functools.partial(jax.jit, static_argnames="max_length")
