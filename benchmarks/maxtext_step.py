@@ -37,11 +37,13 @@ ROWS_OF_DEVICE = 4
 MODEL = LlamaConfig(
     vocab_size=32_000, max_length=1_024, num_layers=12, d_model=768, num_heads=12, num_kv_heads=12, d_ff=2_048
 )
-FORMS = {  # the options of each form of the stack of layers
+MAXTEXT = {  # arguments of each form of the stack of layers
     "MaxText, loop, all recomputed": ["remat_policy=full"],
     "MaxText, loop, products kept": ["remat_policy=minimal"],
     "MaxText, no loop, all recomputed": ["scan_layers=false", "remat_policy=full"],
     "MaxText, no loop, products kept": ["scan_layers=false", "remat_policy=minimal"],
+}
+OURS: dict[str, dict[str, Any]] = {  # fields of the model's configuration
     "tfx_jax, loop, all recomputed": {"remat": "full"},
     "tfx_jax, loop, products kept": {"remat": "dots"},
     "tfx_jax, loop, nothing recomputed": {},
@@ -95,19 +97,17 @@ def maxtext_arguments(num_devices: int) -> list[str]:
 
 
 def compiled(form: str) -> Compiled:
-    """Compiles the step of a form, in a process of its own: both libraries set options of JAX."""
+    """Compiles the step of a form. Call it in a new process, because both libraries set options of JAX."""
     jax.config.update("jax_platforms", "cpu")
-    options = FORMS[form]
     devices = absent_devices(TOPOLOGY)
-    ours = options if isinstance(options, dict) else {}
-    step = plan_step(config_of(len(devices), **ours), devices)
-    if isinstance(options, dict):
+    step = plan_step(config_of(len(devices), **OURS.get(form, {})), devices)
+    if form in OURS:
         step_fn: Any = step.setup.step_fn  # a function of jax.jit
         arguments = step.setup.abstract_state, step.batch, jax.random.key(0)
         program, seconds = _timed(lambda: step_fn.trace(*arguments).lower().compile())
     else:
         with contextlib.redirect_stdout(sys.stderr):  # MaxText reports there
-            program, seconds = _compiled_by_maxtext([*maxtext_arguments(len(devices)), *options])
+            program, seconds = _compiled_by_maxtext([*maxtext_arguments(len(devices)), *MAXTEXT[form]])
     return Compiled(read_plan(step, program), seconds)
 
 
@@ -151,8 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", help="compile the forms whose name contains this")
     only = parser.parse_args(argv).only
-    forms = [form for form in FORMS if only in form]
-    if importlib.util.find_spec("maxtext") is None and any("MaxText" in form for form in forms):
+    forms = [form for form in MAXTEXT | OURS if only in form]
+    if importlib.util.find_spec("maxtext") is None and any(form in MAXTEXT for form in forms):
         print("MaxText is not installed: pip install maxtext, or --only=tfx_jax", file=sys.stderr)
         return 1
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

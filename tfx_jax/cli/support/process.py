@@ -82,7 +82,7 @@ def end_on_signals(verb: str) -> None:
     """Makes SIGTERM end the process at once with one line and status 143, and a second Ctrl-C with status 130.
 
     Python handles a signal when it executes its next instruction, which is minutes later if XLA compiles. So a thread
-    reads the numbers of arriving signals from a pipe. A verb with a handler of its own keeps it.
+    reads the numbers of arriving signals from a pipe. Verbs that install a handler keep theirs.
     """
     if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:  # the parent process ignores it
         return
