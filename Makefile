@@ -40,8 +40,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PIP) install -qq --no-deps --no-build-isolation --editable .
 	@touch $@
 
-test: setup  ## run the tests but the slow ones; what needs PyTorch, transformers, Keras or ../shared/data skips without it
-	@$(BIN)/pytest -n 2 --dist worksteal --durations=20 -m "not slow" $(ARGS)
+test: setup  ## run the quick tests; what needs PyTorch, transformers, Keras or ../shared/data skips without it
+	@$(BIN)/pytest -n 2 --dist worksteal --durations=20 -m "not slow and not nightly" $(ARGS)
 
 test-all: setup  ## run all tests, notebooks and interrupted trainings too
 	@$(BIN)/pytest -n 2 --dist worksteal $(ARGS)

@@ -5,6 +5,7 @@ import gc
 import os
 import pathlib
 
+from tests import tiers
 from tests.compilation import CompileBudget, SharedCache, compile_quickly, kept_folder
 
 compile_quickly(os.environ)
@@ -23,6 +24,25 @@ jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_addoption(parser):
+    """Adds `--one-in`, with which CI runs a share of each large product; `make test-all` runs all."""
+    parser.addoption(
+        "--one-in",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"of a test with more than {tiers.MANY} cases, run about one case in N",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k
+def pytest_collection_modifyitems(config, items):
+    """Keeps the share of `--one-in`."""
+    stays = tiers.one_in(config.getoption("one_in"), [item.nodeid for item in items])
+    config.hook.pytest_deselected(items=[item for item, stay in zip(items, stays, strict=True) if not stay])
+    items[:] = [item for item, stay in zip(items, stays, strict=True) if stay]
 
 
 def pytest_configure(config):

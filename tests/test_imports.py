@@ -107,7 +107,7 @@ for name in sys.argv[1:]:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_any_module_can_be_imported_first():
     """The doors import their packages, so a cycle shows only in some orders."""
     paths = [path.relative_to(ROOT).with_suffix("") for path in sorted((ROOT / "tfx_jax").rglob("*.py"))]

@@ -1,8 +1,13 @@
-"""Which cases of a test `make test` runs; `make test-all` and CI run all."""
+"""Which cases of a test `make test` runs, and which CI; `make test-all` runs all."""
 
-from collections.abc import Hashable, Iterable
+import collections
+import zlib
+from collections.abc import Hashable, Iterable, Sequence
 
 import pytest
+
+MANY = 10
+"""More cases than this are a product, of which a share can stand for the rest."""
 
 
 def slow_but(values: Iterable[Hashable], *quick: Hashable) -> list:
@@ -13,3 +18,20 @@ def slow_but(values: Iterable[Hashable], *quick: Hashable) -> list:
       quick: those of them that `make test` runs.
     """
     return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+def one_in(number: int, cases: Sequence[str]) -> list[bool]:
+    """Says which cases `--one-in=number` runs: all of a test with few, about one in `number` of one with many.
+
+    A checksum of the case decides. So the share is the same in each run, no regular part of a product is left out, and
+    a case that is added changes no other one's lot.
+
+    Args:
+      number: of the cases that one stands for.
+      cases: ids, such as "tests/test_x.py::test_y[name]".
+    """
+    tests = [case.partition("[")[0] for case in cases]
+    count = collections.Counter(tests)
+    return [
+        count[test] <= MANY or zlib.crc32(case.encode()) % number == 0 for test, case in zip(tests, cases, strict=True)
+    ]

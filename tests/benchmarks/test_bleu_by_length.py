@@ -63,7 +63,7 @@ def test_what_cannot_be_compared_is_one_line(options, message, tmp_path, monkeyp
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_from_a_training_to_the_figure(tmp_path, capsys):
     config = tiny_variant(ExperimentConfig(Seq2SeqConfig(variant="bahdanau"), TranslationConfig()))
     config.num_steps, config.mesh.data = 1, 1

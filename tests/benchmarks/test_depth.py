@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import depth
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

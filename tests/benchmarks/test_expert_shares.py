@@ -32,7 +32,7 @@ def workdirs(tmp_path_factory):
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_mixture_and_group_has_shares_of_its_own(workdirs, monkeypatch):
     """A router without weights sends all tokens to the first expert: the mixture whose router that is, and no other."""
     shares = expert_shares.expert_shares(str(workdirs / "sparse"))
@@ -51,7 +51,7 @@ def test_every_mixture_and_group_has_shares_of_its_own(workdirs, monkeypatch):
         np.testing.assert_array_equal(changed["encoder layer 2"][group], shares["encoder layer 2"][group])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_refuses_a_model_without_experts(workdirs, capsys):
     with pytest.raises(SystemExit) as caught:
         expert_shares.main([f"--workdir={workdirs / 'dense'}"])

@@ -19,7 +19,7 @@ QUICK = ((False, False), (True, True))
 
 
 @pytest.fixture(
-    scope="module", params=[QUICK, pytest.param(tuple(long_context.TABLES), marks=pytest.mark.slow)], ids=len
+    scope="module", params=[QUICK, pytest.param(tuple(long_context.TABLES), marks=pytest.mark.nightly)], ids=len
 )
 def tables(request):
     """Which tables the command makes: (is_causal, with_gradient) of each."""
@@ -40,7 +40,7 @@ def cells(output):
     return json.loads((output / "long_context.json").read_text())["cells"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_measures_every_cell(cells, tables):
     found = {(cell["function"], cell["is_causal"], cell["with_gradient"], cell["length"]) for cell in cells}
     assert found == {(name, *table, t) for name, table, t in itertools.product(("dense", "linear"), tables, (64, 128))}
@@ -136,7 +136,7 @@ def test_does_not_run_what_has_no_room_or_takes_too_long(monkeypatch):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.compiles(40, "two models with two and three attentions, at two lengths")
 def test_models_are_trained_with_each_attention(tmp_path):
     long_context.main([f"--output={tmp_path}", "--models", "--lengths=256,64", "--functions=nystrom,linear"])

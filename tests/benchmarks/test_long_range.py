@@ -30,7 +30,7 @@ def measured(workdir):
     return {name: json.loads((workdir / "test" / "listops" / name / "measured.json").read_text()) for name in NAMES}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_table_has_a_row_for_each_training(workdir, measured):
     lines = (workdir / "table.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| listops")]
@@ -70,14 +70,14 @@ def test_baselines_are_those_of_counts():
     assert [*long_range.baselines(config)] == ["(commonest label)"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pictures_are_drawn(workdir):
     for name in ("accuracy_speed_memory.png", "learning_curves.png"):
         assert (workdir / name).read_bytes().startswith(b"\x89PNG")
         assert (workdir / name).stat().st_size > 10_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_training_has_its_attention(workdir):
     models = [load_config(workdir / "test" / "listops" / name).model for name in NAMES]
     assert [(model.attention.name, model.is_causal) for model in models] == [
@@ -87,7 +87,7 @@ def test_each_training_has_its_attention(workdir):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_is_done_is_not_done_again(workdir, monkeypatch, capsys):
     before = (workdir / "table.md").read_text()
     monkeypatch.setattr(long_range, "train", lambda *_: pytest.fail("it is trained again"))
@@ -96,7 +96,7 @@ def test_what_is_done_is_not_done_again(workdir, monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == before.strip()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_another_configuration_is_trained_and_not_taken_for_what_is_there(workdir, capsys):
     with pytest.raises(SystemExit):
         long_range.main([f"--workdir={workdir}", *CHOSEN, "--config.model.d_ff=8"])
@@ -136,7 +136,7 @@ def test_every_attention_fits_every_experiment(task, length):
             assert getattr(config.task.data, "data_dir", "DIR") == "DIR"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [*long_range.OPTIONS, "forgetting"])
 def test_every_attention_with_options_of_its_own_trains(name, tmp_path):
     long_range.main([f"--workdir={tmp_path}", *CHOSEN, f"--attentions={name}"])

@@ -22,7 +22,7 @@ def test_percentages_of_the_paper_stand_beside_ours():
     assert rows["lsh-1"][0] == "12.35 (0.8)"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_model_is_evaluated_with_all_attentions(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(benchmark, "ATTENTIONS", {"full": 0, "lsh-1": 1})
     monkeypatch.setattr(benchmark, "PAPER", {})

@@ -226,7 +226,7 @@ def _run_tests(task: Task, copy: pathlib.Path, limits: Limits) -> int:
     options = [
         "-q",
         "-m",
-        "not slow",
+        "not slow and not nightly",
         "-p",
         "no:xdist",
         "-W",
