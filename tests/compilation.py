@@ -36,19 +36,26 @@ def compile_quickly(environment: MutableMapping[str, str]) -> None:
     ordinary compilation back.
     """
     environment.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    # Eight devices share a few busy cores: XLA ends the process where one of them is 40 seconds late for the others.
+    _add_flags(environment, "--xla_cpu_collective_call_terminate_timeout_seconds=300")
+    _add_flags(environment, "--xla_cpu_collective_timeout_seconds=300")
     # The emitters of fusions take two thirds of a small program's time; newer versions cannot do without.
     if environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and _version("jaxlib") < (0, 11):
         # A program for several devices that comes out of the cache may run its collectives in another order on each of
         # them, and wait for ever, unless they have an order.
-        quickly = (
+        _add_flags(
+            environment,
             "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-            " --xla_cpu_enable_concurrency_optimized_scheduler=false"
+            " --xla_cpu_enable_concurrency_optimized_scheduler=false",
         )
-        if quickly not in environment.get("XLA_FLAGS", ""):
-            environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {quickly}".strip()
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     # Else the path of the cache is part of each key, and nothing that another process kept is found.
     environment["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
+
+
+def _add_flags(environment: MutableMapping[str, str], flags: str) -> None:
+    if flags not in environment.get("XLA_FLAGS", ""):
+        environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {flags}".strip()
 
 
 def _version(package: str) -> tuple[int, ...]:
