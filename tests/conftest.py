@@ -27,20 +27,16 @@ SHARED_DATA = pathlib.Path(__file__).parents[2] / "shared" / "data"
 
 
 def pytest_addoption(parser):
-    """Adds `--one-in`, with which CI runs a share of each large product; `make test-all` runs all."""
-    parser.addoption(
-        "--one-in",
-        type=int,
-        default=1,
-        metavar="N",
-        help=f"of a test with more than {tiers.MANY} cases, run about one case in N",
-    )
+    """Adds what CI runs a share of the tests with; `make test-all` runs all."""
+    parser.addoption("--one-in", type=int, default=1, metavar="N", help="run about one case in N of large tests")
+    parser.addoption("--whole", type=int, default=6, metavar="K", help="the most cases of a test that is not large (6)")
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config, items):
     """Keeps the share of `--one-in`."""
-    stays = tiers.one_in(config.getoption("one_in"), [item.nodeid for item in items])
+    number, whole = config.getoption("one_in"), config.getoption("whole")
+    stays = tiers.one_in(number, [item.nodeid for item in items], whole=whole)
     config.hook.pytest_deselected(items=[item for item, stay in zip(items, stays, strict=True) if not stay])
     items[:] = [item for item, stay in zip(items, stays, strict=True) if stay]
 

@@ -6,10 +6,6 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import pytest
 
-MANY = 10
-"""More cases than this are a product, of which a share can stand for the rest."""
-
-
 def slow_but(values: Iterable[Hashable], *quick: Hashable) -> list:
     """Returns the cases of a parametrized test, slow but for those that show its mechanism.
 
@@ -20,8 +16,8 @@ def slow_but(values: Iterable[Hashable], *quick: Hashable) -> list:
     return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
-def one_in(number: int, cases: Sequence[str]) -> list[bool]:
-    """Says which cases `--one-in=number` runs: all of a test with few, about one in `number` of one with many.
+def one_in(number: int, cases: Sequence[str], *, whole: int) -> list[bool]:
+    """Says which cases `--one-in=number` runs: all of a test with few, about one in `number` of one with more.
 
     A checksum of the case decides. So the share is the same in each run, no regular part of a product is left out, and
     a case that is added changes no other one's lot.
@@ -29,9 +25,10 @@ def one_in(number: int, cases: Sequence[str]) -> list[bool]:
     Args:
       number: of the cases that one stands for.
       cases: ids, such as "tests/test_x.py::test_y[name]".
+      whole: the most cases of a test that runs whole.
     """
     tests = [case.partition("[")[0] for case in cases]
     count = collections.Counter(tests)
     return [
-        count[test] <= MANY or zlib.crc32(case.encode()) % number == 0 for test, case in zip(tests, cases, strict=True)
+        count[test] <= whole or zlib.crc32(case.encode()) % number == 0 for test, case in zip(tests, cases, strict=True)
     ]
