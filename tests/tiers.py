@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import pytest
 
+
 def slow_but(values: Iterable[Hashable], *quick: Hashable) -> list:
     """Returns the cases of a parametrized test, slow but for those that show its mechanism.
 
