@@ -21,18 +21,23 @@ _Rows = tuple[Iterator[tuple[int, Any]], Callable[[Any], list[str]]]
 
 
 def read_columns(
-    path: epath.PathLike, names: Sequence[str], *, allow_blank: bool = False
-) -> Iterator[tuple[str, list[str]]]:
+    path: epath.PathLike,
+    names: Sequence[str],
+    *,
+    allow_blank: bool = False,
+    check: Callable[[list[str]], object] = lambda values: None,
+) -> Iterator[list[str]]:
     """Reads columns of a `.parquet`, or of UTF-8, plain or `.gz`: `.csv` (RFC 4180), `.jsonl`, otherwise TSV.
 
     Args:
       path: path of the file.
       names: names of the columns to read.
       allow_blank: whether values may be blank; a value that is missing in Parquet is refused in any case.
+      check: called with the values of each row; raises UserError with the problem of a bad one.
 
     Yields:
-      (location for messages, values in the order of `names`) of each row. White space around values is removed. In
-      JSON and Parquet, numbers, true and false become their JSON text.
+      The values of each row in the order of `names`. White space around values is removed. In JSON and Parquet,
+      numbers, true and false become their JSON text.
 
     Raises:
       UserError: if the file cannot be read, is empty or not UTF-8, a column is missing or named twice, or a row has
@@ -45,16 +50,18 @@ def read_columns(
         unit, open_rows = "line", {"csv": _csv, "jsonl": _json_lines}.get(_kind(path), _tsv)
     rows, parse = open_rows(path, names)
 
-    def stripped(row: Any) -> list[str]:
+    def checked(row: Any) -> list[str]:
         """Returns the values of a row without white space around them."""
         values = parse(row)
         for name, value in zip(names, values, strict=True):
             if is_blank(value) and not allow_blank:
                 raise UserError(f"the column {name!r} is blank")
-        return [value.strip() for value in values]
+        values = [value.strip() for value in values]
+        check(values)
+        return values
 
-    for number, values in parse_rows(path, unit, rows, stripped):
-        yield f"{path}, {unit} {number}", values
+    for _, values in parse_rows(path, unit, rows, checked):
+        yield values
 
 
 def is_table(path: epath.PathLike, names: Sequence[str] = ()) -> bool:

@@ -54,7 +54,8 @@ def read_labeled(path: epath.PathLike, labels: Collection[str] | None = None) ->
     def parse(line: str) -> LabeledText:
         """Returns the text of a line with its label."""
         label, text = split(line)
-        return LabeledText(text, _known(label, labels))
+        _check_label(label, labels)
+        return LabeledText(text, label)
 
     if split is _label_and_text:
         _check_no_table(path, first_line)
@@ -112,12 +113,13 @@ def read_labeled_columns(
       label_column: name of the column of the label.
 
     Raises:
-      UserError: as for `read_columns`, and if there are no rows or a label is not allowed.
+      UserError: as for `read_columns`, and if there are no rows or a label is not allowed. The first bad rows are named
+        together.
     """
-    rows = list(read_columns(path, (text_column, label_column)))
+    rows = list(read_columns(path, (text_column, label_column), check=lambda row: _check_label(row[-1], labels)))
     if not rows:
         raise UserError(f"{path} has no texts, only a line of column names")
-    return [LabeledText(text, _known(label, labels, f"{where}: ")) for where, (text, label) in rows]
+    return [LabeledText(text, label) for text, label in rows]
 
 
 def read_labeled_pairs(
@@ -138,12 +140,14 @@ def read_labeled_pairs(
       label_column: name of the column of the label.
 
     Raises:
-      UserError: as for `read_columns`, and if there are no rows or a label is not allowed.
+      UserError: as for `read_columns`, and if there are no rows or a label is not allowed. The first bad rows are named
+        together.
     """
-    rows = list(read_columns(path, (first_column, second_column, label_column)))
+    names = (first_column, second_column, label_column)
+    rows = list(read_columns(path, names, check=lambda row: _check_label(row[-1], labels)))
     if not rows:
         raise UserError(f"{path} has no pairs, only a line of column names")
-    return [LabeledPair(first, second, _known(label, labels, f"{where}: ")) for where, (first, second, label) in rows]
+    return [LabeledPair(first, second, label) for first, second, label in rows]
 
 
 def check_repeated(texts: Sequence[LabeledText] | Sequence[LabeledPair], path: epath.PathLike) -> None:
@@ -161,8 +165,7 @@ def check_repeated(texts: Sequence[LabeledText] | Sequence[LabeledPair], path: e
         )
 
 
-def _known(label: str, labels: Collection[str] | None, where: str = "") -> str:
-    """Returns the label; raises UserError, which begins with `where`, if `labels` is given and does not contain it."""
+def _check_label(label: str, labels: Collection[str] | None) -> None:
+    """Raises UserError if `labels` is given and does not contain the label."""
     if labels is not None and label not in labels:
-        raise UserError(f"{where}the label {label!r} is not one of the {len(labels)} known ones")
-    return label
+        raise UserError(f"the label {label!r} is not one of the {len(labels)} known ones")

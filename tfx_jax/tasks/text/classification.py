@@ -115,7 +115,7 @@ class LabeledData(FileData):
     def read_inputs(self, path: epath.PathLike, labels: Collection[str]) -> Iterable[Sequence[str]] | None:
         if self.first_column:
             names = inputs_of(self)
-            return (row for _, row in read_columns(path, names, allow_blank=True)) if is_table(path, names) else None
+            return read_columns(path, names, allow_blank=True) if is_table(path, names) else None
         return (row[:-1] for row in read_labeled(path)) if is_labeled(path, labels) else None
 
     def validate(self, model: ModelConfig) -> None:

@@ -59,7 +59,7 @@ class TextData(FileData):
         return self._open(split)
 
     def read_inputs(self, path: epath.PathLike, labels: Collection[str]) -> Iterable[Sequence[str]] | None:
-        return (row for _, row in read_columns(path, [self.text_column])) if is_columnar(path) else None
+        return read_columns(path, [self.text_column]) if is_columnar(path) else None
 
     def train_sources(self) -> list[TextDocuments]:
         """Opens each entry of `train_file`, a file or a pattern, as a separate source of documents.
