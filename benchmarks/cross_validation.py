@@ -45,17 +45,30 @@ def parts_of(labels: np.ndarray, folds: int, *, seed: int = 0) -> np.ndarray:
     return parts
 
 
-def ours(config: ExperimentConfig, table: Table, parts: np.ndarray, folder: pathlib.Path) -> np.ndarray:
-    """Returns the log-odds of label 1 of each row, from models that were trained on the other parts, [rows]."""
+def write_parts(table: Table, label_column: str, parts: np.ndarray, folder: pathlib.Path) -> None:
+    """Writes, for each part, its rows and those of the other parts as files that an experiment reads."""
+    for part in range(parts.max() + 1):
+        _write(folder / f"part-{part}" / "others.csv", table, label_column, parts != part)
+        _write(folder / f"part-{part}" / "part.csv", table, label_column, parts == part)
+
+
+def ours(config: ExperimentConfig, seed: int, parts: np.ndarray, folder: pathlib.Path) -> np.ndarray:
+    """Returns the log-odds of label 1 of each row, [rows], from models that were trained on the other parts.
+
+    Args:
+      config: the experiment, whose files are those of `write_parts` here.
+      seed: of the trainings.
+      parts: part of each row, [rows].
+      folder: that of `write_parts`, for the workdirs too.
+    """
     scores = np.zeros(len(parts))
     for part in range(parts.max() + 1):
-        workdir = folder / f"part-{part}-seed-{config.seed}"
-        own, data = copy.deepcopy(config), copy.deepcopy(config.task.data)
-        data.data_dir = str(folder / f"part-{part}")
-        data.train_file, data.validation_file, data.exclude_columns = "others.csv", "part.csv", ""
-        for name, is_in in ((data.train_file, parts != part), (data.validation_file, parts == part)):
-            _write(pathlib.Path(data.data_dir) / name, table, data.label_column, is_in)
-        own.task.data, own.eval_every = data, config.num_steps
+        workdir = folder / f"part-{part}-seed-{seed}"
+        own = copy.deepcopy(config)
+        own.seed, own.eval_every = seed, own.num_steps
+        data = own.task.data
+        data.data_dir, data.exclude_columns = str(folder / f"part-{part}"), ""
+        data.train_file, data.validation_file = "others.csv", "part.csv"
         train(own, workdir)
         run = load_run(workdir)
         rows = run.config.task.data.load("validation")
@@ -112,10 +125,9 @@ def compare(config: ExperimentConfig, folder: pathlib.Path, *, folds: int, seeds
         raise UserError("scikit-learn is not installed: pip install scikit-learn") from None
     parts = parts_of(labels, folds)
     scores: dict[str, np.ndarray] = {}
+    write_parts(table, config.task.data.label_column, parts, folder)
     for seed in range(seeds):
-        own = copy.deepcopy(config)
-        own.seed = seed
-        scores[f"ours, seed {seed}"] = ours(own, table, parts, folder)
+        scores[f"ours, seed {seed}"] = ours(config, seed, parts, folder)
     scores["ours, mean of the seeds"] = np.mean([*scores.values()], axis=0)
     boosted = ensemble.HistGradientBoostingClassifier
     scores["gradient boosting"] = reference = others(lambda: boosted(random_state=0), table, parts)

@@ -86,6 +86,16 @@ def test_release_is_published_without_a_password():
     assert [with_["path"] for with_ in stored] == ["dist/tfx_jax-*", "dist"]
 
 
+def test_changes_run_what_ci_runs_and_nights_run_all_on_both_stacks():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]
+    commands = {name: [step.get("run", "") for step in job["steps"]] for name, job in jobs.items()}
+    assert ".ci/run" in commands["change"]
+    assert commands["night"][-1].endswith(" make test-all")
+    stacks = jobs["night"]["strategy"]["matrix"]["include"]
+    assert [stack["python"] for stack in stacks] == ["3.11", "3.13"]
+    assert all((ROOT / "constraints" / f"jax-{stack['jax']}.txt").is_file() for stack in stacks)
+
+
 @pytest.mark.parametrize(("tag", "expected"), [("v1.2.3", "1.2.3"), (None, "0.1.0.dev1"), ("no git", "0.1.0.dev0")])
 def test_version_is_that_of_the_tag(tmp_path, tag, expected):
     """Before the first tag it counts commits, and an archive without git has one too."""

@@ -64,6 +64,9 @@ def test_all_models_are_trained_on_the_other_parts(tmp_path, capsys):
     models = {line.rsplit("  ", 2)[0].strip(): float(line.split("  ")[-2]) for line in lines[start + 1 :]}
     assert {"ours, seed 0", "ours, seed 1", "ours, mean of the seeds", "gradient boosting"} < models.keys()
     assert min(models.values()) > 0.9
+    assert cross.main(flags) == 0  # goes on with what was trained
+    again = capsys.readouterr().out.splitlines()
+    assert again[-len(models) :] == lines[-len(models) :]
     for part in range(2):
         seen, own = (set((tmp_path / "out" / f"part-{part}" / name).read_text().splitlines()[1:]) for name in FILES)
         assert not seen & own
