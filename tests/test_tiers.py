@@ -14,7 +14,13 @@ def kept(number, cases, whole=6):
 
 def test_tests_of_few_cases_run_whole():
     assert kept(1000, [*SMALL, *LARGE]) >= set(SMALL)
-    assert not kept(1000, SMALL, whole=5)
+    assert not kept(1000, SMALL, whole=5) >= set(SMALL)
+
+
+def test_no_test_is_left_out_but_by_request():
+    for size in range(2, 7):
+        assert len(kept(10**9, SMALL[:size], whole=1)) == 1
+        assert not kept(10**9, SMALL[:size], whole=0)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 6])

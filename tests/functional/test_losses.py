@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfx_jax.functional import label_smoothed_cross_entropy, z_loss
+from tfx_jax.functional import label_smoothed_cross_entropy, symmetric_kl_divergence, z_loss
 
 B, T, V = 2, 5, 7
 SMOOTHINGS = [0.0, 0.1, 0.4]
@@ -198,3 +198,21 @@ def test_z_loss_beside_the_cross_entropy_is_no_second_pass():
     plain, both = cost(0.0), cost(1e-4)
     assert both["transcendentals"] == plain["transcendentals"]
     assert both["bytes accessed"] < 1.01 * plain["bytes accessed"]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_divergence_is_the_mean_of_both_directions(dtype):
+    logits, others = (_batch(B, T, seed=seed)[0].astype(dtype) for seed in range(2))
+    others[0, 0] = logits[0, 0] + 3
+    p, q = _probabilities(logits), _probabilities(others)
+    want = ((p * np.log(p / q)).sum(-1) + (q * np.log(q / p)).sum(-1)) / 2
+    divergence = jax.jit(symmetric_kl_divergence)(logits, others)
+    assert divergence.dtype == np.float32
+    np.testing.assert_allclose(divergence, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(jax.jit(symmetric_kl_divergence)(logits, logits), 0)
+
+
+def test_divergence_wants_two_of_a_shape():
+    logits, _ = _batch(B, T)
+    with pytest.raises(ValueError, match=r"the same shape, got \(2, 5, 7\) and \(5, 7\)"):
+        symmetric_kl_divergence(logits, logits[0])

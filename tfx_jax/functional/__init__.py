@@ -45,7 +45,7 @@ from tfx_jax.functional.layers import (
     quantize_rows,
     rms_norm,
 )
-from tfx_jax.functional.losses import label_smoothed_cross_entropy, z_loss
+from tfx_jax.functional.losses import label_smoothed_cross_entropy, symmetric_kl_divergence, z_loss
 from tfx_jax.functional.moe import (
     Routing,
     balanced_bias,
@@ -129,6 +129,7 @@ __all__ = [
     "short_convolution",
     "sinusoidal_positions",
     "spec_augment",
+    "symmetric_kl_divergence",
     "t5_score_mod",
     "top_1_routing",
     "top_2_routing",

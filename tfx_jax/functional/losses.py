@@ -61,3 +61,31 @@ def z_loss(logits: Float[Array, "*batch V"]) -> Float[Array, "*batch"]:
     [0.0, 0.0]
     """
     return jnp.square(jax.nn.logsumexp(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1))
+
+
+def symmetric_kl_divergence(
+    logits: Float[Array, "*batch V"], others: Float[Array, "*batch V"]
+) -> Float[Array, "*batch"]:
+    r"""Computes (KL(p || q) + KL(q || p)) / 2 = sum_v (p_v - q_v) (log p_v - log q_v) / 2 of two predictions.
+
+    R-Drop (Liang et al., 2021, https://arxiv.org/abs/2106.14448), equation 2: p and q are what a model predicts for the
+    same input in two passes with different dropout.
+
+    Args:
+      logits: unnormalized scores of p, [*batch, V], any float dtype, finite.
+      others: those of q, of the same shape and dtype.
+
+    Returns:
+      Divergence in nats of each position, 0 where p = q, float32 (float64 for float64 logits), [*batch].
+
+    Raises:
+      ValueError: if the shapes differ.
+
+    >>> jax.jit(symmetric_kl_divergence)(jnp.zeros((2, 4)), jnp.ones((2, 4))).tolist()
+    [0.0, 0.0]
+    """
+    if logits.shape != others.shape:
+        raise ValueError(f"logits and others must have the same shape, got {logits.shape} and {others.shape}")
+    dtype = np.promote_types(logits.dtype, np.float32)
+    log_p, log_q = jax.nn.log_softmax(logits.astype(dtype)), jax.nn.log_softmax(others.astype(dtype))
+    return 0.5 * ((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q)).sum(axis=-1)

@@ -7,9 +7,10 @@ import pytest
 from flax import nnx
 
 from tests.data.tokenizers_made_here import EOS_ID, PAD_ID, make_tokenizer
+from tfx_jax.errors import UserError
 from tfx_jax.generation.decoding import BeamSearch
 from tfx_jax.models.transformer import Transformer, TransformerConfig
-from tfx_jax.tasks.text.translation import Translator, translation_loss
+from tfx_jax.tasks.text.translation import TranslationConfig, Translator, translation_loss
 
 WORDS = [f"w{number}" for number in range(12)]
 TOKENIZER = make_tokenizer([" ".join(WORDS)])
@@ -55,6 +56,50 @@ def test_loss_sums_over_the_tokens_that_are_there(smoothing, pad_id):
     assert output.metrics["accuracy"] == (correct, np.count_nonzero(target != pad_id))
     assert output.weight == output.num_tokens == np.count_nonzero(target != pad_id)
     assert {value.dtype for value in jax.tree.leaves(output)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_r_drop_is_the_mean_of_two_passes_and_what_divides_them(smoothing):
+    """Equation 4 of Liang et al. (2021), halved, from the losses of either pass alone."""
+    rng = np.random.default_rng(0)
+    passes = 3 * rng.normal(size=(4, 2, 6, 9))  # of each pair both
+    target = rng.integers(1, 9, (4, 6)).astype(np.int32)
+    target[1, 2:] = target[3] = PAD_ID
+    batch = {"source": np.ones((4, 2), np.int32), "target": target}
+    alone = [jitted_loss(passes[:, index], batch, smoothing) for index in range(2)]
+    log_probs = passes - np.log(np.exp(passes).sum(-1, keepdims=True))
+    p_minus_q, ratio = (values[:, 0] - values[:, 1] for values in (np.exp(log_probs), log_probs))
+    divergence = ((p_minus_q * ratio).sum(-1) / 2)[target != PAD_ID].sum()
+
+    @jax.jit
+    def loss(batch):
+        model = Fixed(passes.reshape(8, 6, 9))
+        return translation_loss(model, batch, nnx.Rngs(dropout=0), label_smoothing=smoothing, r_drop=5.0)
+
+    output = loss(batch)
+    np.testing.assert_allclose(output.loss, (alone[0].loss + alone[1].loss) / 2 + 2.5 * divergence, rtol=1e-5)
+    np.testing.assert_allclose(output.metrics["divergence"].sum, divergence, rtol=1e-5)
+    np.testing.assert_allclose(
+        output.metrics["nll"].sum, sum(part.metrics["nll"].sum for part in alone) / 2, rtol=1e-5
+    )
+    assert output.weight == output.num_tokens == output.metrics["divergence"].weight == alone[0].weight == 14
+
+
+def test_r_drop_evaluates_one_pass():
+    logits = np.random.default_rng(0).normal(size=(2, 3, V))
+    batch = {"source": np.ones((2, 2), np.int32), "target": np.ones((2, 3), np.int32)}
+    with_r_drop = jax.jit(lambda batch: translation_loss(Fixed(logits), batch, None, r_drop=5.0))(batch)
+    assert jax.tree.map(float, with_r_drop) == jax.tree.map(float, jitted_loss(logits, batch, 0.0))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_r_drop_wants_dropout(rate):
+    task = TranslationConfig(r_drop=5.0)
+    if rate:
+        task.validate(TransformerConfig(dropout_rate=rate))
+        return
+    with pytest.raises(UserError, match=r"r_drop=5.0 compares two passes .*: set config.model.dropout_rate above 0"):
+        task.validate(TransformerConfig(dropout_rate=rate))
 
 
 def test_loss_of_padding_alone_is_zero_even_where_logits_are_huge():

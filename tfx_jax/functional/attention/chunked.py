@@ -314,7 +314,7 @@ def add_gradients(
             chunk_rng = _chunk_rng(rng, keys, i, j)
             dropped = dropout(weights, options.dropout_rate, chunk_rng).astype(value.dtype)
             out_gradient = cotangent_i.astype(value.dtype)
-            value_gradient = jnp.einsum("BKGTS,BKGTU->BKSU", dropped, out_gradient, preferred_element_type=dtype)
+            value_gradient = _summed_over_queries(dropped, out_gradient, dtype)
             weight_gradient = jnp.einsum("BKGTU,BKSU->BKGTS", out_gradient, value, preferred_element_type=dtype)
             weight_gradient = dropout(weight_gradient, options.dropout_rate, chunk_rng)  # drops the same weights
             logit_gradient = weights * (weight_gradient - correction_i[..., None])
@@ -322,7 +322,7 @@ def add_gradients(
             scaled = (product_gradient * options.scale).astype(queries.query.dtype)
             key = _chunk(keys.key, j)
             query_part = jnp.einsum("BKGTS,BKSH->BKGTH", scaled, key, preferred_element_type=dtype)
-            key_part = jnp.einsum("BKGTS,BKGTH->BKSH", scaled, queries_i.query, preferred_element_type=dtype)
+            key_part = _summed_over_queries(scaled, queries_i.query, dtype)
             key_gradients = KeyGradients(
                 _add_to_chunk(key_gradients.key, key_part, j),
                 _add_to_chunk(key_gradients.value, value_gradient, j),
@@ -360,6 +360,16 @@ def sink_gradients(
     weights = jnp.exp(sinks - saved.largest) / saved.total
     gradient = -(weights * _softmax_correction(saved, cotangent, lse_cotangent)).sum(axis=(0, 1, 4))
     return gradient.astype(extras.sinks.dtype)
+
+
+def _summed_over_queries(
+    pairs: Float[Array, "B K G T S"], rows: Float[Array, "B K G T U"], dtype: np.dtype
+) -> Float[Array, "B K S U"]:
+    """Returns the sum over queries of their pair with each key times their row, in `dtype`."""
+    if pairs.dtype != dtype:  # XLA's CPU backend cannot run the other form in narrow types
+        return jnp.einsum("BKGTS,BKGTU->BKSU", pairs, rows, preferred_element_type=dtype)
+    # With the rows on the left, that backend need not transpose all pairs, which takes as long as both products.
+    return jnp.einsum("BKGTU,BKGTS->BKUS", rows, pairs).mT
 
 
 def _softmax_correction(saved: Saved, cotangent: Array, lse_cotangent: Array | None) -> Float[Array, "I B K G T"]:

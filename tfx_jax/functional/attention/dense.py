@@ -457,16 +457,8 @@ def _softmax(
       mask: True for visible keys.
       sinks: a logit for each head that counts in the denominator only; with sinks the weights add up to less than 1.
     """
-    if sinks is None:
-        weights = masked_softmax(logits, mask)
-    else:
-        sink = _checked_sinks(sinks, logits.shape[1], logits.dtype)[None, :, None, None]
-        logits = logits if mask is None else jnp.where(mask, logits, hidden_logit(logits.dtype))
-        largest = jax.lax.stop_gradient(jnp.maximum(logits.max(axis=-1, keepdims=True, initial=-jnp.inf), sink))
-        largest = jnp.maximum(largest, hidden_logit(logits.dtype))  # finite even without keys and with a sink of -inf
-        exponentials = jnp.exp(logits - largest)
-        weights = exponentials / (exponentials.sum(axis=-1, keepdims=True) + jnp.exp(sink - largest))
-        weights = weights if mask is None else jnp.where(mask, weights, jnp.zeros((), weights.dtype))
+    sink = None if sinks is None else _checked_sinks(sinks, logits.shape[1], logits.dtype)[None, :, None, None]
+    weights = masked_softmax(logits, mask, sink)
     return weights if has_key is None else jnp.where(has_key, weights, jnp.zeros((), weights.dtype))
 
 
@@ -511,13 +503,36 @@ def hidden_logit(dtype: np.dtype) -> Array:
     return jnp.asarray(0.7 * jnp.finfo(dtype).min, dtype)
 
 
-def masked_softmax(logits: Float[Array, "B N T S"], mask: Mask | None) -> Float[Array, "B N T S"]:
-    """Computes the softmax over the visible keys (mask True); a row without visible keys becomes zeros."""
-    if mask is None:
-        return jax.nn.softmax(logits, axis=-1)
-    # Hidden logits stay finite, so that gradients are finite too.
-    weights = jax.nn.softmax(jnp.where(mask, logits, hidden_logit(logits.dtype)), axis=-1)
-    return jnp.where(mask, weights, jnp.zeros((), weights.dtype))
+@jax.custom_jvp
+def masked_softmax(
+    logits: Float[Array, "B N T S"], mask: Mask | None, sink: Float[Array, "#B #N #T 1"] | None = None
+) -> Float[Array, "B N T S"]:
+    """Computes the softmax over the visible keys (mask True); a row without visible keys becomes zeros.
+
+    `sink` is a logit that counts in the denominator only. The derivative uses nothing but the weights, so that a
+    training step keeps these alone, and is half as many passes over them as that of the formula.
+    """
+    if mask is not None:  # hidden logits stay finite, so that a row without keys is not NaN
+        logits = jnp.where(mask, logits, hidden_logit(logits.dtype))
+    if sink is None:
+        weights = jax.nn.softmax(logits, axis=-1)
+    else:
+        largest = jnp.maximum(logits.max(axis=-1, keepdims=True, initial=-jnp.inf), sink)
+        largest = jnp.maximum(largest, hidden_logit(logits.dtype))  # finite even without keys and with a sink of -inf
+        exponentials = jnp.exp(logits - largest)
+        weights = exponentials / (exponentials.sum(axis=-1, keepdims=True) + jnp.exp(sink - largest))
+    return weights if mask is None else jnp.where(mask, weights, jnp.zeros((), weights.dtype))
+
+
+@masked_softmax.defjvp
+def _masked_softmax_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
+    """Returns weights w and w (dl - sum over keys of w dl), the sink's own weight included."""
+    weights = masked_softmax(*primals)
+    logits_tangent, _, sink_tangent = tangents
+    mean = (weights * logits_tangent).sum(axis=-1, keepdims=True)
+    if sink_tangent is not None:
+        mean += (1 - weights.sum(axis=-1, keepdims=True)) * sink_tangent
+    return weights, weights * (logits_tangent - mean)
 
 
 def among_largest(scores: Float[Array, "*rows S"], mask: Bool[Array, "*#rows S"] | None, size: int) -> Array:
