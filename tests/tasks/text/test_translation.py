@@ -79,9 +79,7 @@ def test_r_drop_is_the_mean_of_two_passes_and_what_divides_them(smoothing):
     output = loss(batch)
     np.testing.assert_allclose(output.loss, (alone[0].loss + alone[1].loss) / 2 + 2.5 * divergence, rtol=1e-5)
     np.testing.assert_allclose(output.metrics["divergence"].sum, divergence, rtol=1e-5)
-    np.testing.assert_allclose(
-        output.metrics["nll"].sum, sum(part.metrics["nll"].sum for part in alone) / 2, rtol=1e-5
-    )
+    np.testing.assert_allclose(output.metrics["nll"].sum, sum(part.metrics["nll"].sum for part in alone) / 2, rtol=1e-5)
     assert output.weight == output.num_tokens == output.metrics["divergence"].weight == alone[0].weight == 14
 
 
