@@ -21,7 +21,7 @@ def one_in(number: int, cases: Sequence[str], *, whole: int) -> list[bool]:
     """Says which cases `--one-in=number` runs: all of a test with few, about one in `number` of one with more.
 
     A checksum of the case decides. So the share is the same in each run, no regular part of a product is left out, and
-    a case that is added changes no other one's lot. A test of which none would run keeps the case of the least checksum.
+    a case that is added changes no other one's lot. A test of which none would run keeps the one of the least checksum.
 
     Args:
       number: of the cases that one stands for.

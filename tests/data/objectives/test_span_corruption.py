@@ -167,22 +167,26 @@ def test_wrong_arguments():
 
 STREAM = np.arange(10, 510)
 IDS = {"sentinels": sentinel_ids(1000, 30), "eos_id": EOS, "pad_id": PAD}
+NOISES = [{}, {"noise_density": 0.5}, {"noise_density": 0.3, "mean_span_length": 8.0}]
 
 
-def _rows(start=0, seed=(0, 0), stream=STREAM, text_length=64):
-    texts = CorruptedTexts(stream, text_length, seed, start=start, **IDS)
-    assert texts.lengths.tolist() == [span_corruption_lengths(text_length)[0]] * len(texts)
+def _rows(start=0, seed=(0, 0), stream=STREAM, text_length=64, **noise):
+    texts = CorruptedTexts(stream, text_length, seed, start=start, **IDS, **noise)
+    assert texts.lengths.tolist() == [span_corruption_lengths(text_length, **noise)[0]] * len(texts)
     return [texts[index] for index in range(len(texts))]
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 33, 63])
 @pytest.mark.parametrize("num_tokens", [64, 65, 127, 128, 500])
-def test_every_token_of_a_stream_is_in_one_row(start, num_tokens):
+@pytest.mark.parametrize("noise", NOISES)
+def test_every_token_of_a_stream_is_in_one_row(start, num_tokens, noise):
     stream, found = STREAM[:num_tokens], []
-    rows = _rows(start, stream=stream)
+    rows = _rows(start, stream=stream, **noise)
     assert len(rows) == (start > 0) + math.ceil((num_tokens - start) / 64)
     for row in rows:
-        assert (row["source"].shape, row["target"].shape) == tuple((n,) for n in span_corruption_lengths(64))
+        assert (row["source"].shape, row["target"].shape) == tuple(
+            (n,) for n in span_corruption_lengths(64, **noise)
+        )
         sides = [side[side != PAD].tolist() for side in (row["source"], row["target"])]
         assert all(side.pop() == EOS for side in sides)
         found += _restore(*sides, set(IDS["sentinels"]))

@@ -1,5 +1,6 @@
 """T5's pre-training in the trainer: what an epoch is, what evaluation says, and what is refused."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -11,6 +12,7 @@ from flax import nnx
 
 from tfx_jax.cli import main
 from tfx_jax.cli.train import load_config_file
+from tfx_jax.data.batching.batches import LoaderOptions
 from tfx_jax.data.objectives.span_corruption import sentinel_ids, span_corruption_lengths
 from tfx_jax.errors import UserError
 from tfx_jax.models import T5Config, TransformerConfig
@@ -126,6 +128,18 @@ def test_batches_have_one_shape(run):
     assert {batch["target"].shape for batch in found} == {(16, target_length)}
 
 
+def test_half_of_the_tokens_can_be_dropped(run):
+    config = dataclasses.replace(run.task.config, noise_density=0.5, mean_span_length=4.0)
+    task = SpanCorruptionTask(config, run.task.model_config, run.task._splits, run.task.tokenizer)
+    source_length, target_length = config.lengths
+    assert source_length <= 32 < target_length
+    rows = epoch_of(task, 0)
+    assert {(len(row["source"]), len(row["target"])) for row in rows} == {config.lengths}
+    assert restored(task, rows) == restored(run.task, epoch_of(run.task, 0))
+    planned = config.planned(task.model_config, LoaderOptions(0))
+    assert planned.batch["target"].shape == (planned.batch["source"].shape[0], target_length)
+
+
 def test_command_line_evaluates(trained, capsys):
     workdir, result = trained
     assert main(["evaluate", f"--workdir={workdir}", "--json"]) == 0
@@ -138,6 +152,8 @@ def test_command_line_evaluates(trained, capsys):
     [
         ("data", "max_length", 2, "config.task.data.max_length=2 is too short for a span"),
         ("data", "max_length", 4096, "needs 228 sentinels in a target, but T5's tokenizers have 100: lower max_length"),
+        ("task", "noise_density", 0.0, "config.task.noise_density=0.0 drops nothing that could be predicted"),
+        ("task", "mean_span_length", 0.5, "config.task.mean_span_length must be at least 1, got 0.5"),
         ("model", "num_buckets", 3, "config.model.num_buckets=3 must be at least 4"),
         ("model", "max_distance", 16, "less than twice max_distance=16"),
     ],
@@ -145,7 +161,7 @@ def test_command_line_evaluates(trained, capsys):
 def test_what_does_not_fit_is_refused(section, field, value, message):
     config = tiny_config()
     config.task.data.tokens_per_batch = 8_192
-    setattr({"data": config.task.data, "model": config.model}[section], field, value)
+    setattr({"data": config.task.data, "model": config.model, "task": config.task}[section], field, value)
     with pytest.raises(UserError, match=message):
         validate(config)
 

@@ -6,7 +6,7 @@ spans, each after its sentinel.
 
 import itertools
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -218,6 +218,8 @@ class CorruptedTexts:
         sentinels: Sequence[int],
         eos_id: int,
         pad_id: int,
+        noise_density: float = NOISE_DENSITY,
+        mean_span_length: float = MEAN_SPAN_LENGTH,
     ):
         """Cuts a stream.
 
@@ -229,6 +231,8 @@ class CorruptedTexts:
           sentinels: ids of `sentinel_ids`.
           eos_id: token appended to source and target.
           pad_id: id of padding.
+          noise_density: fraction of the tokens to drop.
+          mean_span_length: mean length of the spans in tokens.
 
         Raises:
           UserError: if the stream is shorter than `text_length`.
@@ -237,12 +241,13 @@ class CorruptedTexts:
             raise UserError(f"the text must have at least {text_length:,} tokens, for one row, got {len(stream):,}")
         self._stream, self._text_length, self._seed = stream, text_length, tuple(seed)
         self._edges = np.unique([0, *range(start, len(stream), text_length), len(stream)])
-        self._ids = {"sentinels": sentinels, "eos_id": eos_id, "pad_id": pad_id}
+        self._noise: dict[str, float] = {"noise_density": noise_density, "mean_span_length": mean_span_length}
+        self._ids: dict[str, Any] = {"sentinels": sentinels, "eos_id": eos_id, "pad_id": pad_id}
 
     @property
     def lengths(self) -> np.ndarray:
         """Lengths of the sources, all equal, [number of examples] int."""
-        source_length, _ = span_corruption_lengths(self._text_length)
+        source_length, _ = span_corruption_lengths(self._text_length, **self._noise)
         return np.full(len(self), source_length)
 
     def __len__(self) -> int:
@@ -256,7 +261,7 @@ class CorruptedTexts:
         tokens = self._stream[self._edges[index] : self._edges[index + 1]]
         text[0, : len(tokens)] = tokens
         rng = np.random.default_rng((*self._seed, index))
-        sources, targets = corrupt_rows(text, rng, **self._ids)
+        sources, targets = corrupt_rows(text, rng, **self._ids, **self._noise)
         return {"source": sources[0], "target": targets[0]}
 
 

@@ -11,6 +11,8 @@ from jaxtyping import Array
 from tfx_jax.data.batching.batches import BatchSpec, LoaderOptions
 from tfx_jax.data.batching.documents import TextDocuments, encode_documents
 from tfx_jax.data.objectives.span_corruption import (
+    MEAN_SPAN_LENGTH,
+    NOISE_DENSITY,
     NUM_SENTINELS,
     CorruptedTexts,
     longest_text,
@@ -44,6 +46,10 @@ class SpanCorruptionConfig(TaskConfig):
     """
 
     data: TextData = dataclasses.field(default_factory=TextData)
+    # Fraction of the tokens that are dropped, above 0. With more, a step predicts more tokens; the paper saw little
+    # difference between 0.1 and 0.25, and worse results with 0.5 (section 3.3.3)
+    noise_density: float = fraction(NOISE_DENSITY)
+    mean_span_length: float = at_least(1, MEAN_SPAN_LENGTH)  # of the dropped spans, in tokens
     label_smoothing: float = fraction(0.0)
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
 
@@ -51,17 +57,34 @@ class SpanCorruptionConfig(TaskConfig):
         """Checks that the model is an encoder-decoder, and that the length needs no more sentinels than T5 has."""
         require_kind(model, "encoder_decoder", "span corruption")
         self.data.validate(model)
+        if not self.noise_density:
+            raise UserError("config.task.noise_density=0.0 drops nothing that could be predicted: set it to 0.15")
         length = self.data.max_length
         if length < 3:
             raise UserError(
                 f"config.task.data.max_length={length} is too short for a span, its surroundings and EOS: raise it"
             )
-        needed = num_sentinels(longest_text(length))
+        needed = num_sentinels(self.text_length, **self.noise)
         if needed > NUM_SENTINELS:
             raise UserError(
                 f"config.task.data.max_length={length} needs {needed} sentinels in a target, but T5's tokenizers have "
-                f"{NUM_SENTINELS}: lower max_length"
+                f"{NUM_SENTINELS}: lower max_length or noise_density, or raise mean_span_length"
             )
+
+    @property
+    def noise(self) -> dict[str, float]:
+        """Density and mean length of the spans, as arguments of `tfx_jax.data.objectives.span_corruption`."""
+        return {"noise_density": self.noise_density, "mean_span_length": self.mean_span_length}
+
+    @property
+    def text_length(self) -> int:
+        """Tokens of a text before spans are dropped."""
+        return longest_text(self.data.max_length, **self.noise)
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of a source and of a target, EOS included."""
+        return span_corruption_lengths(self.text_length, **self.noise)
 
     def setup(
         self, model: EncoderDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
@@ -74,7 +97,7 @@ class SpanCorruptionConfig(TaskConfig):
         return SpanCorruptionTask(self, model, splits, tokenizer)
 
     def planned(self, model: EncoderDecoderConfig, options: LoaderOptions) -> PlannedTask:
-        source_length, target_length = span_corruption_lengths(longest_text(self.data.max_length))
+        source_length, target_length = self.lengths
         arrays = {"source": (np.int32, LENGTH), "target": (np.int32, target_length)}
         batch = planned_batch(self.data, options, arrays, length=source_length)
         return PlannedTask(SpanCorruptionTask(self, model, NO_DATA, NO_DATA), batch)
@@ -97,12 +120,12 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
         tokenizer: HFTokenizer,
     ):
         super().__init__(config, model_config, splits, tokenizer)
-        self._text_length = longest_text(config.data.max_length)
+        self._text_length = config.text_length
 
     @property
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: all sources have one length, and all targets another."""
-        source_length, target_length = span_corruption_lengths(self._text_length)
+        source_length, target_length = self.config.lengths
         pad_values = {"source": self.model_config.pad_id, "target": self.model_config.pad_id}
         return BatchSpec(
             (source_length,),
@@ -144,6 +167,7 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
             sentinels=sentinel_ids(self.tokenizer.vocab_size),
             eos_id=self.model_config.eos_id,
             pad_id=self.model_config.pad_id,
+            **self.config.noise,
         )
 
     def _stream(self, split: Split) -> np.ndarray:
