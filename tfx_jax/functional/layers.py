@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int8, UInt32
 
-from tfx_jax.functional.attention.signature import check_floats
+from tfx_jax.functional.attention.signature import check_floats, is_single_device
 
 
 def lookup(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:
@@ -139,7 +139,16 @@ def _product(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike) -
 
 def _dot(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike) -> Array:
     """Multiplies arrays of one dtype, with the sum over the axes of `_product`; `dtype` is that of the result."""
-    last = tuple(range(x.ndim - len(axes), x.ndim))
+    batch, out = x.shape[: x.ndim - len(axes)], [size for i, size in enumerate(kernel.shape) if i not in axes]
+    is_explicit = any(jax.typeof(array).sharding.mesh.explicit_axes for array in (x, kernel))
+    if len(batch) > 1 and is_single_device() and not is_explicit:
+        # As a product of two matrices: otherwise XLA's CPU backend copies the results' gradient, transposed, to compute
+        # the kernel's. Axes that are sharded over devices cannot be merged without an exchange, explicit ones not at
+        # all.
+        inner = math.prod(x.shape[len(batch) :])
+        matrix = kernel.reshape((inner, math.prod(out)) if axes[0] == 0 else (math.prod(out), inner))
+        return _dot(x.reshape(math.prod(batch), inner), matrix, axes[:1], dtype).reshape(*batch, *out)
+    last = tuple(range(len(batch), x.ndim))
     return jax.lax.dot_general(x, kernel, ((last, axes), ((), ())), preferred_element_type=dtype)
 
 
