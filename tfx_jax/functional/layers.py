@@ -87,7 +87,7 @@ def linear(
         y = _product(x, kernel, tuple(range(num_axes)), x.dtype)
         return y if bias is None else add_bias(y, bias)
     # As a product of two matrices: a TPU's lanes hold the last axis, and sums over tokens are twice as fast if that
-    # axis has all features instead of the 64 of one head. With one dtype, as on CPUs, this would cost a few percent.
+    # axis has all features instead of the 64 of one head. With one dtype `_dot` decides.
     batch, out = x.shape[: x.ndim - num_axes], kernel.shape[num_axes:]
     matrix = kernel.reshape(math.prod(kernel.shape[:num_axes]), math.prod(out))
     y = _product(x.reshape(*batch, matrix.shape[0]), matrix, (0,), x.dtype)

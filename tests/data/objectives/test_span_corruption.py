@@ -184,9 +184,7 @@ def test_every_token_of_a_stream_is_in_one_row(start, num_tokens, noise):
     rows = _rows(start, stream=stream, **noise)
     assert len(rows) == (start > 0) + math.ceil((num_tokens - start) / 64)
     for row in rows:
-        assert (row["source"].shape, row["target"].shape) == tuple(
-            (n,) for n in span_corruption_lengths(64, **noise)
-        )
+        assert (row["source"].shape, row["target"].shape) == tuple((n,) for n in span_corruption_lengths(64, **noise))
         sides = [side[side != PAD].tolist() for side in (row["source"], row["target"])]
         assert all(side.pop() == EOS for side in sides)
         found += _restore(*sides, set(IDS["sentinels"]))
