@@ -6,7 +6,7 @@ spans, each after its sentinel.
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,13 @@ Span = tuple[int, int]  # (begin, end), end exclusive
 
 NOISE_DENSITY, MEAN_SPAN_LENGTH = 0.15, 3.0  # the paper's values, section 3.3.4
 NUM_SENTINELS = 100  # in T5's tokenizers
+
+
+class Noise(TypedDict):
+    """What is dropped: the fraction of the tokens, and the mean length of the spans in tokens."""
+
+    noise_density: float
+    mean_span_length: float
 
 
 def sentinel_ids(vocab_size: int, count: int = NUM_SENTINELS) -> list[int]:
@@ -241,7 +248,7 @@ class CorruptedTexts:
             raise UserError(f"the text must have at least {text_length:,} tokens, for one row, got {len(stream):,}")
         self._stream, self._text_length, self._seed = stream, text_length, tuple(seed)
         self._edges = np.unique([0, *range(start, len(stream), text_length), len(stream)])
-        self._noise: dict[str, float] = {"noise_density": noise_density, "mean_span_length": mean_span_length}
+        self._noise = Noise(noise_density=noise_density, mean_span_length=mean_span_length)
         self._ids: dict[str, Any] = {"sentinels": sentinels, "eos_id": eos_id, "pad_id": pad_id}
 
     @property

@@ -15,6 +15,7 @@ from tfx_jax.data.objectives.span_corruption import (
     NOISE_DENSITY,
     NUM_SENTINELS,
     CorruptedTexts,
+    Noise,
     longest_text,
     num_sentinels,
     sentinel_ids,
@@ -72,9 +73,9 @@ class SpanCorruptionConfig(TaskConfig):
             )
 
     @property
-    def noise(self) -> dict[str, float]:
+    def noise(self) -> Noise:
         """Density and mean length of the spans, as arguments of `tfx_jax.data.objectives.span_corruption`."""
-        return {"noise_density": self.noise_density, "mean_span_length": self.mean_span_length}
+        return Noise(noise_density=self.noise_density, mean_span_length=self.mean_span_length)
 
     @property
     def text_length(self) -> int:

@@ -212,7 +212,7 @@ class TranslationConfig(TaskConfig):
     def validate(self, model: ModelConfig) -> None:
         """Checks that the model is an encoder-decoder with enough positions for a translation."""
         require_kind(model, "encoder_decoder", "translation")
-        rates = [getattr(model, field.name) for field in dataclasses.fields(model) if "dropout" in field.name]
+        rates = [rate for name, rate in vars(model).items() if "dropout" in name]
         if self.r_drop and not any(rates):
             raise UserError(
                 f"config.task.r_drop={self.r_drop} compares two passes with different dropout, but the model has none: "
