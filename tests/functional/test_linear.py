@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 from tfx_jax.functional import linear, linear_logits
 
@@ -20,7 +18,6 @@ CASES = {
     "one vector": (linear, [(D,), (D, V), (V,)], "D,DV->V"),
     "logits": (linear_logits, [(B, T, D), (V, D)], "BTD,VD->BTV"),
 }
-DEVICES = pytest.mark.parametrize("is_single", [False, True], ids=["of several devices", "single device"])
 
 
 def draw(shapes, dtype):
@@ -35,11 +32,8 @@ def oracle(equation, x, kernel, bias=0.0):
 
 
 @functools.cache
-def value_and_gradients(case, dtype, is_single):
-    """The value and the gradients of its sum, each number of which counts another whole number of times.
-
-    With `is_single` for a single device, where products are of matrices, as in every process that has but one.
-    """
+def value_and_gradients(case, dtype):
+    """The value and the gradients of its sum, each number of which counts another whole number of times."""
     function, shapes, equation = CASES[case]
     arguments = draw(shapes, dtype)
     counts = np.arange(oracle(equation, *arguments).size).reshape(oracle(equation, *arguments).shape) % 5 - 2.0
@@ -48,29 +42,24 @@ def value_and_gradients(case, dtype, is_single):
         value = function(*arguments)
         return (value.astype(jnp.float32) * counts.astype(np.float32)).sum(), value
 
-    gradient = jax.grad(total, argnums=range(len(arguments)), has_aux=True)
-    if is_single:
-        gradient = jax.shard_map(gradient, mesh=jax.make_mesh((1,), ("data",)), in_specs=P(), out_specs=P())
-    found = jax.jit(gradient)(*arguments)
+    found = jax.jit(jax.grad(total, argnums=range(len(arguments)), has_aux=True))(*arguments)
     return arguments, counts, *jax.device_get(found)
 
 
-@DEVICES
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 @pytest.mark.parametrize("case", CASES)
-def test_values(case, dtype, is_single):
-    arguments, _, _, value = value_and_gradients(case, dtype, is_single)
+def test_values(case, dtype):
+    arguments, _, _, value = value_and_gradients(case, dtype)
     assert value.dtype == (np.float32 if case == "logits" else dtype)
     want = oracle(CASES[case][2], *arguments)
     np.testing.assert_allclose(value.astype(np.float64), want, atol=1e-5 if dtype == np.float32 else 0.06)
 
 
-@DEVICES
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_of_parameters_are_those_of_float64_whatever_is_multiplied(case, dtype, is_single):
+def test_gradients_of_parameters_are_those_of_float64_whatever_is_multiplied(case, dtype):
     """The numbers of `x` and what comes from above are exact in bfloat16, so no rounding is left but that of sums."""
-    (x, kernel, *_), counts, gradients, _ = value_and_gradients(case, dtype, is_single)
+    (x, kernel, *_), counts, gradients, _ = value_and_gradients(case, dtype)
     inputs, outputs = CASES[case][2].split("->")
     of_x, of_kernel = inputs.split(",")
     want = np.einsum(f"{of_x},{outputs}->{of_kernel}", np.asarray(x, np.float64), counts)
@@ -95,22 +84,3 @@ def test_one_precision_has_derivatives_of_every_kind():
     hessian = jax.jit(jax.jacfwd(jax.grad(lambda kernel: jnp.square(linear(x, kernel, bias)).sum())))(kernel)
     want = 2 * np.einsum("TD,TE->DE", x, x)
     np.testing.assert_allclose(hessian[:, 0, :, 0], want, rtol=1e-5, atol=1e-5)
-
-
-def test_a_single_device_copies_no_large_array_for_the_gradient_of_a_kernel():
-    """On a CPU. By far the largest is the gradient of the logits, [B, T, V], which several axes of rows transpose."""
-    x, table = draw([(8, 16, 4), (512, 4)], np.float32)
-    mesh = jax.make_mesh((1,), ("data",))
-    loss = jax.shard_map(lambda *args: jnp.square(linear_logits(*args)).sum(), mesh=mesh, in_specs=P(), out_specs=P())
-    text = jax.jit(jax.grad(loss, argnums=1)).lower(x, table).compile().as_text()
-    assert not [line for line in text.splitlines() if " transpose(" in line and "512" in line]
-
-
-def test_explicit_axes_of_a_single_device(monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
-    x, kernel = draw([(2, 4, D), (D, N, H)], np.float32)
-    mesh = jax.make_mesh((1, 1), ("data", "context"), axis_types=(AxisType.Explicit,) * 2)
-    with jax.set_mesh(mesh):
-        y = jax.jit(linear)(jax.device_put(x, P("data", "context")), jax.device_put(kernel, P()))
-    assert jax.typeof(y).sharding.spec == P("data", "context", None, None)
-    np.testing.assert_allclose(y, oracle("BTD,DNH->BTNH", x, kernel), rtol=1e-5, atol=1e-5)

@@ -111,7 +111,7 @@ def test_an_epoch_has_every_token_once_and_is_cut_elsewhere(run):
     for rows in epochs:
         assert restored(task, rows) == stream
         shapes = {(row["source"].shape, row["target"].shape) for row in rows}
-        assert shapes == {tuple((n,) for n in span_corruption_lengths(task._text_length))}
+        assert shapes == {tuple((n,) for n in span_corruption_lengths(task.config.text_length))}
     firsts = {row["source"].tobytes() for row in epochs[0]}
     assert not any(row["source"].tobytes() in firsts for rows in epochs[1:] for row in rows)
     for row, again in zip(epochs[1], epoch_of(task, 1), strict=True):
@@ -122,7 +122,7 @@ def test_an_epoch_has_every_token_once_and_is_cut_elsewhere(run):
 def test_batches_have_one_shape(run):
     batches = iter(run.train_data(make_mesh(1)))
     found = [next(batches) for _ in range(30)]  # more than an epoch
-    source_length, target_length = span_corruption_lengths(run.task._text_length)
+    source_length, target_length = span_corruption_lengths(run.task.config.text_length)
     assert source_length == 32
     assert {batch["source"].shape for batch in found} == {(16, source_length)}
     assert {batch["target"].shape for batch in found} == {(16, target_length)}

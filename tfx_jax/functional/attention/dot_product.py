@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.attention.chunked import chunked_attention
@@ -20,7 +21,6 @@ from tfx_jax.functional.attention.signature import (
     Window,
     are_static_sizes,
     check_outputs,
-    is_single_device,
     shard_like_query,
     weights_on_request,
     zero_past_lengths,
@@ -175,7 +175,7 @@ def dot_product_attention(
     )
     if implementation is None:
         # The compiler cannot partition kernels over devices.
-        names = default_implementations(request, return_weights=return_weights) if is_single_device() else ("xla",)
+        names = default_implementations(request, return_weights=return_weights) if _is_single_device() else ("xla",)
     else:
         names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
     if return_weights and names == ("xla",):
@@ -218,6 +218,15 @@ def _supports(kernel: str, request: Request) -> bool:
     except UnsupportedError:
         return False
     return True
+
+
+def _is_single_device() -> bool:
+    """Returns whether the current trace is for a single device: inside `jax.shard_map`, or if only one device exists.
+
+    Only then can kernels be used, because the compiler cannot partition them.
+    """
+    axis_types = set(jax.sharding.get_abstract_mesh().axis_types)
+    return axis_types == {AxisType.Manual} or jax.device_count() == 1
 
 
 def _attend_by(implementations: tuple[str, ...], request: Request) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, cast,
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 _P = ParamSpec("_P")
@@ -533,15 +533,6 @@ def shard_like_query(attention: Callable[_P, _R]) -> Callable[_P, _R]:
         return sharded(*(leaves[i] for i in array_indices))
 
     return attend
-
-
-def is_single_device() -> bool:
-    """Returns whether the current trace is for a single device: inside `jax.shard_map`, or if only one device exists.
-
-    Only then may a function use what the compiler cannot partition over devices, such as kernels.
-    """
-    axis_types = set(jax.sharding.get_abstract_mesh().axis_types)
-    return axis_types == {AxisType.Manual} or jax.device_count() == 1
 
 
 class WeightsOnRequest(Protocol[_P]):

@@ -22,7 +22,6 @@ from tfx_jax.data.objectives.span_corruption import (
     span_corruption_lengths,
 )
 from tfx_jax.data.sources.splits import Split, Splits
-from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
@@ -113,16 +112,6 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
     )
     unit = "target token"
 
-    def __init__(
-        self,
-        config: SpanCorruptionConfig,
-        model_config: EncoderDecoderConfig,
-        splits: Splits[TextDocuments],
-        tokenizer: HFTokenizer,
-    ):
-        super().__init__(config, model_config, splits, tokenizer)
-        self._text_length = config.text_length
-
     @property
     def batch_spec(self) -> BatchSpec:
         """How examples become batches: all sources have one length, and all targets another."""
@@ -140,7 +129,7 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
         stream = self._stream("train")
 
         def cut(epoch: int) -> CorruptedTexts:
-            return self._corrupted(stream, (seed, epoch), start=first_cut(seed, epoch, self._text_length))
+            return self._corrupted(stream, (seed, epoch), start=first_cut(seed, epoch, self.config.text_length))
 
         cut(0)  # raises for a text that is too short here, not in a thread
         return cut
@@ -162,7 +151,7 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
         """Returns the texts of a stream, from position `start` on, with spans that depend on `seed`."""
         return CorruptedTexts(
             stream,
-            self._text_length,
+            self.config.text_length,
             seed,
             start=start,
             sentinels=sentinel_ids(self.tokenizer.vocab_size),

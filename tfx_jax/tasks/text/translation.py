@@ -525,16 +525,16 @@ def translation_loss(
     """
     source, target = batch["source"], batch["target"]
     num_passes = 2 if r_drop and rngs is not None else 1
-    if num_passes > 1:  # copies lie side by side, so that each device has both of its own examples
+    if num_passes > 1:  # both copies of an example are adjacent, and so on one device
         source, target = jnp.repeat(source, num_passes, axis=0), jnp.repeat(target, num_passes, axis=0)
     logits = model(source, target, rngs=rngs)
     weights = (target != model.config.pad_id).astype(jnp.float32) / num_passes
     output = summed_cross_entropy(logits, target, weights, label_smoothing=label_smoothing, z_loss_weight=z_loss_weight)
     if num_passes == 1:
         return output
-    passes = logits.reshape(len(logits) // 2, 2, *logits.shape[1:])
+    passes = logits.reshape(-1, num_passes, *logits.shape[1:])
     divergences = symmetric_kl_divergence(passes[:, 0], passes[:, 1])
-    divergence = (divergences * weights.reshape(-1, 2, weights.shape[1]).sum(axis=1)).sum()
+    divergence = (divergences * weights.reshape(passes.shape[:3]).sum(axis=1)).sum()
     metrics = output.metrics | {"divergence": Metric(divergence, output.weight)}
     return output._replace(loss=output.loss + 0.5 * r_drop * divergence, metrics=metrics)
 
