@@ -343,6 +343,17 @@ def test_capacity():
         expert_capacity(64, 8, 0.0)
 
 
+def test_scores_that_underflow_have_no_weight_instead_of_nan():
+    @jax.jit
+    def run(logits):
+        routing = top_k_routing(logits, 3, num_choices=2, scores="sigmoid")
+        return routing.weight, sequence_balancing_loss(logits[None], num_choices=2)
+
+    weight, loss = run(np.full((3, 4), -120, np.float32))
+    np.testing.assert_array_equal(weight, 0)
+    assert loss == 0
+
+
 def test_errors_name_the_sizes():
     with pytest.raises(ValueError, match=r"top-2 routing needs logits \[T, E\] with E >= 2, got \(24, 1\)"):
         top_2_routing(LOGITS[:, :1], 3)
@@ -352,6 +363,11 @@ def test_errors_name_the_sizes():
         top_1_routing(LOGITS, 0)
     with pytest.raises(ValueError, match=r"mask must have shape \[T\] = \(24,\), got \(23,\)"):
         top_1_routing(LOGITS, 3, mask=np.ones(23, bool))
+    with pytest.raises(ValueError, match="num_choices must be at least 1, got 0"):
+        top_k_routing(LOGITS, 3, num_choices=0)
+    batch, logits = X.reshape(4, 6, -1), LOGITS.reshape(4, 6, -1)
+    with pytest.raises(ValueError, match=r"mask must have the axes of tokens \(4, 6\), got \(6, 4\)"):
+        mixture_of_experts(batch, logits, lambda x: x, capacity=3, mask=np.ones((6, 4), bool))
     with pytest.raises(ValueError, match="num_groups=5 does not divide the 24 tokens"):
         mixture_of_experts(X, LOGITS, lambda x: x, capacity=3, num_groups=5)
     with pytest.raises(ValueError, match=r"x and logits must have the same axes of tokens, got \(23,\) and \(24,\)"):

@@ -109,6 +109,15 @@ def test_a_past_of_packed_texts_is_refused():
         short_convolution(X, KERNEL, PAST, segment_ids=IDS)
 
 
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"past must be \(.*\), the \d tokens before x, got"):
+        short_convolution(X, KERNEL, X[:, :W])  # a token too many
+    with pytest.raises(ValueError, match=r"kernel must be \[W, \*features\] with the features \(.*\) of x, got"):
+        short_convolution(X, KERNEL[..., :1])
+    with pytest.raises(ValueError, match="past must be"):
+        last_tokens(X, W - 1, X[:, : W - 2])
+
+
 @pytest.mark.parity
 def test_equals_the_convolution_of_qwen3_next():
     torch = pytest.importorskip("torch")

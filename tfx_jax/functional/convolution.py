@@ -34,7 +34,7 @@ def short_convolution(
       [B, T, *features] in the dtype of `x`, summed in that of `kernel` if it is more precise; zeros at padding.
 
     Raises:
-      ValueError: for `past` together with `segment_ids`.
+      ValueError: for `past` together with `segment_ids`, and if shapes do not fit.
 
     >>> x = jnp.array([1.0, 2.0, 3.0]).reshape(1, 3, 1)
     >>> short_convolution(x, jnp.array([[10.0], [1.0]])).ravel().tolist()
@@ -42,6 +42,8 @@ def short_convolution(
     """
     if past is not None and segment_ids is not None:
         raise ValueError("a short convolution takes either past or segment_ids, got both")
+    if kernel.ndim < 1 or kernel.shape[1:] != x.shape[2:]:
+        raise ValueError(f"kernel must be [W, *features] with the features {x.shape[2:]} of x, got {kernel.shape}")
     width, length, dtype = kernel.shape[0], x.shape[1], x.dtype
     x, exists = _with_past(x, width, past, _is_token(token_mask, segment_ids))
     x = x.astype(np.promote_types(dtype, kernel.dtype))
@@ -79,6 +81,9 @@ def last_tokens(
       count: number of tokens, W - 1 for a kernel of W rows.
       past: the tokens before `x`; None means zeros.
       token_mask: True for tokens, False for padding, [B, T]; None means no padding.
+
+    Raises:
+      ValueError: if `past` has another shape.
 
     >>> x = jnp.array([1.0, 2.0, 3.0]).reshape(1, 3, 1)
     >>> last = jax.jit(last_tokens, static_argnums=1)(x, 2, token_mask=jnp.array([[True, True, False]]))
@@ -118,7 +123,10 @@ def _with_past(x: Array, width: int, past: Array | None, exists: Array | None) -
         exists = jnp.broadcast_to(exists, x.shape[:2])
         x = jnp.where(_expanded(exists, x), x, 0)  # not a product, because padding may hold NaN
         exists = jnp.pad(exists, ((0, 0), (width - 1, 0)), constant_values=True)
-    past = jnp.zeros_like(x, shape=(x.shape[0], width - 1, *x.shape[2:])) if past is None else past.astype(x.dtype)
+    shape = (x.shape[0], width - 1, *x.shape[2:])
+    if past is not None and past.shape != shape:
+        raise ValueError(f"past must be {shape}, the {width - 1} tokens before x, got {past.shape}")
+    past = jnp.zeros_like(x, shape=shape) if past is None else past.astype(x.dtype)
     return jnp.concatenate([past, x], axis=1), exists
 
 

@@ -325,9 +325,10 @@ def quantize_rows(matrix: Float[Array, "*rows D"]) -> tuple[Int8[Array, "*rows D
       matrix: [*rows, D], any float dtype.
 
     Returns:
-      int8 values, [*rows, D], and the float32 scale of each row, [*rows], 1 for a row of zeros. values * scale differs
-      from the element by at most half a scale, 1/254 of the largest magnitude of the row. Rows with NaN or infinity get
-      a non-finite scale, so that results computed from them are not finite either.
+      int8 values, [*rows, D], and the float32 scale of each row, [*rows]. values * scale differs from the element by at
+      most half a scale, 1/254 of the largest magnitude of the row. Rows with NaN or infinity get a non-finite scale, so
+      that results computed from them are not finite either. Rows of zeros, and of numbers so small that their scale
+      would not be a normal number, get values of 0 and a scale of 1.
 
     >>> import jax
     >>> values, scales = jax.jit(quantize_rows)(jnp.array([[0.4, -1.0], [0.0, 0.0]]))
@@ -336,7 +337,8 @@ def quantize_rows(matrix: Float[Array, "*rows D"]) -> tuple[Int8[Array, "*rows D
     """
     matrix = matrix.astype(jnp.float32)
     largest = jnp.abs(matrix).max(axis=-1, keepdims=True)
-    scales = jnp.where(largest == 0, 1.0, largest / _LARGEST)
+    scales = largest / _LARGEST
+    scales = jnp.where(scales < jnp.finfo(jnp.float32).tiny, 1.0, scales)
     return jnp.round(matrix / scales).astype(jnp.int8), scales[..., 0]
 
 

@@ -168,9 +168,14 @@ def top_k_routing(
         ranking = _only_best_groups(ranking, **sizes, group_choices=group_choices)
     _, expert = _top_k(ranking, num_choices)
     weight = jnp.take_along_axis(score, expert, axis=-1)
-    weight = weight / weight.sum(axis=1, keepdims=True) if is_normalized else weight
+    weight = _normalized(weight) if is_normalized else weight
     weight = weight if scale == 1.0 else weight * scale
     return _assign_places(expert, weight, _mark_sent(expert, mask), logits.shape[1], capacity)
+
+
+def _normalized(scores: Float[Array, "*batch A"]) -> Float[Array, "*batch A"]:
+    """Divides scores by their sum; zeros if all of them have underflowed."""
+    return scores / jnp.maximum(scores.sum(axis=-1, keepdims=True), jnp.finfo(scores.dtype).tiny)
 
 
 ROUTER_SCORES = ("softmax", "sigmoid")
@@ -267,6 +272,8 @@ def mixture_of_experts(
     """
     if x.shape[:-1] != logits.shape[:-1]:
         raise ValueError(f"x and logits must have the same axes of tokens, got {x.shape[:-1]} and {logits.shape[:-1]}")
+    if mask is not None and mask.shape != logits.shape[:-1]:
+        raise ValueError(f"mask must have the axes of tokens {logits.shape[:-1]}, got {mask.shape}")
     d_model, num_experts = x.shape[-1], logits.shape[-1]
     num_tokens = logits.size // num_experts
     if num_groups < 1 or num_tokens % num_groups:
@@ -333,7 +340,7 @@ def sequence_balancing_loss(
     real = jnp.ones(score.shape[:2], bool) if mask is None else mask.reshape(score.shape[:2])
     _, expert = _top_k(score.reshape(-1, num_experts), num_choices)
     is_chosen = jax.nn.one_hot(expert, num_experts, dtype=score.dtype).sum(axis=1).reshape(score.shape)
-    share = score / score.sum(axis=-1, keepdims=True)
+    share = _normalized(score)
     loads, shares = (jax.vmap(_mean)(values, real) for values in (is_chosen, share))  # [sequences, E]
     losses = num_experts / num_choices * (loads * shares).sum(axis=-1)
     return losses.sum() / jnp.maximum(real.any(axis=1).sum(), 1).astype(losses.dtype)
@@ -445,6 +452,8 @@ def _assign_places(
 
 def _check_router(logits: Array, capacity: int, mask: Array | None, num_choices: int) -> None:
     """Raises ValueError for logits or a mask of the wrong shape, too few experts or a capacity below 1."""
+    if num_choices < 1:
+        raise ValueError(f"num_choices must be at least 1, got {num_choices}")
     if logits.ndim != 2 or logits.shape[1] < num_choices:
         raise ValueError(f"top-{num_choices} routing needs logits [T, E] with E >= {num_choices}, got {logits.shape}")
     if capacity < 1:

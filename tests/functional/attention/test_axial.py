@@ -85,6 +85,12 @@ def test_segments_and_options_are_passed_on():
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 4, 1, 8), (2, 3, 0, 1, 8), (2, 0, 4, 1, 8)], ids=str)
+def test_of_nothing_is_nothing(shape):
+    attend = jax.jit(lambda x: attention_over_axes(dot_product_attention, x, x, x, axes=(1,)))
+    assert attend(np.ones(shape, np.float32)).shape == shape
+
+
 @pytest.mark.parametrize("axes", [(), (0,), (4,), (-1,), (5,), (-5,), (2, 2), (2, -3)], ids=str)
 def test_axes_that_are_none(axes):
     with pytest.raises(ValueError, match=r"must be different axes between the batch \(0\) and the features \(4\)"):
@@ -95,6 +101,8 @@ def test_sizes_that_do_not_fit():
     query, key, value = _inputs((2,))
     with pytest.raises(ValueError, match="equal lengths in the axes that are not attended over"):
         attention_over_axes(dot_product_attention, query, key, value, axes=(1,))
+    with pytest.raises(ValueError, match="key and value must have equal axes but for the last, got"):
+        attention_over_axes(dot_product_attention, query, key, value.swapaxes(1, 3), axes=(1, 2, 3))
     with pytest.raises(ValueError, match="must have equal ranks, got 6, 5 and 6"):
         attention_over_axes(dot_product_attention, query, key[0], value, axes=(2,))
     with pytest.raises(ValueError, match=r"broadcastable to \(2, 3, 4, 4, 2, 6\), got shape \(1, 6\)"):

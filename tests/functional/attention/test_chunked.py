@@ -245,6 +245,19 @@ class TestTransformations:
         assert long < 16384 * 16 * 4 * 32  # of the order of query, key and value
 
 
+def test_the_scale_may_be_an_array_with_a_derivative():
+    arrays = _inputs()
+
+    def loss(scale, implementation):
+        return jnp.square(dot_product_attention(*arrays, scale=scale, implementation=implementation)).sum()
+
+    for function in (loss, jax.grad(loss)):
+        got, want = (jax.jit(function, static_argnums=1)(0.3, name) for name in ("chunked", "xla"))
+        np.testing.assert_allclose(got, want, rtol=1e-4)
+    with pytest.raises(ValueError, match="logits_soft_cap must be a Python number in chunked attention"):
+        chunked_attention(*arrays, logits_soft_cap=jnp.float32(3))
+
+
 def test_chunks_need_a_size():
     with pytest.raises(ValueError, match="chunk_size must be at least 1, got 0"):
         chunked_attention(*_inputs(), chunk_size=0)

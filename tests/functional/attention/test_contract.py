@@ -401,6 +401,48 @@ def test_equals_its_oracle_with_a_bias_and_a_mask_of_all_pairs(case):
         _equals_oracle(case, _program(case)(inputs, bias=bias, mask=mask), inputs, bias=bias, mask=mask)
 
 
+@pytest.mark.parametrize("case", [case for case in ATTENTIONS if case.name != "ring"], ids=lambda case: case.name)
+def test_broadcast_masks_and_biases_are_what_they_broadcast_to(case):
+    """Axes of size 1 count as all of their keys, queries, heads and rows."""
+    inputs = _inputs(case)
+    (b, t, n, _), s = inputs[0].shape, inputs[1].shape[1]
+    arrays = [{"mask": np.ones((1, 1, 1, 1), bool)}, {"mask": np.array([True, False]).reshape(b, 1, 1, 1)}]
+    full = (b, 1, 1, s)
+    if "mask" in case.features:
+        full = (b, n, t, s)
+        arrays.append({"mask": np.arange(t).reshape(1, 1, t, 1) % 3 > 0})
+        arrays.append({"bias": np.linspace(-1, 1, n, dtype=np.float32).reshape(1, n, 1, 1)})
+        arrays.append({"bias": np.linspace(-1, 1, t, dtype=np.float32).reshape(1, 1, t, 1)})
+    is_causal = {"is_causal": True} if False not in case.modes else {}
+
+    @jax.jit
+    def both(inputs, arrays):
+        written_out = [jax.tree.map(lambda x: jnp.broadcast_to(x, full), pair) for pair in arrays]
+        return [[_attend(case)(*inputs, **pair, **is_causal) for pair in pairs] for pairs in (arrays, written_out)]
+
+    for got, want in zip(*both(inputs, arrays), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+TWICE = [case for case in ATTENTIONS if case.name not in ("lsh", "ring")]
+"""Those with second derivatives."""
+
+
+@one_of_each_kind(TWICE)
+def test_second_derivatives_are_finite_where_keys_are_hidden(case):
+    inputs = _inputs(case)
+    mask, is_causal = _padding(inputs[1]), {"is_causal": True} if "causal" in case.features else {}
+
+    @jax.jit
+    def along_ones(inputs):
+        def loss(inputs):
+            return jnp.square(_attend(case)(*inputs, mask=mask, **is_causal)).sum()
+
+        return jax.jvp(jax.grad(loss), (inputs,), (jax.tree.map(jnp.ones_like, inputs),))[1]
+
+    chex.assert_tree_all_finite(along_ones(inputs))
+
+
 @every
 def test_weights_are_a_distribution_or_nothing_and_asking_for_them_changes_nothing(case):
     inputs = _inputs(case)

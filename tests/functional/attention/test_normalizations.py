@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -50,6 +51,21 @@ def test_weights_and_gradients_are_those_of_the_package_entmax(alpha):
     loss = jax.jit(jax.grad(lambda x: (attend(*x) * _normal(3)).sum()))
     for got, want in zip(loss((QUERY, KEY, VALUE)), (query, key, value), strict=True):
         np.testing.assert_allclose(got, want.grad, atol=1e-4)
+
+
+def test_second_derivatives_of_entmax_are_those_of_differences():
+    """Also at weights of 0, where the square root in the first derivative has no derivative."""
+    logits, eye = 3 * np.random.default_rng(5).normal(size=6), np.eye(6)
+
+    def loss(logits):
+        keys, values = logits.reshape(1, 6, 1, 1), jnp.asarray(eye).reshape(1, 6, 1, 6)
+        return jnp.square(entmax_attention(jnp.ones((1, 1, 1, 1)), keys, values, scale=1.0)).sum()
+
+    with jax.enable_x64(True):
+        hessian, gradient = jax.jit(jax.hessian(loss))(logits), jax.jit(jax.grad(loss))
+        differences = [(gradient(logits + 1e-5 * row) - gradient(logits - 1e-5 * row)) / 2e-5 for row in eye]
+    np.testing.assert_allclose(hessian, differences, atol=1e-6)
+    assert (np.abs(hessian).sum(axis=0) == 0).any()  # some weights are 0
 
 
 def test_top_k_counts_only_the_keys_that_a_query_sees():

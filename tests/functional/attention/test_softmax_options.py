@@ -277,6 +277,16 @@ class TestMerge:
         gradients = jax.jit(jax.grad(lambda out, lse: merge_attention([out, out], [lse, lse])[0].sum(), argnums=(0, 1)))
         chex.assert_tree_all_finite(gradients(out, lse))
 
+    @both
+    def test_sinks_count_in_a_part_without_keys(self, attend):
+        @jax.jit
+        def run(query, key, value, sinks):
+            empty = attend(query, key[:, :0], value[:, :0], sinks=sinks, return_lse=True)
+            merged = merge_attention(*zip(empty, attend(query, key, value, return_lse=True), strict=True))
+            return merged[0], attend(query, key, value, sinks=sinks)
+
+        np.testing.assert_allclose(*run(*_inputs(), np.array([0.5, -1, 0, 2], np.float32)), atol=1e-5)
+
     def test_sizes_that_do_not_fit(self):
         out, lse = jnp.zeros((1, 2, 3, 4)), jnp.zeros((1, 3, 2))
         with pytest.raises(ValueError, match="one lse per output, got 2 outputs and 1 lses"):

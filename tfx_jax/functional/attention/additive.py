@@ -102,6 +102,8 @@ def additive_attention(
             f"the hidden layer must have one width F: queries have {f}, keys {hidden_key.shape[3]}, v has shape "
             f"{v.shape}, required is [F] or [N, F]"
         )
+    if query.shape[0] != key.shape[0]:
+        raise ValueError(f"query and key must have equal batch sizes, got {query.shape[0]} != {key.shape[0]}")
     if n % hidden_key.shape[2]:
         raise ValueError(f"the number of key heads must divide {n} query heads, got {hidden_key.shape[2]} key heads")
     coverage_arrays = _broadcast_coverage(coverage, w_coverage, hidden_query, key.shape[1])

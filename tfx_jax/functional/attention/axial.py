@@ -48,7 +48,8 @@ def attention_over_axes(
       *axes of the keys], with the attended axes in the order of `axes`.
 
     Raises:
-      ValueError: if an axis does not exist or occurs twice, or the other axes of queries and keys differ.
+      ValueError: if an axis does not exist or occurs twice, or the other axes of queries and keys differ, or
+        those of keys and values.
 
     >>> import jax
     >>> from tfx_jax.functional import dot_product_attention
@@ -71,11 +72,13 @@ def attention_over_axes(
             f"queries and keys must have equal lengths in the axes that are not attended over, {tuple(others)}, got "
             f"shapes {query.shape} and {key.shape}"
         )
+    if key.shape[:-1] != value.shape[:-1]:
+        raise ValueError(f"key and value must have equal axes but for the last, got {key.shape} and {value.shape}")
 
     def flatten(x: Array) -> Array:  # [B, ..., N, H] to [B * other axes, length of the flattened axes, N, H]
         last = range(rank - 1, x.ndim)
         moved = jnp.transpose(x, (*others, *axes, *last))
-        return moved.reshape(math.prod(batch), -1, *(x.shape[i] for i in last))
+        return moved.reshape(math.prod(batch), math.prod(x.shape[i] for i in axes), *(x.shape[i] for i in last))
 
     if segment_ids is not None:
         pair = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)

@@ -636,14 +636,14 @@ def chunked_attention(
         that is passed: a full [B, N, T, S] costs the memory that this function saves elsewhere.
       mask: True where a query may attend, broadcastable to [B, N, T, S]; preferably a padding mask, [B, 1, 1, S].
       is_causal: query t sees keys 0 .. t + S - T only.
-      scale: multiplies the logits, a Python number; None means 1 / sqrt(H).
+      scale: multiplies the logits; None means 1 / sqrt(H).
       chunk_size: upper limit for the queries and for the keys in a chunk. Memory grows with its square, [B, N,
         chunk_size, chunk_size]; any length works.
       segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]); segment 0 is padding.
       dropout_rate: probability in [0, 1) of dropping an attention weight. Another `chunk_size` drops other weights.
       dropout_rng: PRNG key; None disables dropout.
       return_weights: also return the weights before dropout, a dense array: O(T S) memory.
-      logits_soft_cap: as in `dot_product_attention`, like all arguments below.
+      logits_soft_cap: as in `dot_product_attention`, like all arguments below; a Python number.
       sinks: a logit for each head that takes weight from the keys, [N].
       local_window_size: how many keys a query sees to the left and to the right.
       query_lengths: number of queries of each row, [B].
@@ -676,6 +676,10 @@ def chunked_attention(
     ids = None if segment_ids is None else pair_of_segment_ids(segment_ids, b, t, s)
     if sinks is not None:
         query, key, value, bias, sinks = vary_alike((query, key, value, bias, sinks), (mask, ids, dropout_rng))
+    if isinstance(scale, jax.Array):  # not a static option
+        query, scale = (query * scale).astype(query.dtype), 1.0
+    if isinstance(logits_soft_cap, jax.Array):
+        raise ValueError("logits_soft_cap must be a Python number in chunked attention, got an array")
     queries, keys = split_inputs(query, key, value, bias, mask, ids, dropout_rng, chunk_size)
     hoisted_score_mod = hoisted_mask_mod = None
     extras = Extras(None if sinks is None else sinks.reshape(k, n // k))

@@ -147,11 +147,7 @@ def masked_logits(
     check_shapes(query, key, value, bias, mask)
     logits = dot_product_logits(query, key, scale)
     mask = combine_masks(mask, is_causal, segment_ids, query.shape[0], query.shape[1], key.shape[1])
-    if bias is not None:
-        is_finite = bias != -jnp.inf
-        logits = logits + jnp.where(is_finite, bias, 0).astype(logits.dtype)
-        mask = is_finite if mask is None else mask & is_finite
-    return logits, mask
+    return _biased(logits, bias, mask)
 
 
 def dot_product_weights(
@@ -168,8 +164,8 @@ def dot_product_weights(
     `options` are those of `_logits_and_mask`, see `Request.shaping`.
     """
     check_shapes(query, key, key, bias, mask)
-    logits, mask, may_hide = _logits_and_mask(query, key, mask, **options)
-    return _softmax(*_biased(logits, bias, may_hide), mask, sinks)
+    logits, mask = _logits_and_mask(query, key, bias, mask, **options)
+    return masked_softmax(logits, mask, _sink_logits(sinks, logits))
 
 
 def dense_attention(
@@ -181,17 +177,18 @@ def dense_attention(
       Output, weights before dropout, and the logarithms of the softmax denominators, None unless requested.
     """
     query = request.query
-    logits, mask, may_hide = _logits_and_mask(query, request.key, request.mask.pairs, **request.shaping)
-    logits, has_key = _biased(logits, request.bias, may_hide)
-    weights = _softmax(logits, has_key, mask, request.sinks)
+    logits, mask = _logits_and_mask(query, request.key, request.bias, request.mask.pairs, **request.shaping)
+    sink = _sink_logits(request.sinks, logits)
+    weights = masked_softmax(logits, mask, sink)
     dropped = dropout(weights, request.dropout_rate, request.dropout_rng)
-    lse = _log_sum_exp(logits, has_key, mask, request.sinks) if request.return_lse else None
+    lse = _log_sum_exp(logits, mask, sink) if request.return_lse else None
     return weighted_values(dropped, request.value).astype(query.dtype), weights, lse
 
 
 def _logits_and_mask(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B S K H"],
+    bias: Bias | None,
     mask: Mask | None,
     *,
     is_causal: bool = False,
@@ -201,8 +198,8 @@ def _logits_and_mask(
     logits_soft_cap: float | None = None,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
-) -> tuple[Float[Array, "B N T S"], Mask | None, bool]:
-    """Returns logits without bias, the combined mask, and whether a logit may be minus infinity.
+) -> tuple[Float[Array, "B N T S"], Mask | None]:
+    """Returns finite, biased logits and the combined mask.
 
     The arguments are those of `tfx_jax.functional.dot_product_attention`; `window` is (left, right).
     """
@@ -215,11 +212,11 @@ def _logits_and_mask(
     indices = [jnp.arange(size, dtype=jnp.int32) for size in (b, n, t, s)]
     indices = [jnp.expand_dims(x, [other for other in range(4) if other != axis]) for axis, x in enumerate(indices)]
     if score_mod is not None:
-        logits = apply_score_mod(score_mod, logits, *indices)
+        logits, mask = _hide_infinite(apply_score_mod(score_mod, logits, *indices), mask)
     if mask_mod is not None:
         visible = apply_mask_mod(mask_mod, (b, n, t, s), *indices)
         mask = visible if mask is None else mask & visible
-    return logits, mask, score_mod is not None
+    return _biased(logits, bias, mask)
 
 
 def apply_score_mod(score_mod: ScoreMod, logits: Float[Array, "B N T S"], *indices: Array) -> Float[Array, "B N T S"]:
@@ -301,7 +298,7 @@ def attention_weights(
     selected_key = key[:, :, head_index // (n // k)]  # [B, S, P, H]: the key head of each query head
     logits = dot_product_logits(selected_query, selected_key, scale)
     mask = combine_masks(mask, False, segment_ids, b, len(query_index), s)
-    return _softmax(*_biased(logits, bias), mask)
+    return masked_softmax(*_biased(logits, bias, mask))
 
 
 def _checked_indices(name: str, indices: Sequence[int], size: int) -> np.ndarray:
@@ -359,7 +356,7 @@ def attention_from_logits(
             f"shape {logits.shape}; got {value.shape}"
         )
     mask = combine_masks(mask, is_causal, segment_ids, b, logits.shape[2], s)
-    weights = _softmax(*_biased(logits, bias), mask)
+    weights = masked_softmax(*_biased(logits, bias, mask))
     return weighted_values(dropout(weights, dropout_rate, dropout_rng), value), weights
 
 
@@ -418,75 +415,34 @@ def weighted_values(weights: Float[Array, "B N T S"], value: Float[Array, "B S K
 
 
 def _biased(
-    logits: Float[Array, "B N T S"], bias: Bias | None, may_hide: bool = False
-) -> tuple[Float[Array, "B N T S"], Bool[Array, "#B #N #T 1"] | None]:
-    """Adds the bias to the logits and handles keys that minus infinity hides.
-
-    Args:
-      logits: logits.
-      bias: added to the logits.
-      may_hide: whether logits may be minus infinity without a bias.
-
-    Returns:
-      Biased logits, set to 0 in rows (queries) whose keys are all hidden by minus infinity; and which rows have a
-      visible key, None if all have.
-    """
-    if bias is not None:
-        bias = bias.astype(logits.dtype)
-    if may_hide:
-        logits = logits if bias is None else logits + bias
-        has_key = (logits != -jnp.inf).any(axis=-1, keepdims=True)
-        return jnp.where(has_key, logits, 0), has_key
+    logits: Float[Array, "B N T S"], bias: Bias | None, mask: Mask | None
+) -> tuple[Float[Array, "B N T S"], Mask | None]:
+    """Adds the bias to the logits; keys that it hides by minus infinity become part of the mask."""
     if bias is None:
-        return logits, None
-    has_key = (bias != -jnp.inf).any(axis=-1, keepdims=True)  # minus infinity hides a key, and may hide all of a row
-    return jnp.where(has_key, logits + bias, 0), has_key
+        return logits, mask
+    bias, mask = _hide_infinite(bias, mask)
+    return logits + bias.astype(logits.dtype), mask
 
 
-def _softmax(
-    logits: Float[Array, "B N T S"],
-    has_key: Bool[Array, "#B #N #T 1"] | None,
-    mask: Mask | None,
-    sinks: Float[Array, " N"] | None = None,
-) -> Float[Array, "B N T S"]:
-    """Returns the softmax over visible keys, zeros for queries without a key.
-
-    Args:
-      logits: biased logits, from `_biased`.
-      has_key: which queries have a key that no bias hides; None means all.
-      mask: True for visible keys.
-      sinks: a logit for each head that counts in the denominator only; with sinks the weights add up to less than 1.
-    """
-    sink = None if sinks is None else _checked_sinks(sinks, logits.shape[1], logits.dtype)[None, :, None, None]
-    weights = masked_softmax(logits, mask, sink)
-    return weights if has_key is None else jnp.where(has_key, weights, jnp.zeros((), weights.dtype))
+def _hide_infinite(pairs: Float[Array, "#B #N #T #S"], mask: Mask | None) -> tuple[Float[Array, "#B #N #T #S"], Mask]:
+    """Moves minus infinities of logits or a bias into the mask: softmax of a row of them would be NaN."""
+    visible = pairs != -jnp.inf
+    return jnp.where(visible, pairs, 0), visible if mask is None else mask & visible
 
 
 def _log_sum_exp(
-    logits: Float[Array, "B N T S"],
-    has_key: Bool[Array, "#B #N #T 1"] | None,
-    mask: Mask | None,
-    sinks: Float[Array, " N"] | None,
+    logits: Float[Array, "B N T S"], mask: Mask | None, sink: Float[Array, "1 N 1 1"] | None
 ) -> Float[Array, "B N T"]:
-    """Returns the logarithm of the softmax denominator; minus infinity for a query without keys and without a sink.
-
-    The arguments are those of `_softmax`.
-    """
+    """Returns the logarithm of the softmax denominator; minus infinity for a query without keys and without a sink."""
     visible = jnp.asarray(True) if mask is None else mask
-    sees_key = (visible & (logits != -jnp.inf)).any(axis=-1)
-    if has_key is not None:
-        sees_key = sees_key & has_key[..., 0]
-    lse = jax.nn.logsumexp(jnp.where(visible, logits, hidden_logit(logits.dtype)), axis=-1)
-    lse = jnp.where(sees_key, lse, jnp.asarray(-jnp.inf, lse.dtype))
-    if sinks is None:
-        return lse
-    return jnp.logaddexp(lse, _checked_sinks(sinks, logits.shape[1], lse.dtype)[None, :, None])
+    lse = jax.nn.logsumexp(logits, axis=-1, where=jnp.broadcast_to(visible, logits.shape))
+    return lse if sink is None else jnp.logaddexp(lse, sink[..., 0])
 
 
-def _checked_sinks(sinks: Float[Array, " N"], num_heads: int, dtype: np.dtype) -> Float[Array, " N"]:
-    """Returns the sinks cast to `dtype`; raises ValueError as `check_sinks`."""
-    check_sinks(sinks, num_heads)
-    return sinks.astype(dtype)
+def _sink_logits(sinks: Float[Array, " N"] | None, logits: Float[Array, "B N T S"]) -> Float[Array, "1 N 1 1"] | None:
+    """Returns sinks in the dtype and with the axes of the logits."""
+    check_sinks(sinks, logits.shape[1])
+    return None if sinks is None else sinks.astype(logits.dtype)[None, :, None, None]
 
 
 def check_sinks(sinks: Float[Array, " N"] | None, num_heads: int) -> None:

@@ -79,7 +79,8 @@ def dot_product_attention(
     **Implementations.**
 
     - "xla" is the formula and "chunked" is `chunked_attention`, whose memory is linear in the length. Both support all
-      arguments. The others are kernels: they have a first derivative in reverse mode only, and only "rows" has dropout.
+      arguments; `logits_soft_cap` is a Python number in the latter. The others are kernels: they have only a first
+      derivative, in reverse mode, and only "rows" has dropout.
     - "cudnn" is for NVIDIA GPUs, half precision and d_v = d_k. Its memory is linear in the length unless there is a
       bias, segments, or padding together with causality.
     - "splash" is for TPUs, without bias and with padding masks only.

@@ -1,5 +1,7 @@
 """Kernel regression, which is attention without parameters: the points are keys, the observations are values."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -23,7 +25,7 @@ def kernel_regression(
     The estimator of Nadaraya and Watson with a Gaussian kernel of standard deviation 1 / w: equations 15.36 to 15.41 of
     "Probabilistic Machine Learning: An Introduction" (Murphy, 2022, https://probml.github.io/book1). A large w uses the
     nearest points only, w = 0 the mean of all. Far from every point, where all kernels underflow, the estimate is the
-    value of the nearest point instead of 0 / 0.
+    value of the nearest point instead of 0 / 0, as long as the squares in the formula do not overflow.
 
     Args:
       query_points: where to estimate f, [T] numbers or [T, D] points. For a batch use `jax.vmap`.
@@ -61,7 +63,7 @@ def kernel_regression(
         raise ValueError(f"mask must have rank 2, [T, S], got shape {mask.shape}")
     check_floats(query_points=query_points, points=points, values=values)
     dtype = np.promote_types(points.dtype, np.float32)
-    (t, s), d = (query_points.shape[0], points.shape[0]), points.size // points.shape[0]
+    (t, s), d = (query_points.shape[0], points.shape[0]), math.prod(points.shape[1:])
     inverse_bandwidths = jnp.broadcast_to(jnp.asarray(inverse_bandwidth, dtype), (d,))
     # Subtract before squaring: x^2 - 2 x x_i + x_i^2 cancels for points that are close to each other and far from 0.
     difference = query_points.astype(dtype).reshape(t, 1, d) - points.astype(dtype).reshape(1, s, d)

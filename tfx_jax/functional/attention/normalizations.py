@@ -86,7 +86,8 @@ def sigmoid_attention(
         """Returns sigmoid(logits + offset)."""
         if offset is not None:
             return jax.nn.sigmoid(logits + offset)
-        num_visible = jnp.full((1, 1, 1, 1), logits.shape[-1]) if mask is None else mask.sum(axis=-1, keepdims=True)
+        visible = jnp.broadcast_to(True if mask is None else mask, logits.shape)  # the axis of the keys may be 1
+        num_visible = visible.sum(axis=-1, keepdims=True)
         return jax.nn.sigmoid(logits - jnp.log(jnp.maximum(num_visible, 1).astype(logits.dtype)))
 
     options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": return_weights}
@@ -183,8 +184,11 @@ def _entmax(alpha: float, logits: Float[Array, "*batch S"]) -> Float[Array, "*ba
 def _(alpha: float, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     """Computes the derivative of entmax: (diag(s) - s s^T / sum(s)) tangent, where s = weights^(2 - alpha)."""
     weights, (tangent,) = _entmax(alpha, *primals), tangents
-    # alpha = 2: weights^0, which is 1 for weights above 0. alpha = 1.5: the square root.
-    slope = (weights > 0).astype(weights.dtype) if alpha == 2 else jnp.sqrt(weights)
+    # alpha = 2: weights^0, which is 1 for weights above 0. alpha = 1.5: the square root, of 1 where the weight is 0,
+    # because the root's own derivative at 0 is infinite.
+    is_positive = weights > 0
+    roots = jnp.ones_like(weights) if alpha == 2 else jnp.sqrt(jnp.where(is_positive, weights, 1))
+    slope = jnp.where(is_positive, roots, 0)
     mean = (slope * tangent).sum(axis=-1, keepdims=True) / slope.sum(axis=-1, keepdims=True)
     return weights, slope * (tangent - mean)
 

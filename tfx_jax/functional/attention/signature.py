@@ -98,7 +98,15 @@ def padding_mask(lengths: Int[Array, " B"], num_keys: int) -> Bool[Array, "B 1 1
 
     >>> padding_mask(jnp.array([2, 0]), 3)[:, 0, 0].astype(int).tolist()
     [[1, 1, 0], [0, 0, 0]]
+
+    Raises:
+      ValueError: if `lengths` does not have one axis.
     """
+    if lengths.ndim != 1:
+        raise ValueError(
+            f"lengths must be [B], got shape {lengths.shape}; of the mask of tokens [B, S] itself the mask is "
+            "tokens.astype(bool)[:, None, None]"
+        )
     return (jnp.arange(num_keys)[None, :] < lengths[:, None])[:, None, None, :]
 
 
@@ -382,7 +390,7 @@ def check_shapes(query: Array, key: Array, value: Array, bias: Array | None, mas
     if query.shape[0] != key.shape[0]:
         raise ValueError(f"query and key must have equal batch sizes, got {query.shape[0]} != {key.shape[0]}")
     if query.shape[2] % key.shape[2]:
-        hint = _LAYOUT if query.shape[1] % key.shape[1] == 0 else ""
+        hint = _LAYOUT if key.shape[1] and query.shape[1] % key.shape[1] == 0 else ""
         raise ValueError(
             f"the number of key heads must divide that of query heads, got {key.shape[2]} key heads and "
             f"{query.shape[2]} query heads{hint}"
@@ -408,7 +416,10 @@ def check_pairs(bias: Array | None, mask: Array | None, full: tuple[int, ...]) -
             )
     check_floats(bias=bias)
     if mask is not None and mask.dtype != jnp.bool_:
-        raise ValueError(f"mask must be boolean (True = may attend), got {mask.dtype}; use bias for additive terms")
+        raise ValueError(
+            f"mask must be boolean (True = may attend), got {mask.dtype}: pass mask.astype(bool) for one of zeros and "
+            "ones, and terms that are added to the logits as bias"
+        )
 
 
 def _check_is_no_mask(bias: Array | None) -> None:
@@ -449,7 +460,8 @@ def zeros_where_empty(attention: Callable[_P, _R]) -> Callable[_P, _R]:
     Returns:
       The function with empty inputs handled. If B, T or S is 0, it returns zeros, [B, T, N, U], in the dtype of
       `query`, and zeros for the other requested results: weights, [B, N, T, S], log-probabilities, [B, N, T], and
-      probabilities, [B, N, T, S]. The logarithm of the softmax denominator, [B, N, T], is minus infinity.
+      probabilities, [B, N, T, S]. The logarithm of the softmax denominator, [B, N, T], is the sink of the head, minus
+      infinity without sinks.
     """
 
     @functools.wraps(attention)
@@ -462,8 +474,10 @@ def zeros_where_empty(attention: Callable[_P, _R]) -> Callable[_P, _R]:
         (b, t, n, _), s, u = query.shape, key.shape[1], value.shape[-1]
         shapes = dict(zip(EXTRA_OUTPUTS, ((b, n, t, s), (b, n, t), (b, n, t, s), (b, n, t)), strict=True))
         dtype = jnp.promote_types(query.dtype, jnp.float32)
+        sinks: Any = kwargs.get("sinks")
+        lse = -jnp.inf if sinks is None else sinks[None, :, None].astype(dtype)
         requested = [
-            jnp.full(shape, -jnp.inf if option == "return_lse" else 0, dtype)
+            jnp.broadcast_to(jnp.asarray(lse if option == "return_lse" else 0, dtype), shape)
             for option, shape in shapes.items()
             if kwargs.get(option)
         ]
