@@ -88,6 +88,21 @@ def test_the_validation_file_of_an_experiment_goes_with_its_training_file(caplog
     assert getattr(load_config_file(experiment).task.data, other) not in ("", "mine")
 
 
+@pytest.mark.parametrize(
+    ("experiment", "named", "share"),
+    [
+        ("bert_banking77", "train_file", "validation_share=0.2"),
+        ("gpt_wikitext2", "train_file", "validation_share=0"),
+        ("seq2seq_multi30k", "train_source", "validation_pairs=5"),
+    ],
+)
+def test_a_named_share_takes_the_place_of_the_validation_file_too(caplog, experiment, named, share):
+    data = load_config_file(experiment, [f"--config.task.data.{one}" for one in (f"{named}=mine", share)]).task.data
+    field, value = share.split("=")
+    assert (getattr(data, field), getattr(data, f"validation_{named.removeprefix('train_')}")) == (float(value), "")
+    assert "held out" not in caplog.text
+
+
 def test_a_named_validation_file_clears_the_share_that_train_wrote():
     """As `evaluate --config.task.data.validation_file=X` of a run that named no validation file."""
     config = load_config_file("bert_banking77", ["--config.task.data.train_file=mine"])

@@ -61,7 +61,8 @@ def run(argv: Sequence[str]) -> int:
         descriptions = cast(TranslationTask, run.task).explain(
             run.trained(params), [lines[index] for index in not_blank], [translations[index] for index in not_blank]
         )
-        outputs = [{"translation": ""}] * len(lines)
+        blank = {"translation": "", "score": None, "unknown": [], "source": [], "target": [], "attention": []}
+        outputs = [blank] * len(lines)
         for index, description in zip(not_blank, descriptions, strict=True):
             outputs[index] = description
         return [json.dumps(output, ensure_ascii=False) for output in outputs]

@@ -5,11 +5,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import grain
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from tfx_jax.data.batching.batches import BatchSpec, ExampleList, LoaderOptions
+from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleList, LoaderOptions
 from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.data.sources.tables import Table, read_table
 from tfx_jax.errors import UserError
@@ -341,6 +342,17 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
             examples.append(arrays | label_arrays(record.label))
         return ExampleList(examples, by="variable")
 
+    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """Returns the training data, after checking variables and labels of the validation split.
+
+        Raises:
+          UserError: if the validation split cannot be scored; checked here rather than at the first evaluation.
+        """
+        if "validation" in self._splits:
+            self._variable_ids(self._splits["validation"])
+            self._labels("validation")
+        return super().train_data(options)
+
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return event_loss(model, batch, rngs)
 
@@ -354,13 +366,8 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
         Raises:
           UserError: if all labels are equal, because there is nothing to rank then.
         """
-        records = self._splits[split]
-        labels = np.array([records[index].label for index in range(len(records))])
-        if len({*labels.tolist()}) < 2:
-            raise UserError(
-                f"{records.source} has only records of label {labels[0]}: AUROC needs records of both labels"
-            )
-        log_odds = self.predict(model, records)
+        labels = self._labels(split)
+        log_odds = self.predict(model, self._splits[split])
         intervals = [with_interval(scorer, log_odds, labels) for scorer in (auroc, average_precision)]
         texts = ", ".join(
             f"{metric.title} {interval}" for metric, interval in zip(self.metrics, intervals, strict=True)
@@ -395,6 +402,16 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
         events = [EventShare(*event) for event in zip(*fields, strict=False)]  # drops the weights of padding
         probability = 1 / (1 + math.exp(-log_odds))
         return probability, record.label, sorted(events, key=lambda event: -event.weight)
+
+    def _labels(self, split: Split) -> np.ndarray:
+        """Returns the labels of a split, [number of records] int; raises UserError if they are all equal."""
+        records = self._splits[split]
+        labels = np.array([records[index].label for index in range(len(records))])
+        if len({*labels.tolist()}) < 2:
+            raise UserError(
+                f"{records.source} has only records of label {labels[0]}: AUROC needs records of both labels"
+            )
+        return labels
 
     def _variable_ids(self, records: Records) -> np.ndarray:
         """Returns the index in `scales` of each variable of the records, int32 [number of variables].

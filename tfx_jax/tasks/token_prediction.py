@@ -66,6 +66,8 @@ class TokenPredictionBase(Generic[Config, Model, Data]):
         raise NotImplementedError
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        if "validation" in self._splits:
+            self.eval_examples("validation")  # raises for unusable data here, not at the first evaluation
         return train_batches(self.make_epochs(options.seed), self.batch_spec, options)
 
     def eval_examples(self, split: Split) -> ExampleSource:

@@ -1,4 +1,4 @@
-"""Streams of a text: every row goes on where it was, epoch after epoch, until it begins the text again."""
+"""Streams of a text: every row resumes where it was, epoch after epoch, until it begins the text again."""
 
 import json
 

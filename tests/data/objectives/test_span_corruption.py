@@ -201,6 +201,15 @@ def test_rows_are_a_function_of_their_seed_and_place():
     assert len(dropped) == len(first) - 1  # each text has spans of its own
 
 
+@pytest.mark.parametrize(("density", "span"), [(0.15, 3.0), (0.5, 3.0), (0.9, 7.0), (1e-9, 1.0)])
+def test_the_longest_text_is_found_among_all(density, span):
+    noise = {"noise_density": density, "mean_span_length": span}
+    for limit in (1, 2, 3, 30, 128):
+        fitting = [size for size in range(3_000) if span_corruption_lengths(size, **noise)[0] <= limit]
+        assert longest_text(limit, **noise) == max(fitting)
+    assert longest_text(128, noise_density=0.999_999, mean_span_length=1_000.0) > 10_000_000  # at once
+
+
 def test_a_stream_shorter_than_a_text_is_refused():
     with pytest.raises(UserError, match="the text must have at least 64 tokens, for one row, got 63"):
         CorruptedTexts(STREAM[:63], 64, (0,), **IDS)

@@ -11,6 +11,7 @@ from scipy.stats import rankdata
 
 from tests.training.tasks.told import Told, no_answer
 from tfx_jax.cli import main
+from tfx_jax.data.batching.batches import LoaderOptions
 from tfx_jax.errors import UserError
 from tfx_jax.models.seq2vec import Seq2VecConfig
 from tfx_jax.tasks.events import EventClassificationConfig, EventClassificationTask, EventData, is_cause
@@ -128,6 +129,8 @@ def test_a_split_that_does_not_fit_is_refused(files, tmp_path, text, message):
     task = opened(tmp_path, **files).task
     with pytest.raises(UserError, match=message):
         task.evaluate(Told(no_answer))
+    with pytest.raises(UserError, match=message):  # before the first step already
+        task.train_data(LoaderOptions(seed=0))
 
 
 @pytest.mark.parametrize(

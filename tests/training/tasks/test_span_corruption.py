@@ -182,6 +182,24 @@ def test_learned_positions_that_are_too_few_are_refused():
         validate(config)
     config.model.learned_positions = 32
     validate(config)
+    config.task.noise_density, config.task.mean_span_length = 0.8, 10
+    with pytest.raises(
+        UserError, match=r"^sources and targets have \(32, 1\d\d\) tokens with .*noise_density=0\.8, more"
+    ):
+        validate(config)
+
+
+def test_a_validation_text_that_is_too_short_is_refused_before_the_first_step(tmp_path):
+    (tmp_path / "train.txt").write_text("the dog runs to the house\n" * 40)
+    (tmp_path / "dev.txt").write_text("the dog\n")
+    config = tiny_config()
+    data = config.task.data
+    data.dataset, data.data_dir, data.documents = "files", str(tmp_path), "lines"
+    data.train_file, data.validation_file = "train.txt", "dev.txt"
+    with pytest.raises(
+        UserError, match=r"^the validation split has \d+ tokens, but must have at least \d+, for one row"
+    ):
+        train(config, tmp_path / "run")
 
 
 def test_other_special_tokens_are_refused(trained):

@@ -67,14 +67,14 @@ def _hold_out(config: ExperimentConfig, overridden: Collection[str]) -> None:
             for name in _HELD_OUT:
                 if hasattr(data, name):
                     setattr(data, name, 0)
-        names = shares | {f"task.data.validation_{end}" for end in (kind, "target")}
-        if f"task.data.train_{kind}" not in overridden or names & set(overridden):
+        files = {f"task.data.validation_{end}" for end in (kind, "target")}
+        if f"task.data.train_{kind}" not in overridden or files & set(overridden):
             continue
         for name in (f"validation_{kind}", "validation_target"):
             if hasattr(data, name):
                 setattr(data, name, "")
         for name, value in held_out.items():
-            if getattr(data, name, None) == 0:
+            if getattr(data, name, None) == 0 and f"task.data.{name}" not in overridden:
                 setattr(data, name, value)
                 logging.warning(
                     "no validation_%s is named: training examples are held out, config.task.data.%s=%s",

@@ -4,6 +4,7 @@ Spans of tokens are dropped from a text. The inputs have a sentinel in place of 
 spans, each after its sentinel.
 """
 
+import bisect
 import itertools
 from collections.abc import Sequence
 from typing import Any, TypedDict, TypeVar
@@ -159,13 +160,14 @@ def longest_text(
     568
     """
 
-    def fits(num_tokens: int) -> bool:
-        length, _ = span_corruption_lengths(num_tokens, noise_density=noise_density, mean_span_length=mean_span_length)
-        return length <= inputs_length
+    def length_of(num_tokens: int) -> int:
+        noise = Noise(noise_density=noise_density, mean_span_length=mean_span_length)
+        return span_corruption_lengths(num_tokens, **noise)[0]
 
-    if not fits(0):
+    if inputs_length < length_of(0):
         raise ValueError(f"inputs_length={inputs_length} has no room for the end of sentence: it must be at least 1")
-    return next(num_tokens for num_tokens in itertools.count() if not fits(num_tokens + 1))
+    end = next(size for size in (2**power for power in itertools.count()) if length_of(size) > inputs_length)
+    return bisect.bisect_right(range(end), inputs_length, key=length_of) - 1
 
 
 def corrupt_rows(

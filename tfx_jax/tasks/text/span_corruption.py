@@ -70,6 +70,11 @@ class SpanCorruptionConfig(TaskConfig):
                 f"config.task.data.max_length={length} needs {needed} sentinels in a target, but T5's tokenizers have "
                 f"{NUM_SENTINELS}: lower max_length or noise_density, or raise mean_span_length"
             )
+        if 0 < (positions := getattr(model, "learned_positions", 0)) < max(self.lengths):
+            raise UserError(
+                f"sources and targets have {self.lengths} tokens with config.task.noise_density={self.noise_density}, "
+                f"more than config.model.learned_positions={positions}: lower noise_density or max_length"
+            )
 
     @property
     def noise(self) -> Noise:
@@ -131,7 +136,6 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
         def cut(epoch: int) -> CorruptedTexts:
             return self._corrupted(stream, (seed, epoch), start=first_cut(seed, epoch, self.config.text_length))
 
-        cut(0)  # raises for a text that is too short here, not in a thread
         return cut
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
@@ -161,5 +165,11 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
         )
 
     def _stream(self, split: Split) -> np.ndarray:
-        """Returns the tokens of all documents of a split, [number of tokens] int32."""
-        return encode_documents(self.tokenizer, self._splits[split]).tokens
+        """Returns the tokens of all documents of a split, [number of tokens] int32; raises UserError for too few."""
+        tokens, length = encode_documents(self.tokenizer, self._splits[split]).tokens, self.config.text_length
+        if len(tokens) < length:
+            raise UserError(
+                f"the {split} split has {len(tokens):,} tokens, but must have at least {length:,}, for one row: name "
+                "more text, or lower config.task.data.max_length or config.task.noise_density"
+            )
+        return tokens

@@ -127,6 +127,12 @@ class TextData(FileData):
         if is_held_out is None:
             return 0, size
         boundary = int(size * (1 - self.validation_share))
+        if not 0 < boundary < size:
+            raise UserError(
+                f"config.task.data.validation_share={self.validation_share} of {size:,} "
+                f"{'characters' if self.documents == 'file' else 'documents'} leaves one split empty: name more text, "
+                "or a validation_file"
+            )
         return (boundary, size) if is_held_out else (0, boundary)
 
 
