@@ -205,7 +205,7 @@ def folder(name, config):
 
 
 def learn(name, config):
-    """Trains a model; run again, it goes on where it stopped."""
+    """Trains a model; run again, it resumes where it stopped."""
     workdir = folder(name, config)
     result = train(config, workdir)
     if result.signum is not None:

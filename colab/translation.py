@@ -355,7 +355,7 @@ if VARIANT == "test":
 # parameters too: `config.mesh.data, config.mesh.fsdp = 1, 8`. Colab has one device, and nothing to divide.
 #
 # Checkpoints, the tokenizer and curves for TensorBoard go to a folder. Stop the next cell whenever you like: it saves,
-# and when you run it again it goes on where it stopped.
+# and when you run it again it resumes where it stopped.
 
 # %%
 from tfx_jax.training import train

@@ -10,7 +10,7 @@ Result: not yet run
     tfx-jax plan --config=transformer_files:base --topology=v5e:2x2 --config.model.vocab_size=32000 \
         --config.task.data.source_language=en --config.task.data.target_language=de
 
-DIR holds my.en and my.de, UTF-8, plain or .gz, whose lines i translate each other. Both languages must be said, as the
+DIR holds my.en and my.de, UTF-8, plain or .gz, whose lines i translate each other. Both languages must be set, as the
 target's decides how translations are tokenized and scored. Plain text is expected; of tokens with spaces between them
 say `--config.task.data.is_tokenized=true`. Without `--config.task.data.validation_source` and `validation_target`, 500
 pairs, or a tenth if that is less, are set aside for evaluation. The vocabulary goes by the size of the text

@@ -30,6 +30,11 @@ PHRASES = {
     r"^\s*\"\"\"See `[^`]+`\.\"\"\"$": "(delete the docstring)",
     r"\bwhat there is\b": "what exists, a list",
     r"\bstands? for itself\b": "is self-contained",
+    r"\b(was|were) wanted\b": "the target was",
+    r"\btold in one line\b": "the message is one line",
+    r"\bgoes on where (it|they) (was|were|stopped)\b": "resumes where",
+    r"\bearns its place\b": "is worth its cost",
+    r"\bwhat we lack\b": "what is not supported",
     r"leave_mean|learns_by_itself": "record_masked_mean, has_running_statistics",
 }
 BRITISH = (

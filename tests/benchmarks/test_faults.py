@@ -45,7 +45,7 @@ def test_whoever_hangs_grows_or_dies_is_found_and_the_campaign_goes_on(tmp_path,
     assert "a mistake of the tool" in records[5].detail
     assert 64 <= records[4].mib < 512
     assert told == records
-    # It goes on where it was, and draws the same for the same number.
+    # It resumes where it was, and draws the same for the same number.
     tried = (tmp_path / "made/tried").read_text()
     assert tried == "".join(f"{draw('made', 3, number).integers(1_000)}\n" for number in range(6))
     with (tmp_path / "made/trials.jsonl").open("a") as file:

@@ -139,14 +139,14 @@ def test_does_not_run_what_has_no_room_or_takes_too_long(monkeypatch):
 @pytest.mark.nightly
 @pytest.mark.compiles(40, "two models with two and three attentions, at two lengths")
 def test_models_are_trained_with_each_attention(tmp_path):
-    long_context.main([f"--output={tmp_path}", "--models", "--lengths=256,64", "--functions=nystrom,linear"])
+    long_context.main([f"--output={tmp_path}", "--models", "--lengths=512,64", "--functions=nystrom,linear"])
     cells = json.loads((tmp_path / "long_context.json").read_text())["cells"]
     names = {False: ("dense", "linear", "nystrom"), True: ("dense", "linear")}  # landmarks are of the future too
     found = [(cell["function"], cell["is_causal"], cell["length"]) for cell in cells]
-    assert found == [(name, way, length) for way in (False, True) for length in (64, 256) for name in names[way]]
+    assert found == [(name, way, length) for way in (False, True) for length in (64, 512) for name in names[way]]
     for way in (False, True):
         memory = {
-            cell["function"]: cell["memory"] for cell in cells if (cell["is_causal"], cell["length"]) == (way, 256)
+            cell["function"]: cell["memory"] for cell in cells if (cell["is_causal"], cell["length"]) == (way, 512)
         }
         assert memory["dense"] > memory["linear"]
     lines = (tmp_path / "long_context.md").read_text().splitlines()
