@@ -38,11 +38,13 @@ class _Observed(MixtureOfExperts):
 
     found: Observer
 
-    def __call__(self, x: Any, *, mask: Any = None, rngs: nnx.Rngs | None = None) -> Any:
+    def __call__(self, x: Any, *, token_mask: Any = None, rngs: nnx.Rngs | None = None) -> Any:
         router = self.router[...].astype(jnp.float32)
         expert = (x.astype(jnp.float32) @ router).argmax(axis=-1)
-        jax.debug.callback(self.found, router, expert, jnp.ones(expert.shape, bool) if mask is None else mask)
-        return super().__call__(x, mask=mask, rngs=rngs)
+        jax.debug.callback(
+            self.found, router, expert, jnp.ones(expert.shape, bool) if token_mask is None else token_mask
+        )
+        return super().__call__(x, token_mask=token_mask, rngs=rngs)
 
 
 def expert_shares(workdir: str) -> dict[str, dict[str, np.ndarray]]:

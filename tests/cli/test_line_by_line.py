@@ -106,19 +106,14 @@ def chunks(monkeypatch):
     monkeypatch.setattr(translate, "load_model", lambda *_: (types.SimpleNamespace(task=Task(), graphdef=None), None))
     monkeypatch.setattr(translate, "set_up_program", lambda: None)
 
-    class Predictor:
-        inputs = ("text", "context")
-
-        def __init__(self, *_, **__):
-            pass
-
-        suffixes = ()
+    class Model:
+        inputs, suffixes = ("text", "context"), ()
 
         def predict(self, inputs):
             return [{"answer": text.upper()} for text, _ in inputs]
 
     monkeypatch.setattr(predict, "load_model", lambda *_: (types.SimpleNamespace(task=None), None))
-    monkeypatch.setattr(predict, "Predictor", Predictor)
+    monkeypatch.setattr(predict, "load_from_run", lambda *_, **__: Model())
     monkeypatch.setattr(predict, "set_up_program", lambda: None)
     monkeypatch.setattr(generate, "set_up_program", lambda: None)
     monkeypatch.setattr(generate, "load_folder_tokenizer", lambda _: None)

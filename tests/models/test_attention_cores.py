@@ -274,13 +274,18 @@ def test_encoders_read_with_every_attention(kind, name):
         ("gpt", "linformer", "linformer attention has no causal form"),
         ("bert", "native_sparse", "native_sparse attention is causal only, and this model is not"),
         *(("t5", name, f"{name} attention takes no bias") for name in CAUSAL if name not in WITH_BIAS),
-        ("gpt", "widnow", "attention.name='widnow' must be one of dense, "),
+        ("gpt", "widnow", r"attention.name='widnow' must be one of dense, .*; did you mean 'window'\?"),
         ("gpt", "window,dense,dense", r"num_layers=2 must be a multiple of 3, the layers of the pattern"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_line(kind, name, message):
     with pytest.raises(ValueError, match=message):
         MODELS[kind](configured(kind, name), rngs=nnx.Rngs(0))
+
+
+def test_the_name_of_a_function_is_that_of_its_attention():
+    names = "sliding_window_attention,local_attention,dot_product_attention,delta_rule"
+    assert AttentionConfig(names).names == ["window", "local", "dense", "delta_rule"]
 
 
 @pytest.mark.parametrize(

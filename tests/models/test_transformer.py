@@ -194,7 +194,7 @@ def test_drops_the_sum_of_embeddings_and_positions(make_model):
     def most_common(memory):
         return np.mean([np.unique(row, return_counts=True)[1].max() for row in memory[0].round(4)]) / 12
 
-    encode = jitted(lambda model: [model.encode(source, rngs=rngs)[0] for rngs in (None, nnx.Rngs(0))])
+    encode = jitted(lambda model: [model.encode(source, rngs)[0].output for rngs in (None, nnx.Rngs(0))])
     evaluated, dropped = encode(nnx.merge(graphdef, params))
     assert most_common(evaluated) < 0.2
     assert 0.4 < most_common(dropped) < 0.6
@@ -212,7 +212,7 @@ def test_any_attention_plugs_in(make_model, forward):
 def test_bfloat16_gives_float32_logits_near_those_of_float32(make_model, forward, pre_norm):
     half = make_model(dtype="bfloat16", pre_norm=pre_norm)
     chex.assert_type(jax.tree.leaves(nnx.state(half)), jnp.float32)
-    assert jax.eval_shape(half.encode, SOURCE)[0].dtype == jnp.bfloat16
+    assert jax.eval_shape(half.encode, SOURCE)[0].output.dtype == jnp.bfloat16
     logits, want = (forward(model, SOURCE, TARGET) for model in (half, make_model(pre_norm=pre_norm)))
     chex.assert_type(logits, jnp.float32)
     np.testing.assert_allclose(logits, want, atol=0.03 * np.abs(want).max())

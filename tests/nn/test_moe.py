@@ -27,7 +27,7 @@ _losses = jitted(lambda logits: (load_balancing_loss(logits), router_z_loss(logi
 @jitted
 def _train(layer, x=X, mask=None):
     """The answers, the auxiliary loss, the load and the share of dropped tokens of a training step."""
-    y = layer(x, mask=mask, rngs=nnx.Rngs(dropout=0))
+    y = layer(x, token_mask=mask, rngs=nnx.Rngs(dropout=0))
     return y, (layer.auxiliary_loss[...], layer.load_balancing[...], layer.dropped_tokens[...])
 
 
@@ -98,7 +98,7 @@ def test_few_tokens_meet_their_experts_alone():
 
     @jitted
     def run(layer):
-        return layer(X), layer(X[:, :1]), layer(X[:, :1], mask=mask)
+        return layer(X), layer(X[:, :1]), layer(X[:, :1], token_mask=mask)
 
     many, few, hidden = run(layer)
     np.testing.assert_allclose(few, many[:, :1], atol=1e-6)

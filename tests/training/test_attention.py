@@ -30,7 +30,7 @@ from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.tasks.text.text_to_text import TextToTextConfig
 from tfx_jax.tasks.vision.image_classification import ImageClassificationConfig, ImageData
 from tfx_jax.training import LoadedModel
-from tfx_jax.training.predictor import _loaded
+from tfx_jax.training.predictor import load_from_run
 from tfx_jax.training.reporting.attention_picture import _draw
 from tfx_jax.training.reporting.attention_plot import plot_attention
 
@@ -51,7 +51,7 @@ PAIRS = {
 def test_encoders_attend_from_and_to_the_tokens_of_their_input(name, tmp_path):
     run, params = opened(ENCODERS[name], tmp_path)
     texts = ("who runs", "the dog runs") if name == "questions" else ("the dog runs",)
-    maps, source, target = tfx_jax.attention(_loaded(run, params), *texts)
+    maps, source, target = tfx_jax.attention(load_from_run(run, params), *texts)
     pieces = [run.task.tokenizer.encode(text) for text in texts]
     special = [1, 1] if len(texts) == 2 else [1]  # [SEP] after each
     ids = [run.task.tokenizer.cls_id]
@@ -73,7 +73,7 @@ def test_encoders_attend_from_and_to_the_tokens_of_their_input(name, tmp_path):
 
 def test_a_language_model_attends_to_what_it_read(tmp_path):
     run, params = opened((GPTConfig, LanguageModelConfig, TextData), tmp_path)
-    loaded = _loaded(run, params)
+    loaded = load_from_run(run, params)
     maps, source, target = tfx_jax.attention(loaded, "the dog runs")
     ids = run.task.tokenizer.encode("the dog runs")
     assert (source, target) == ([], run.task.tokenizer.pieces(ids))
@@ -87,7 +87,7 @@ def test_a_language_model_attends_to_what_it_read(tmp_path):
     np.testing.assert_array_equal(
         tfx_jax.attention(without_task, "the dog runs").maps["decoder/0/self"], maps["decoder/0/self"]
     )
-    with pytest.raises(UserError, match="a language model reads one text: leave --target out"):
+    with pytest.raises(UserError, match="a language model reads one text: pass no target"):
         tfx_jax.attention(loaded, "the dog", "runs")
     with pytest.raises(UserError, match="the text has no tokens"):
         tfx_jax.attention(loaded, "")
@@ -104,7 +104,7 @@ def test_a_language_model_attends_to_what_it_read(tmp_path):
 
 def test_models_of_images_and_events_take_what_they_read(tmp_path):
     run, params = opened((ViTConfig, ImageClassificationConfig, ImageData), tmp_path)
-    loaded, image = _loaded(run, params), run.task.rows("validation")[0].image
+    loaded, image = load_from_run(run, params), run.task.rows("validation")[0].image
     np.testing.assert_array_equal(tfx_jax.attention(loaded, image).image, image)
     with pytest.raises(UserError, match=r"^target is a caption, but this model classifies images: leave it out$"):
         tfx_jax.attention(loaded, image, "a dog")
@@ -112,7 +112,7 @@ def test_models_of_images_and_events_take_what_they_read(tmp_path):
         tfx_jax.attention(loaded, "dog.png")
     run, params = opened((Seq2VecConfig, EventClassificationConfig, EventData), tmp_path)
     with pytest.raises(UserError, match="does not read text: there are no maps to draw"):
-        tfx_jax.attention(_loaded(run, params), "a", "b")
+        tfx_jax.attention(load_from_run(run, params), "a", "b")
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_what_a_model_writes_attends_to_its_input(name, tmp_path):
 def test_models_without_maps_say_so(tmp_path):
     run, params = opened((ElmoConfig, BidirectionalLanguageModelConfig, TextData), tmp_path)
     with pytest.raises(UserError, match="does not read"):
-        tfx_jax.attention(_loaded(run, params), "the dog runs")
+        tfx_jax.attention(load_from_run(run, params), "the dog runs")
     config = BertConfig(vocab_size=9, num_layers=1, d_model=8, num_heads=2, max_length=8)
     with pytest.raises(UserError, match="Bert does not read text: there are no maps to draw"):
         tfx_jax.attention(LoadedModel(draw(lambda: Bert(config, rngs=nnx.Rngs(0)))), "a")

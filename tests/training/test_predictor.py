@@ -46,7 +46,7 @@ from tfx_jax.tasks.vision.image_classification import ImageClassificationConfig,
 from tfx_jax.training import predictor as predictor_module
 from tfx_jax.training.config import tiny_variant, validate
 from tfx_jax.training.loop import train
-from tfx_jax.training.predictor import LoadedModel, Predictor, _loaded, load
+from tfx_jax.training.predictor import LoadedModel, load, load_from_run
 from tfx_jax.training.run import make_run
 
 COUNT = 3
@@ -70,9 +70,9 @@ def examples_of(run):
 def test_labels_are_those_of_the_task_and_probabilities_add_up(pairs, tmp_path):
     data = {"dataset": "grammar_pairs" if pairs else "grammar"}
     run, params = opened((BertConfig, ClassificationConfig, LabeledData), tmp_path, **data)
-    predictor, texts = Predictor(run, params), examples_of(run)
-    assert predictor.inputs == (("first text", "second text") if pairs else ("text",))
-    found = predictor.predict([text[:-1] if pairs else text.text for text in texts])
+    model, texts = load_from_run(run, params), examples_of(run)
+    assert model.inputs == (("first text", "second text") if pairs else ("text",))
+    found = model.predict([text[:-1] if pairs else text.text for text in texts])
     assert [answer["label"] for answer in found] == run.task.predict(run.trained(params), texts)
     for answer in found:
         assert [*answer] == ["label", "probability", "probabilities"]
@@ -93,14 +93,14 @@ def test_alignments_answer_like_classifiers(tmp_path):
     classes = (DecomposableConfig, SentencePairConfig, LabeledData)
     run, params = opened(classes, tmp_path, dataset="grammar_pairs")
     pairs = examples_of(run)
-    found = Predictor(run, params).predict([pair[:-1] for pair in pairs])
+    found = load_from_run(run, params).predict([pair[:-1] for pair in pairs])
     assert [answer["label"] for answer in found] == run.task.predict(run.trained(params), pairs)
 
 
 def test_tags_stand_beside_their_words(tmp_path):
     run, params = opened((BertConfig, TaggingConfig, TaggedData), tmp_path)
     sentences = examples_of(run)
-    found = Predictor(run, params).predict([" ".join(sentence.words) for sentence in sentences] + [""])
+    found = load_from_run(run, params).predict([" ".join(sentence.words) for sentence in sentences] + [""])
     assert [answer["tags"] for answer in found[:-1]] == run.task.predict(run.trained(params), sentences)
     assert [answer["words"] for answer in found] == [*(sentence.words for sentence in sentences), []]
     assert found[-1]["tags"] == []
@@ -110,7 +110,7 @@ def test_tags_stand_beside_their_words(tmp_path):
 def test_questions_are_answered_out_of_their_contexts(tmp_path):
     run, params = opened((BertConfig, QuestionAnsweringConfig, QuestionData), tmp_path)
     questions = examples_of(run)
-    found = Predictor(run, params).predict([(one.question, one.context) for one in questions])
+    found = load_from_run(run, params).predict([(one.question, one.context) for one in questions])
     expected = run.task.predict(run.trained(params), questions)
     assert [answer["answer"] for answer in found] == [expected[one.name] for one in questions]
     assert all(answer["answer"] in one.context for answer, one in zip(found, questions, strict=True))
@@ -126,7 +126,7 @@ def test_text_to_text_writes_what_it_would_of_the_data(data, tmp_path):
         TaggedData: lambda one: " ".join(one.words),
         QuestionData: lambda one: (one.question, one.context),
     }[data]
-    found = Predictor(run, params).predict([inputs(one) for one in examples])
+    found = load_from_run(run, params).predict([inputs(one) for one in examples])
     assert [answer["answer"] for answer in found] == run.task.predict(run.trained(params), examples)
 
 
@@ -134,10 +134,10 @@ def test_text_to_text_writes_what_it_would_of_the_data(data, tmp_path):
 def test_sentences_are_translated_and_parsed(tmp_path):
     run, params = opened((TransformerConfig, TranslationConfig, PairData), tmp_path / "translation")
     lines = [source for source, _ in examples_of(run)]
-    found = Predictor(run, params).predict(lines)
+    found = load_from_run(run, params).predict(lines)
     assert [answer["translation"] for answer in found] == run.task.translator(run.graphdef)(params, lines)
     run, params = opened((TransformerConfig, ParsingConfig, TreeData), tmp_path / "parsing")
-    found = Predictor(run, params).predict(["the dog runs", "a cat sleeps"])
+    found = load_from_run(run, params).predict(["the dog runs", "a cat sleeps"])
     assert [answer["tree"] for answer in found] == run.task.predict(
         run.trained(params), ["the dog runs", "a cat sleeps"]
     )
@@ -145,17 +145,17 @@ def test_sentences_are_translated_and_parsed(tmp_path):
 
 def test_what_takes_neither_text_nor_files_says_so(tmp_path):
     with pytest.raises(UserError, match="EventClassificationTask takes neither lines of text nor files, and writes"):
-        Predictor(*opened((Seq2VecConfig, EventClassificationConfig, EventData), tmp_path))
+        load_from_run(*opened((Seq2VecConfig, EventClassificationConfig, EventData), tmp_path)).predict([])
 
 
 def test_a_language_model_continues_texts(tmp_path):
     run, params = opened((GPTConfig, LanguageModelConfig, TextData), tmp_path)
-    found = Predictor(run, params).predict(["the dog", "a", " "])
+    found = load_from_run(run, params).predict(["the dog", "a", " "])
     tokenizer = run.task.tokenizer
     model = LoadedModel(nnx.merge(run.graphdef, params), tokenizer, eos_ids=(tokenizer.eos_id,))
     expected = generate(model, ["the dog", "a"], max_new_tokens=32, temperature=0)  # half of the positions
     assert found == [{"continuation": text} for text in [*expected, ""]]
-    loaded = _loaded(run, params)
+    loaded = load_from_run(run, params)
     assert loaded.predict(["the dog", "a", " "]) == found
     with pytest.raises(UserError, match=r"^input 2: character 1 is half of a surrogate pair"):
         loaded.predict(["a", "\ud83d"])
@@ -192,31 +192,31 @@ def test_images_are_files_folders_or_arrays(tmp_path, monkeypatch, capfd):
     for file, image in zip(files, images, strict=True):
         PIL.Image.fromarray(image).save(file)
     (tmp_path / "images" / "notes.txt").write_text("no image")
-    predictor = Predictor(run, params)
-    found = predictor.predict(images)
+    model = load_from_run(run, params)
+    found = model.predict(images)
     assert [answer["label"] for answer in found] == run.task.predict(run.trained(params), images)
     assert sum(found[0]["probabilities"].values()) == pytest.approx(1)
     from_files = [answer | {"file": str(file)} for answer, file in zip(found, files, strict=True)]
-    assert predictor.predict(files) == predictor.predict(tmp_path / "images") == from_files
+    assert model.predict(files) == model.predict(tmp_path / "images") == from_files
     lines = [f"{one['file']}\t{one['label']}\t{one['probability']:.4f}" for one in from_files]
     assert commanded(monkeypatch, capfd, run, params, tmp_path / "images") == lines
     (line,) = commanded(monkeypatch, capfd, run, params, "--json", files[1])
-    assert json.loads(line) == predictor.predict([files[1]])[0]
+    assert json.loads(line) == model.predict([files[1]])[0]
     assert "name some that end with .bmp or " in commanded(monkeypatch, capfd, run, params)
     assert "no.png" in commanded(monkeypatch, capfd, run, params, files[0], "no.png")
     (tmp_path / "empty").mkdir()
     assert "has no file that ends with" in commanded(monkeypatch, capfd, run, params, tmp_path / "empty")
     with pytest.raises(UserError, match=r"^an image must be an array \[\d+, \d+, 3\] of uint8, got \[1, 2, 3\]"):
-        predictor.predict([np.zeros((1, 2, 3), np.int64)])
+        model.predict([np.zeros((1, 2, 3), np.int64)])
     with pytest.raises(UserError, match="input 2 must be image, a path or an array, got 3"):
-        predictor.predict([images[0], 3])
+        model.predict([images[0], 3])
 
 
 def test_images_are_captioned(tmp_path):
     run, params = opened((CaptionerConfig, CaptioningConfig, CaptionData), tmp_path)
     images = [image.image for image in examples_of(run)]
     expected = run.task.predict(run.trained(params), images)
-    assert Predictor(run, params).predict(images) == [{"caption": caption} for caption in expected]
+    assert load_from_run(run, params).predict(images) == [{"caption": caption} for caption in expected]
 
 
 def test_recordings_are_files_or_arrays(tmp_path, monkeypatch, capfd):
@@ -225,26 +225,26 @@ def test_recordings_are_files_or_arrays(tmp_path, monkeypatch, capfd):
     sounds = [example.frames.reshape(-1) for example in examples_of(run)]
     for number, sound in enumerate(sounds):
         scipy.io.wavfile.write(tmp_path / f"{number}.WAV", data.sample_rate, sound)
-    found = Predictor(run, params).predict(sounds)
+    found = load_from_run(run, params).predict(sounds)
     assert [*found[0]] == ["transcript"]
     from_files = [one | {"file": str(tmp_path / f"{number}.WAV")} for number, one in enumerate(found)]
-    assert Predictor(run, params).predict(str(tmp_path)) == from_files
+    assert load_from_run(run, params).predict(str(tmp_path)) == from_files
     expected = [f"{one['file']}\t{one['transcript']}" for one in from_files]
     assert commanded(monkeypatch, capfd, run, params, tmp_path) == expected
     refused = commanded(monkeypatch, capfd, run, params, "--conll", "none.wav")
     assert "--conll is for models that tag words: leave it out" in refused  # before any file is read
     for wrong in (sounds[0].astype(np.float32), sounds[0][None]):
         with pytest.raises(UserError, match=r"^a recording must be an array \[samples\] of int16, got"):
-            Predictor(run, params).predict([wrong])
+            load_from_run(run, params).predict([wrong])
     with pytest.raises(UserError, match=r"the recording lasts .* seconds, but the model was trained on at most"):
-        Predictor(run, params).predict([np.zeros(data.hop * (data.max_length + 1), np.int16)])
+        load_from_run(run, params).predict([np.zeros(data.hop * (data.max_length + 1), np.int16)])
 
 
 def test_text_files_and_tags_beside_their_words(tmp_path, monkeypatch, capfd):
     run, params = opened((BertConfig, TaggingConfig, TaggedData), tmp_path)
     (tmp_path / "a.txt").write_text("the dog runs\na cat\n")
     (tmp_path / "b.txt").write_text("yes")
-    found = Predictor(run, params).predict(["the dog runs", "a cat", "yes"])
+    found = load_from_run(run, params).predict(["the dog runs", "a cat", "yes"])
     files = tmp_path / "a.txt", tmp_path / "b.txt"
     expected = [" ".join(one["tags"]) for one in found]
     assert commanded(monkeypatch, capfd, run, params, *files) == expected
@@ -270,19 +270,19 @@ class Echo:
 
 
 def test_a_csv_is_read_by_the_columns_of_the_run(tmp_path, monkeypatch, capfd):
-    run = types.SimpleNamespace(task=Echo(), trained=lambda params, on_batch: None)
+    run = types.SimpleNamespace(task=Echo(), graphdef=nnx.graphdef(nnx.Sequential()), trained=lambda *_: None)
     labeled, unlabeled = tmp_path / "a.csv", tmp_path / "b.CSV"
     labeled.write_text('stars,text\n3,the dog runs\n1,"a cat,\nand a dog"\n2,\n,yes\n')
     unlabeled.write_text('text\nthe dog runs\n"a cat,\nand a dog"\n""\nyes\n')
     labels = ["THE DOG RUNS", "A CAT,\nAND A DOG", "", "YES"]
     lines = [f"{' '.join(label.split())}\t0.5000" if label else "" for label in labels]
     for file in (labeled, unlabeled):
-        assert commanded(monkeypatch, capfd, run, None, file) == lines
-        objects = [json.loads(line) for line in commanded(monkeypatch, capfd, run, None, "--json", file)]
+        assert commanded(monkeypatch, capfd, run, {}, file) == lines
+        objects = [json.loads(line) for line in commanded(monkeypatch, capfd, run, {}, "--json", file)]
         assert [one["label"] for one in objects] == labels
     labeled.write_text("stars,review\n3,good\n")
     message = f"tfx-jax predict: {labeled}, line 1: 0 columns named 'text'; there are stars, review"
-    assert commanded(monkeypatch, capfd, run, None, labeled) == message
+    assert commanded(monkeypatch, capfd, run, {}, labeled) == message
     labeled.write_text("stars,text\n3,the dog runs\n1\n")
     main(["predict", "--workdir=w", str(labeled)])
     captured = capfd.readouterr()
@@ -396,15 +396,15 @@ def test_a_line_of_other_parts_is_named(workdir, monkeypatch, capfd):
 @pytest.mark.parametrize("inputs", ["a string", b"bytes", {"a": 1}.keys(), [None], [3, "a"], [("a", 1)]])
 def test_what_is_no_list_of_texts_is_refused(inputs, tmp_path):
     run, params = opened((BertConfig, TaggingConfig, TaggedData), tmp_path)
-    predictor = Predictor(run, params)
+    model = load_from_run(run, params)
     if isinstance(inputs, str | bytes):
         with pytest.raises(UserError, match=r"^inputs must be a list of strings, not a single string"):
-            predictor.predict(inputs)
+            model.predict(inputs)
     elif isinstance(inputs, list):
         with pytest.raises(UserError, match=r"^input 1 must be sentence, each a string, got"):
-            predictor.predict(inputs)
+            model.predict(inputs)
     else:
-        assert len(predictor.predict(inputs)) == 1
+        assert len(model.predict(inputs)) == 1
 
 
 BLANK = ["", " ", "\u200b", "\xad", "\x01", "\u3000\u2060"]
@@ -412,19 +412,19 @@ BLANK = ["", " ", "\u200b", "\xad", "\x01", "\u3000\u2060"]
 
 def test_tags_split_at_spaces_alone_and_what_did_not_fit_is_told(tmp_path, caplog):
     run, params = opened((BertConfig, TaggingConfig, TaggedData), tmp_path)
-    predictor = Predictor(run, params)
+    model = load_from_run(run, params)
     words = ["1\xa0000", "the\u3000dog", "runs"]
-    (found,) = predictor.predict([f" {words[0]} {words[1]}\t{words[2]} "])
+    (found,) = model.predict([f" {words[0]} {words[1]}\t{words[2]} "])
     assert found["words"] == words
-    assert predictor.predict(BLANK) == [{"tags": [], "words": []}] * len(BLANK)
+    assert model.predict(BLANK) == [{"tags": [], "words": []}] * len(BLANK)
     assert not caplog.records
-    (found,) = predictor.predict([" ".join(["dog"] * 70)])
+    (found,) = model.predict([" ".join(["dog"] * 70)])
     assert len(found["tags"]) == 70
     (record,) = caplog.records
     assert record.message.startswith("1 of 1 sentences have more than 62 tokens: their ends are not read")
-    predictor.predict([" ".join(["dog"] * 70)])
+    model.predict([" ".join(["dog"] * 70)])
     assert len(caplog.records) == 1  # the same sentence again
-    predictor.predict(["dog", " ".join(["dog"] * 62), " ".join(["dog"] * 71)])
+    model.predict(["dog", " ".join(["dog"] * 62), " ".join(["dog"] * 71)])
     assert caplog.records[1].message.startswith("1 of 3 sentences")
 
 
@@ -442,10 +442,10 @@ def test_tags_split_at_spaces_alone_and_what_did_not_fit_is_told(tmp_path, caplo
 )
 def test_blank_lines_have_empty_answers_and_long_ones_are_told(classes, dataset, make, tmp_path, caplog):
     run, params = opened(classes, tmp_path, dataset=dataset)
-    predictor = Predictor(run, params)
-    assert predictor.predict([make(text) for text in BLANK]) == [run.task.empty_answer] * len(BLANK)
+    model = load_from_run(run, params)
+    assert model.predict([make(text) for text in BLANK]) == [run.task.empty_answer] * len(BLANK)
     assert not caplog.records
-    predictor.predict([make("the dog runs"), make(" ".join(["the dog runs"] * 30)), make("\u200b")])
+    model.predict([make("the dog runs"), make(" ".join(["the dog runs"] * 30)), make("\u200b")])
     (record,) = caplog.records
     assert " of " in record.message
     assert "have more than" in record.message
@@ -462,7 +462,7 @@ def test_translations_are_explained(tmp_path, monkeypatch, capfd):
     captured = capfd.readouterr()
     assert captured.err == "line 3: the model does not know, and guesses, '\u2603', '\u2604'\n"
     found = [json.loads(line) for line in captured.out.splitlines()]
-    assert found[1] == {"translation": ""}
+    assert found[1] == {"translation": "", "score": None, "unknown": [], "source": [], "target": [], "attention": []}
     call = jax.jit(lambda params, *pair: nnx.merge(run.graphdef, params)(*pair, return_attention=True))
     tokenizer = run.task.tokenizer
     translations = run.task.translator(run.graphdef).translate_ids(params, lines)

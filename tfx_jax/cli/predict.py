@@ -12,7 +12,7 @@ from tfx_jax.cli.support.options import add_model_options, load_model, set_up_pr
 from tfx_jax.cli.support.progress import Progress
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.text.answers import Prediction
-from tfx_jax.training.predictor import Predictor, files_of, read_inputs
+from tfx_jax.training.predictor import files_of, load_from_run, read_inputs
 
 _LINES_AT_A_TIME = 2_048  # sorted by length together; their answers are written before more lines are read
 _FILES_AT_A_TIME = 256
@@ -54,19 +54,20 @@ def run(argv: Sequence[str]) -> int:
     run, params = load_model(arguments)
     if arguments.conll and "tags" not in getattr(run.task, "empty_answer", {}):
         raise UserError("--conll is for models that tag words: leave it out")
-    predictor = Predictor(run, params, on_batch=show)
-    if predictor.suffixes and not arguments.files:
-        raise UserError(f"the model reads files: name some that end with {' or '.join(predictor.suffixes)}, or folders")
+    model = load_from_run(run, params, on_batch=show)
+    model.predict([])  # raises before anything is read if it cannot predict
+    if model.suffixes and not arguments.files:
+        raise UserError(f"the model reads files: name some that end with {' or '.join(model.suffixes)}, or folders")
 
     def answer(inputs: list[Any], first: int, name: str) -> list[str]:
         """Returns the output line of each input; `first` is the index of the first one in the stream `name`."""
         rows = inputs
-        if not predictor.suffixes:
+        if not model.suffixes:
             rows = [
-                _parts(line, f"{name}, line {number}", predictor.inputs) if isinstance(line, str) else line
+                _parts(line, f"{name}, line {number}", model.inputs or ("text",)) if isinstance(line, str) else line
                 for number, line in enumerate(inputs, first + 1)
             ]
-        predictions = predictor.predict(rows)
+        predictions = model.predict(rows)
         if arguments.json:
             return [json.dumps(prediction, ensure_ascii=False) for prediction in predictions]
         as_text = _as_conll if arguments.conll else _as_line
@@ -82,8 +83,8 @@ def run(argv: Sequence[str]) -> int:
             sys.stdout.buffer.write("".join(f"{shown(line)}\n" for line in answers).encode())
             sys.stdout.buffer.flush()
 
-    if predictor.suffixes:
-        files = files_of(arguments.files, predictor.suffixes)
+    if model.suffixes:
+        files = files_of(arguments.files, model.suffixes)
         num_lines = len(files)
         for start in range(0, num_lines, _FILES_AT_A_TIME):
             write(files[start : start + _FILES_AT_A_TIME], "")

@@ -377,8 +377,15 @@ def generate(
       UserError: if the model does not generate text, an argument is out of range, or an option of sampling is combined
         with beam search.
     """
-    if not isinstance(model.model, DecodingModel) or model.tokenizer is None:
+    if isinstance(model, nnx.Module):
+        raise UserError(
+            f"a {type(model).__name__} has no tokenizer: pass the result of tfx_jax.load, or LoadedModel(model, "
+            "tokenizer) of tfx_jax.training; for token ids call tfx_jax.generation.Generator"
+        )
+    if not isinstance(model.model, DecodingModel):
         raise UserError(f"{type(model.model).__name__} does not generate text")
+    if model.tokenizer is None:
+        raise UserError(f"the {type(model.model).__name__} was loaded without a tokenizer: LoadedModel needs one")
     sampling = Sampling(
         temperature=temperature,
         top_k=top_k,

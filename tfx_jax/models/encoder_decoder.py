@@ -108,7 +108,7 @@ class EncoderDecoder(nnx.Module):
           "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on. In
           the maps, the source's padding comes after its tokens.
         """
-        memory, encoder_maps = self.remember(source, rngs, return_attention)
+        memory, encoder_maps = self.encode(source, rngs, return_attention)
         inputs = shift_right(target, self.config.start_id)
         x, decoder_maps = self.decode(inputs, memory, rngs, return_weights=return_attention)
         logits = self.logits(x, rngs)
@@ -117,19 +117,13 @@ class EncoderDecoder(nnx.Module):
         return logits, encoder_maps | named_maps("decoder", decoder_maps)
 
     def encode(
-        self, source: Int[Array, "B S"], *, rngs: nnx.Rngs | None = None, return_attention: bool = False
-    ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Returns the encoder's output and its attention maps (empty unless `return_attention`).
-
-        Padding is moved to the end of each sequence before encoding; outputs and maps are in that order.
-        """
-        memory, maps = self.remember(source, rngs, return_attention)
-        return memory.output, maps
-
-    def remember(
         self, source: Int[Array, "B S"], rngs: nnx.Rngs | None = None, return_attention: bool = False
     ) -> "tuple[EncoderMemory, dict[str, Array]]":
-        """Returns the encoder's output with its mask, for `decode`, and its attention maps; see `encode`."""
+        """Returns the encoder's output with its padding mask, for `decode`, and its attention maps.
+
+        Padding is moved to the end of each sequence before encoding; outputs and maps are in that order. There are no
+        maps unless `return_attention`.
+        """
         source = padding_last(source, self.config.pad_id)
         mask = source_mask(source, self.config.pad_id)
         output, maps = run_encoder(self, source, mask, rngs, return_attention)
@@ -238,7 +232,7 @@ class EncoderDecoderClassifier(nnx.Module):
         """
         c, body = self.config, self.transformer
         tokens = padding_last(with_padding(tokens, token_mask, c.pad_id), c.pad_id)
-        memory, _ = body.remember(tokens, rngs)
+        memory, _ = body.encode(tokens, rngs)
         x, _ = body.decode(shift_right(tokens, c.start_id), memory, rngs)
         last = last_index(tokens == c.eos_id)
         x = body.last_norm(jnp.take_along_axis(x, last[:, None, None], axis=1), rngs)[:, 0].astype(jnp.float32)
@@ -286,7 +280,7 @@ class EncoderDecoderDecoder(nnx.Module):
 
     def encode(self, inputs: Shaped[Array, "B S ..."], token_mask: Bool[Array, "B S"] | None = None) -> EncoderMemory:
         """Encodes sources, tokens [B, S] or frames [B, T, F]; tokens where `token_mask` is False count as padding."""
-        return self.model.remember(with_padding(inputs, token_mask, self.pad_id))[0]
+        return self.model.encode(with_padding(inputs, token_mask, self.pad_id))[0]
 
     def init_cache(
         self, memory: EncoderMemory, *, max_length: int, num_beams: int = 1

@@ -145,7 +145,7 @@ class Whisper(EncoderDecoder):
             x = add_bias(self.embedding(tokens), self.target_positions(positions))
         return drop(x, self.config.dropout_rate, rngs)
 
-    def remember(
+    def encode(
         self, source: Float[Array, "B T F"], rngs: nnx.Rngs | None = None, return_attention: bool = False
     ) -> tuple[EncoderMemory, dict[str, Array]]:
         """Encodes frames.

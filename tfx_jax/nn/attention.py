@@ -5,6 +5,7 @@ Options and checks in configurations are derived from the `AttentionSpec` of eac
 """
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -105,7 +106,7 @@ class MultiHeadAttention(nnx.Module):
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
-        **flax_arguments: Any,
+        **unknown: Any,
     ):
         """Initializes the projections.
 
@@ -143,7 +144,8 @@ class MultiHeadAttention(nnx.Module):
           use_gate_bias: whether the projections of the attention's own gates (`AttentionSpec.gates`) have a bias.
           dropout_rate: dropout rate of the attention weights; 0 in the paper's text, 0.1 in its code.
           attention_fn: any attention with the signature of `tfx_jax.functional.dot_product_attention`, a function or a
-            Module that owns parameters.
+            Module that owns parameters. `AttentionConfig(name, options).make(num_heads, d_k, rngs=rngs)` returns one
+            for an attention with learned arrays, such as "linformer".
           scale: multiplies the logits; None leaves it to `attention_fn`.
           logits_soft_cap: c of c * tanh(logits / c) (Gemma 2, 2024); None leaves logits unbounded.
           attention_axes: for inputs [B, ..., D] with several axes, the axes to attend over; negative numbers count from
@@ -152,18 +154,21 @@ class MultiHeadAttention(nnx.Module):
           param_dtype: dtype of the parameters.
           rngs: stream `params` initializes the kernels: Glorot uniform; query, key and value with half the variance, as
             if they were one matrix, so that attention starts flatter. The paper does not specify this.
-          flax_arguments: must be empty; for arguments of `flax.nnx.MultiHeadAttention` the error says their names here.
+          unknown: must be empty; the error says what the arguments of `flax.nnx.MultiHeadAttention` are here.
 
         Raises:
           TypeError: for a missing size or an unknown argument.
           ValueError: if a size is below 1, `d_k` is None and num_heads does not divide d_model, num_kv_heads does not
             divide num_heads, there is a convolution over several axes, or `d_v` is set and the attention determines it.
         """
-        if d_model is None or num_heads is None or flax_arguments:
-            named = f" (got {', '.join(flax_arguments)})" if flax_arguments else ""
+        if unknown:
             raise TypeError(
-                f"MultiHeadAttention takes d_model and num_heads{named}: write MultiHeadAttention(512, 8, rngs=rngs); "
-                "Flax's in_features is d_model, qkv_features is num_heads * d_k, out_features is d_out"
+                f"MultiHeadAttention got unexpected arguments: {', '.join(unknown)}; Flax's in_features is d_model, "
+                "qkv_features is num_heads * d_k, out_features is d_out"
+            )
+        if d_model is None or num_heads is None:
+            raise TypeError(
+                "MultiHeadAttention needs d_model and num_heads: write MultiHeadAttention(512, 8, rngs=rngs)"
             )
         sizes = {"d_model": d_model, "num_heads": num_heads, "d_k": d_k, "d_v": d_v, "num_kv_heads": num_kv_heads}
         for name, size in sizes.items():
@@ -677,6 +682,10 @@ _SPEC_OF: dict[Any, AttentionSpec] = {}
 for _spec in SPECS.values():
     _SPEC_OF.setdefault(unbound(_spec.function)[0], _spec)
 
+# Names that are accepted beside those of `SPECS`: "window_attention", and "sliding_window_attention", its function.
+_OTHER_NAMES = {f"{name}_attention": name for name in SPECS}
+_OTHER_NAMES |= {function.__name__: spec.name for function, spec in _SPEC_OF.items() if function.__name__[0] != "_"}
+
 
 def _option_fields() -> list[tuple[str, Any, Any]]:
     """Returns (name, type, field) of each field of `AttentionOptions`: the options of all specs with their help."""
@@ -760,7 +769,9 @@ class AttentionConfig:
         set_options = self.options.given
         for name in self.names:
             if name not in SPECS:
-                raise ValueError(f"attention.name={name!r} must be one of {', '.join(SPECS)}")
+                similar = difflib.get_close_matches(name, SPECS, n=1)
+                hint = f"; did you mean {similar[0]!r}?" if similar else ""
+                raise ValueError(f"attention.name={name!r} must be one of {', '.join(SPECS)}{hint}")
         known = list(dict.fromkeys(option for name in self.names for option in SPECS[name].options))
         unknown = [name for name in set_options if name not in known]
         if unknown:
@@ -797,9 +808,8 @@ class AttentionConfig:
 
     @property
     def names(self) -> list[str]:
-        """Names of the attentions in the order of the layers; "local_attention" is accepted for "local"."""
-        names = self.name.split(",")
-        return [name if name in SPECS else name.removesuffix("_attention") for name in names]
+        """Names of the attentions in the order of the layers; that of a function is accepted for that of its spec."""
+        return [_OTHER_NAMES.get(name, name) for name in self.name.split(",")]
 
     def pattern(self) -> "list[AttentionConfig]":
         """Returns the configuration of each layer of the pattern, in order."""

@@ -335,7 +335,7 @@ def _transform(
 ) -> Array:
     """Calls the feed-forward network or the experts; only experts need the mask of tokens."""
     if isinstance(feed_forward, MixtureOfExperts):
-        return feed_forward(x, mask=token_mask, rngs=rngs)
+        return feed_forward(x, token_mask=token_mask, rngs=rngs)
     return feed_forward(x, rngs=rngs)
 
 

@@ -244,7 +244,7 @@ class MixtureOfExperts(nnx.Module):
         self,
         x: Float[Array, "*batch D"],
         *,
-        mask: Bool[Array, "*batch"] | None = None,
+        token_mask: Bool[Array, "*batch"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "*batch D"]:
         """Returns the weighted sum of the experts' answers for each token, zero for dropped tokens.
@@ -253,13 +253,13 @@ class MixtureOfExperts(nnx.Module):
 
         Args:
           x: tokens, [*batch, D]. In training the tokens of a group compete for places.
-          mask: True for real tokens; padding is sent to no expert and counts in no loss.
+          token_mask: True for real tokens; padding is sent to no expert and counts in no loss.
           rngs: stream `dropout`; None means evaluation.
 
         Raises:
           UserError: in training, if `num_groups` does not divide the number of tokens.
         """
-        y = self._answer(x, mask, rngs)
+        y = self._answer(x, token_mask, rngs)
         if self.shared is None:
             return y
         shared = self.shared(x.astype(self.dtype), **({} if rngs is None else {"rngs": rngs}))

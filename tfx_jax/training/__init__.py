@@ -14,7 +14,7 @@ from tfx_jax.training.config import (
     validate,
 )
 from tfx_jax.training.loop import Result, train
-from tfx_jax.training.predictor import LoadedModel, Predictor, attention, load
+from tfx_jax.training.predictor import LoadedModel, attention, load
 from tfx_jax.training.run import Run, load_run, make_run
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "LoadedModel",
     "MeshConfig",
     "OptimizerConfig",
-    "Predictor",
     "Result",
     "Run",
     "accelerator_variant",

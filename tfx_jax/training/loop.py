@@ -83,6 +83,11 @@ def train(
       UserError: if the configuration, the data or the workdir are unusable, the loss stops being finite, memory does
         not suffice, a checkpoint cannot be written, or the package of `logger` is not installed.
     """
+    if isinstance(config, str):  # the name of an experiment or a file, as on the command line
+        raise UserError(
+            f"config must be an ExperimentConfig, got the name {config!r:.100}: "
+            "tfx_jax.cli.train.load_config_file returns the configuration of an experiment or a file"
+        )
     config = validate(adopt_pretrained_config(config))
     with abort_together(), report_storage_errors(workdir):
         if logger is not None and is_primary():
@@ -222,8 +227,8 @@ class _Trainer:
         if self.start_message:
             self.progress.message(self.start_message)
         self.progress.text("config", config_table(config))
-        metrics = [f"validation/{metric.name}" for metric in self.run.task.metrics]
-        self.progress.hparams(flat(config), ["train/loss", *metrics])
+        metric_names = [f"validation/{metric.name}" for metric in self.run.task.metrics]
+        self.progress.hparams(flat(config), ["train/loss", *metric_names])
         meter = self.meter
         outcome: Outcome = "failed"
         try:
@@ -300,7 +305,7 @@ class _Trainer:
             if nonfinite:
                 problem = f"the {nonfinite[0]} is {values[nonfinite[0]]}"
             else:
-                problem = f"the loss of a token is {values['loss']:.4g}, a spike"
+                problem = f"the loss per {self.run.task.unit} is {values['loss']:.4g}, a spike"
             if self.config.bad_steps == "skip" and numbers["bad_in_a_row"] < _MAX_BAD_STEPS:
                 self.progress.message(f"{problem} at step {step}: skipped ({numbers['bad_in_a_row']:.0f} in a row)")
                 continue

@@ -29,72 +29,6 @@ from tfx_jax.training.workdir import is_workdir
 _Answer = Callable[[Sequence[Sequence[Any]]], list[Prediction]]
 
 
-class Predictor:
-    """Predicts the outputs of a trained model for new inputs.
-
-    Attributes:
-      inputs: names of the parts of an input, such as ("text",), ("question", "context") or ("image",).
-      suffixes: ends of the names of files that are inputs, such as (".wav",); () for a task that takes text.
-    """
-
-    def __init__(self, run: Run[Any], params: Any, *, on_batch: OnBatch | None = None):
-        """Stores a run and the parameters of one of its checkpoints.
-
-        Args:
-          run: the run.
-          params: parameters of the model.
-          on_batch: called with the number of inputs done and their total in `predict`; translation does not call it.
-
-        Raises:
-          UserError: if the run's task takes neither lines of text nor files.
-        """
-        task: Any = run.task
-        if isinstance(task, AnsweringTask):
-            self._answer: _Answer = functools.partial(task.answer, run.trained(params, on_batch))
-        else:
-            task = _Continuing(_loaded(run, params), task)
-            self._answer = task.answer
-        self._empty_answer = task.empty_answer
-        self.inputs: tuple[str, ...] = task.inputs
-        self.suffixes: tuple[str, ...] = getattr(task, "suffixes", ())
-
-    def predict(self, inputs: Any) -> list[Prediction]:
-        """Returns the prediction for each input, in order.
-
-        Args:
-          inputs: a list with one string per input, or a sequence of strings for inputs of several parts. For images and
-            sound, a list of paths or arrays (images [Y, X, C] uint8 of the model's size, recordings [samples] int16 at
-            the model's rate), or the path of one file or of a folder, all of whose files are inputs.
-
-        Returns:
-          A dictionary per input, whose keys depend on the task: "label", "probability" and "probabilities" of a
-          classifier, "tags" and "words", "answer", "translation", "tree", "caption", "transcript", "continuation" (by
-          greedy search, up to 64 tokens or half of the model's positions), and "file" if the input is a file. An input
-          with a string without visible characters (see `tfx_jax.data.sources.lines.is_blank`) has an empty answer.
-
-        Raises:
-          UserError: for a single string instead of a list, and for an input that has the wrong number of strings, is
-            not text, or has half of a surrogate pair; the message gives the number of the input, from 1.
-        """
-        if self.suffixes:
-            return self._predict_files(inputs)
-        return _text_predictions(self._answer, inputs, self.inputs, self._empty_answer)
-
-    def _predict_files(self, inputs: Any) -> list[Prediction]:
-        """Returns the predictions for files or arrays; see `predict`."""
-        if isinstance(inputs, str | os.PathLike):
-            inputs = files_of([cast(str, inputs)], self.suffixes)
-        sources: list[Any] = list(inputs)
-        for number, source in enumerate(sources, 1):
-            if not isinstance(source, str | os.PathLike) and not hasattr(source, "shape"):
-                raise UserError(f"input {number} must be {self.inputs[0]}, a path or an array, got {source!r:.100}")
-        answers = self._answer([(source,) for source in sources]) if sources else []
-        return [
-            answer if hasattr(source, "shape") else answer | {"file": os.fspath(source)}
-            for source, answer in zip(sources, answers, strict=True)
-        ]
-
-
 def read_inputs(task: Any, path: str) -> Iterable[Sequence[str]] | None:
     """Returns the inputs of a text file that has the format of the run's training files; see `FileData.read_inputs`.
 
@@ -116,7 +50,7 @@ def read_inputs(task: Any, path: str) -> Iterable[Sequence[str]] | None:
 
 
 def _text_predictions(answer: _Answer, inputs: Any, parts: Sequence[str], empty_answer: Prediction) -> list[Prediction]:
-    """Returns the answers to inputs of text, after checking them; see `Predictor.predict`.
+    """Returns the answers to inputs of text, after checking them; see `LoadedModel.predict`.
 
     Args:
       answer: returns the answer to each row of strings; it gets no blank ones.
@@ -160,26 +94,6 @@ def files_of(paths: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     return files
 
 
-class _Continuing:
-    """Continues texts with a model that generates text, in the form of an `AnsweringTask`."""
-
-    inputs: ClassVar[tuple[str, ...]] = ("text",)
-    empty_answer: ClassVar[Prediction] = {"continuation": ""}
-
-    def __init__(self, model: "LoadedModel", task: Any):
-        """Raises UserError if the model does not generate text."""
-        if model.tokenizer is None or not isinstance(model.model, DecodingModel):
-            raise UserError(f"{type(task).__name__} takes neither lines of text nor files, and writes no text")
-        self._model = model
-
-    def answer(self, rows: Sequence[Sequence[str]]) -> list[Prediction]:
-        """Returns the continuation of each text."""
-        num_positions = self._model.model.decoder().max_input_length(0)  # None: not limited
-        length = 64 if num_positions is None else min(64, max(1, num_positions // 2))
-        texts = generate(cast(Any, self._model), [text for (text,) in rows], max_new_tokens=length, temperature=0)
-        return [{"continuation": text} for text in texts]
-
-
 class LoadedModel:
     """A trained or pretrained model for predictions and text generation.
 
@@ -188,6 +102,8 @@ class LoadedModel:
       tokenizer: its tokenizer; None for a model that takes no text.
       eos_ids: tokens that end a generated text.
       first_ids: tokens that every generated text begins with.
+      task: the task that the model was trained on; None for a pretrained model.
+      trained: the model as the methods of the task take it; None without a task.
     """
 
     def __init__(
@@ -197,39 +113,40 @@ class LoadedModel:
         *,
         eos_ids: Sequence[int] = (),
         first_ids: Sequence[int] = (),
-        predictor: Predictor | None = None,
         task: Any = None,
         trained: TrainedModel | None = None,
         reason: str = "",
         source: epath.PathLike | None = None,
     ):
-        """Combines the parts.
+        """Combines the parts, see the attributes of the class.
 
         Args:
           model: the module.
           tokenizer: its tokenizer.
           eos_ids: tokens that end a generated text.
           first_ids: tokens that every generated text begins with.
-          predictor: computes predictions; None if the model has no task that takes text or files.
-          task: task that the model was trained on, if any; without predictor, `predict` continues texts.
-          trained: the model as the methods of the task take it.
-          reason: error message for `predict` if there is neither predictor nor task.
+          task: the task.
+          trained: the model for the task.
+          reason: error message of `predict` without a task.
           source: folder of the chat template; None if there is none.
         """
-        self._task, self._trained = task, trained
         self.model, self.tokenizer, self.eos_ids = model, tokenizer, tuple(eos_ids)
         self.first_ids = tuple(first_ids)
-        self._predictor, self._reason, self._source = predictor, reason, source
+        self.task, self.trained = task, trained
+        self._reason, self._source = reason, source
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the parts of an input of `predict`, such as ("text",) or ("image",); () if it has none."""
-        return () if self._predictor is None else self._predictor.inputs
+        """Names of the parts of an input of `predict`, such as ("text",) or ("question", "context") or ("image",).
+
+        () for a model that only generates text, or has no task that takes text or files.
+        """
+        return self.task.inputs if isinstance(self.task, AnsweringTask) else ()
 
     @property
     def suffixes(self) -> tuple[str, ...]:
         """Ends of the names of files that are inputs of `predict`, such as (".wav",); () for a model of text."""
-        return () if self._predictor is None else self._predictor.suffixes
+        return getattr(self.task, "suffixes", ())
 
     @functools.cached_property
     def chat_template(self) -> ChatTemplate:
@@ -243,17 +160,65 @@ class LoadedModel:
         return load_chat_template(self._source)
 
     def predict(self, inputs: Any) -> list[Prediction]:
-        """Returns labels, tags, answers, translations, transcripts or continuations; see `Predictor.predict`.
+        """Returns the prediction for each input, in order.
+
+        Args:
+          inputs: a list with one string per input, or a sequence of strings for inputs of several parts. For images and
+            sound, a list of paths or arrays (images [Y, X, C] uint8 of the model's size, recordings [samples] int16 at
+            the model's rate), or the path of one file or of a folder, all of whose files are inputs.
+
+        Returns:
+          A dictionary per input, whose keys depend on the task: "label", "probability" and "probabilities" of a
+          classifier, "tags" and "words", "answer", "translation", "tree", "caption", "transcript", "continuation" (by
+          greedy search, up to 64 tokens or half of the model's positions), and "file" if the input is a file. An input
+          with a string without visible characters (see `tfx_jax.data.sources.lines.is_blank`) has an empty answer.
 
         Raises:
-          UserError: as `Predictor.predict`, and if the model has no task that takes text.
+          UserError: for a model whose task takes neither text nor files and that generates no text; for a single string
+            instead of a list; and for an input that has the wrong number of strings, is not text, or has half of a
+            surrogate pair; the message gives the number of the input, from 1.
         """
-        if self._predictor is None:
-            if self._task is None:
-                raise UserError(self._reason)
-            task = _Continuing(self, self._task)
-            return _text_predictions(task.answer, inputs, task.inputs, task.empty_answer)
-        return self._predictor.predict(inputs)
+        if self.task is None:
+            raise UserError(self._reason)
+        task: Any = self.task if isinstance(self.task, AnsweringTask) else _Continuing(self)
+        answer: _Answer = functools.partial(task.answer, self.trained)
+        if self.suffixes:
+            return self._predict_files(answer, inputs)
+        return _text_predictions(answer, inputs, task.inputs, task.empty_answer)
+
+    def _predict_files(self, answer: _Answer, inputs: Any) -> list[Prediction]:
+        """Returns the predictions for files or arrays; see `predict`."""
+        if isinstance(inputs, str | os.PathLike):
+            inputs = files_of([cast(str, inputs)], self.suffixes)
+        sources: list[Any] = list(inputs)
+        for number, source in enumerate(sources, 1):
+            if not isinstance(source, str | os.PathLike) and not hasattr(source, "shape"):
+                raise UserError(f"input {number} must be {self.inputs[0]}, a path or an array, got {source!r:.100}")
+        answers = answer([(source,) for source in sources]) if sources else []
+        return [
+            answer if hasattr(source, "shape") else answer | {"file": os.fspath(source)}
+            for source, answer in zip(sources, answers, strict=True)
+        ]
+
+
+class _Continuing:
+    """Continues texts with a model that generates text, in the form of an `AnsweringTask`."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("text",)
+    empty_answer: ClassVar[Prediction] = {"continuation": ""}
+
+    def __init__(self, model: LoadedModel):
+        """Raises UserError if the model does not generate text."""
+        if model.tokenizer is None or not isinstance(model.model, DecodingModel):
+            raise UserError(f"{type(model.task).__name__} takes neither lines of text nor files, and writes no text")
+        self._model = model
+
+    def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
+        """Returns the continuation of each text."""
+        num_positions = self._model.model.decoder().max_input_length(0)  # None: not limited
+        length = 64 if num_positions is None else min(64, max(1, num_positions // 2))
+        texts = generate(cast(Any, self._model), [text for (text,) in rows], max_new_tokens=length, temperature=0)
+        return [{"continuation": text} for text in texts]
 
 
 def attention(model: LoadedModel, source: Any, target: str | None = None) -> PairAttention | ImageAttention:
@@ -274,8 +239,13 @@ def attention(model: LoadedModel, source: Any, target: str | None = None) -> Pai
     Raises:
       UserError: if the model has no attention maps, or the input does not fit it.
     """
-    task: Any = model._task
-    trained = model._trained if hasattr(task, "attention") else None
+    if isinstance(model, nnx.Module):
+        raise UserError(
+            f"a {type(model).__name__} has no tokenizer: pass the result of tfx_jax.load, or LoadedModel(model, "
+            "tokenizer) of tfx_jax.training"
+        )
+    task: Any = model.task
+    trained = model.trained if hasattr(task, "attention") else None
     if trained is not None and getattr(task, "inputs", ()) == ("image",):
         if not hasattr(source, "shape"):
             raise UserError(f"source must be an image, an array [Y, X, C] of uint8, got {source!r:.100}")
@@ -296,58 +266,57 @@ def attention(model: LoadedModel, source: Any, target: str | None = None) -> Pai
     return text_attention(trained, model.model.config, cast(HFTokenizer, model.tokenizer), source, target)
 
 
-def load_from_run(run: Run[Any], params: Any, *, source: epath.PathLike | None = None) -> LoadedModel:
+def load_from_run(
+    run: Run[Any], params: Any, *, source: epath.PathLike | None = None, on_batch: OnBatch | None = None
+) -> LoadedModel:
     """Returns the model of a run, with the parameters of one of its checkpoints.
 
     Args:
       run: the run.
       params: parameters of the model.
       source: folder of the chat template; None if there is none.
+      on_batch: called with the number of inputs done and their total in `predict`; translation does not call it.
     """
-    predictor = Predictor(run, params) if isinstance(run.task, AnsweringTask) else None
-    return _loaded(run, params, predictor, source=source)
-
-
-def _loaded(
-    run: Run[Any], params: Any, predictor: Predictor | None = None, *, source: epath.PathLike | None = None
-) -> LoadedModel:
-    """Returns the model of a run with its tokenizer."""
     tokenizer = getattr(run.task, "tokenizer", None)
+    params = jax.device_put(params)
     return LoadedModel(
-        nnx.merge(run.graphdef, jax.device_put(params)),
+        nnx.merge(run.graphdef, params),
         tokenizer,
         eos_ids=() if tokenizer is None or tokenizer.eos_id is None else (tokenizer.eos_id,),
-        predictor=predictor,
         task=run.task,
-        trained=run.trained(params),
+        trained=run.trained(params, on_batch),
         source=source,
     )
 
 
-def load(source: epath.PathLike, *, allow_nonfinite: bool = False) -> LoadedModel:
+def load(source: epath.PathLike, *, allow_nonfinite: bool = False, **options: Any) -> LoadedModel:
     """Loads the best checkpoint of a run, or a pretrained model.
 
         tfx_jax.load("runs/topics").predict(["The market fell.", "They won."])
         tfx_jax.generate(tfx_jax.load("gpt2"), "Once upon")
+        tfx_jax.load("meta-llama/Llama-3.2-1B", dtype="bfloat16", keep_bfloat16=True)  # in half of the memory
 
     Args:
       source: the workdir of a run, a Hugging Face folder, or the name of a model on the hub.
       allow_nonfinite: load parameters even if some are NaN or infinite.
+      options: of a pretrained model, those of `tfx_jax.models.hf.load`, such as `dtype`.
 
     Raises:
-      UserError: if there is no model, or it is damaged.
+      UserError: if there is no model, or it is damaged, or there are options for a workdir.
     """
     folder = local_folder(source)
     if is_workdir(folder):
+        if options:
+            raise UserError(f"{next(iter(options))} is for pretrained models, but {source} is a workdir: leave it out")
         run, params = load_run(folder), load_best_params(folder, allow_nonfinite=allow_nonfinite)
         run.check_params(params)
         return load_from_run(run, params, source=folder / "tokenizer")
-    model = hf.load(folder, allow_nonfinite=allow_nonfinite)
+    model = hf.load(folder, allow_nonfinite=allow_nonfinite, **options)
     reason = f"{source} is a pretrained model without a task: fine-tune it, or use generate"
     try:
         tokenizer = load_folder_tokenizer(folder)
     except UserError:
-        if isinstance(model, DecodingModel):  # cannot generate without a tokenizer
+        if isinstance(model, DecodingModel):  # cannot generate text without a tokenizer
             raise
         tokenizer = None
     eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)

@@ -174,7 +174,7 @@ class ModelWorker:
         """Length of the longest recording that a model of sound takes; None for other models."""
         if self._transcriber is not None:
             return self._transcriber.max_samples / WHISPER_SAMPLE_RATE
-        data: Any = self.model._task and self.model._task.config.data
+        data: Any = self.model.task and self.model.task.config.data
         return data.max_length * data.hop / data.sample_rate if isinstance(data, RecordedSpeech) else None
 
     @property
@@ -425,7 +425,7 @@ class ModelWorker:
     def _check_attention_size(self, source: str, target: str | None) -> None:
         """Raises UserError if the attention of a text has too many weights."""
         tokenizer: Any = self.model.tokenizer
-        config: Any = getattr(self.model._task, "model_config", None) or getattr(self.model.model, "config", None)
+        config: Any = getattr(self.model.task, "model_config", None) or getattr(self.model.model, "config", None)
         num_maps = getattr(config, "num_heads", 0) * getattr(config, "num_layers", 0)
         if tokenizer is None or not num_maps:
             return
@@ -443,7 +443,7 @@ class ModelWorker:
         """Returns a picture of the attention over an image."""
         if self.suffixes == (".wav",):
             raise UserError("attention over sound cannot be drawn: send a text or an image to a model of these")
-        task: Any = self.model._task
+        task: Any = self.model.task
         size = task.model_config.image_size
         with _temporary_files([content], self.suffixes[0]) as (path,):
             if isinstance(task, CaptioningTask):

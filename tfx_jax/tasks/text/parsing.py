@@ -277,7 +277,7 @@ class ParsingTask:
           UserError: if a target is given.
         """
         if target is not None:
-            raise UserError("attention is drawn for the tree that the model itself predicts: leave --target out")
+            raise UserError("attention is drawn for the tree that the model itself predicts: pass no target")
         (parse,) = self.parse(model, [source])
         (example,) = self.encode([parse.tree])
         symbols = [*self.config.target(parse.tree), "</s>"]

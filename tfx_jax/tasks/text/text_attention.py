@@ -62,7 +62,7 @@ def text_attention(
     if config.kind not in ("bert", "decoder"):
         raise UserError(f"a model of {type(config).__name__} does not read one text: there are no maps to draw")
     if config.kind == "decoder" and target is not None:
-        raise UserError("a language model reads one text: leave --target out")
+        raise UserError("a language model reads one text: pass no target")
     first, second = tokenizer.encode(source), [] if target is None else tokenizer.encode(target)
     if not first:
         raise UserError("the text has no tokens: give a text with visible characters")
