@@ -139,7 +139,9 @@ def test_what_a_model_writes_attends_to_its_input(name, tmp_path):
         with pytest.raises(UserError, match="--source must be text, but has 1 TABs"):
             run.task.attention(model, "a\tb")
     else:
-        with pytest.raises(UserError, match="attention is drawn for the tree that the model itself predicts: leave"):
+        with pytest.raises(
+            UserError, match="attention is drawn for the tree that the model itself predicts: pass no target"
+        ):
             run.task.attention(model, "the dog runs", "a")
     assert run.task.attention_example(model) is None or _draw(run.task.attention_example(model))
 
