@@ -1,4 +1,4 @@
-r"""A pod on paper: what each strategy costs on TPU slices and H100, by the programs that would run there.
+r"""Plans TPU pods without one: what each strategy costs on slices and H100, by the programs that would run there.
 
     pip install "tfx-jax[plan,plan-cuda] @ git+https://github.com/tfx-jax/tfx-jax"
     python benchmarks/pod.py --output=docs --page=docs/pod_on_paper.md

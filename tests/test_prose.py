@@ -34,6 +34,8 @@ PHRASES = {
     r"\btold in one line\b": "the message is one line",
     r"\bgoes on where (it|they) (was|were|stopped)\b": "resumes where",
     r"\bearns its place\b": "is worth its cost",
+    r"\b[Aa] pod on paper\b": "planning a TPU pod without one",
+    r"\bwhose product one believes\b": "the reference product",
     r"\bwhat we lack\b": "what is not supported",
     r"leave_mean|learns_by_itself": "record_masked_mean, has_running_statistics",
 }
