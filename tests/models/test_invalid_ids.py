@@ -86,6 +86,21 @@ def test_ids_outside_the_table_are_nan(family):
             check(run, valid, invalid, at=at)
 
 
+@pytest.mark.parametrize("family", CASES)
+def test_a_sequence_without_a_batch_is_refused_with_a_line(family):
+    """Users forget the axis; a list is what a tokenizer returns."""
+    model, reader = made(family), (padding.FAMILIES | padding.OTHERS)[family].reader
+    if reader in (padding.words, padding.captions, padding.events):
+        pytest.skip("reads no tokens alone")
+    inputs, _ = inputs_of(reader, model)
+    with pytest.raises(
+        ValueError, match=r"must be an array of token ids \[B, T\], got shape \(6,\): for a single sequence pass"
+    ):
+        jax.eval_shape(model, *(ids[0] for ids in inputs))
+    with pytest.raises(ValueError, match=r"must be an array of token ids \[B, T\], got a list$"):
+        model(*(ids.tolist() for ids in inputs))
+
+
 @pytest.mark.parametrize(
     "family", [pytest.param(f, marks=() if f in ("gpt", "transformer") else pytest.mark.slow) for f in GENERATING]
 )

@@ -42,7 +42,7 @@ class Layers(nnx.Module):
 
     def __call__(self, x, mask, rngs):
         def run(layer, x, rngs):
-            return x, layer(x, mask=mask, rngs=rngs)
+            return x, layer(x, token_mask=mask, rngs=rngs)
 
         return scan_layers(run, self.encoder_layers, x, rngs)[1].sum(axis=0)
 

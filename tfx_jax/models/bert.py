@@ -19,7 +19,7 @@ from tfx_jax.functional.attention.longformer import longformer_attention
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import relative_position_bias
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.padding import hide_padding, positions_from_mask
+from tfx_jax.models.padding import check_tokens, hide_padding, positions_from_mask
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -305,10 +305,7 @@ class Bert(nnx.Module):
         Raises:
           ValueError: if T exceeds `config.max_length`, or `global_mask` is given and `config.max_global_tokens` is 0.
         """
-        if tokens.shape[1] > self.config.max_length:
-            raise ValueError(
-                f"a sequence must have at most max_length={self.config.max_length} tokens, got {tokens.shape[1]}"
-            )
+        check_tokens(self.config.max_length, tokens=tokens)
         if global_mask is not None and not self.config.max_global_tokens:
             raise ValueError("global_mask needs a model with max_global_tokens above 0, got max_global_tokens=0")
         if positions is None:

@@ -14,7 +14,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.decomposable import attend_both, decomposable_attention
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.padding import padding_last
+from tfx_jax.models.padding import check_tokens, padding_last
 from tfx_jax.nn.basic import Embedding, Linear, drop
 
 INITS = ("plain", "matching")
@@ -139,6 +139,7 @@ class DecomposableAttention(nnx.Module):
           being {"decoder/0/cross": [B, 1, S, T], "encoder/0/cross": [B, 1, T, S]}: from the words of the hypothesis to
           those of the premise, and the reverse. In the maps, padding comes after the words.
         """
+        check_tokens(premise=premise, hypothesis=hypothesis)
         sentences = [padding_last(tokens, self.config.pad_id) for tokens in (premise, hypothesis)]
         masks = [(tokens != self.config.pad_id)[:, None, None] for tokens in sentences]
         a, b = (self._words(tokens, mask, rngs) for tokens, mask in zip(sentences, masks, strict=True))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from tfx_jax.models.padding import last_index, padding_last
+from tfx_jax.models.padding import check_tokens, last_index, padding_last
 from tfx_jax.nn.basic import Embedding, Linear, drop
 from tfx_jax.nn.decoding import (
     Decoder,
@@ -108,6 +108,7 @@ class EncoderDecoder(nnx.Module):
           "encoder/0/self" [B, N, S, S], "decoder/0/self" [B, N, T, T], "decoder/0/cross" [B, N, T, S] and so on. In
           the maps, the source's padding comes after its tokens.
         """
+        check_tokens(target=target)
         memory, encoder_maps = self.encode(source, rngs, return_attention)
         inputs = shift_right(target, self.config.start_id)
         x, decoder_maps = self.decode(inputs, memory, rngs, return_weights=return_attention)
@@ -124,6 +125,7 @@ class EncoderDecoder(nnx.Module):
         Padding is moved to the end of each sequence before encoding; outputs and maps are in that order. There are no
         maps unless `return_attention`.
         """
+        check_tokens(source=source)
         source = padding_last(source, self.config.pad_id)
         mask = source_mask(source, self.config.pad_id)
         output, maps = run_encoder(self, source, mask, rngs, return_attention)

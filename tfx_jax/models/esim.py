@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.decomposable import attend_both
 from tfx_jax.models.config import DTYPES
+from tfx_jax.models.padding import check_tokens
 from tfx_jax.nn.basic import Embedding, Linear, drop, max_over_tokens, mean_over_tokens
 from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer
 
@@ -102,6 +103,7 @@ class Esim(nnx.Module):
           being {"decoder/0/cross": [B, 1, S, T], "encoder/0/cross": [B, 1, T, S]}: from the words of the hypothesis to
           those of the premise, and the reverse.
         """
+        check_tokens(premise=premise, hypothesis=hypothesis)
         rate = self.config.dropout_rate
         masks = [tokens != self.config.pad_id for tokens in (premise, hypothesis)]
         # Outputs of the first LSTM, [B, T, 2 D] and [B, S, 2 D].

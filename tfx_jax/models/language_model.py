@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.attention.signature import SegmentIds
-from tfx_jax.models.padding import hide_padding, last_index, left_aligned, positions_from_mask
+from tfx_jax.models.padding import check_tokens, hide_padding, last_index, left_aligned, positions_from_mask
 from tfx_jax.nn.attention import KVCache
 from tfx_jax.nn.basic import Embedding
 from tfx_jax.nn.decoding import (
@@ -85,19 +85,12 @@ class LanguageModel(nnx.Module):
         Raises:
           ValueError: if T exceeds `config.max_length`, or the attention does not support `segment_ids`.
         """
-        self.check_length(tokens)
+        check_tokens(self.config.max_length, tokens=tokens)
         x, extras = self.read(tokens, token_mask, positions, segment_ids, rngs, return_weights=return_attention)
         logits = self.logits_of(self.output().attend(self.last_norm(x)))
         if not return_attention:
             return logits
         return logits, {f"decoder/{index}/self": weights for index, weights in enumerate(extras["self"])}
-
-    def check_length(self, tokens: Int[Array, "B T"]) -> None:
-        """Raises ValueError if there are more than `config.max_length` tokens in a row."""
-        if tokens.shape[1] > self.config.max_length:
-            raise ValueError(
-                f"a sequence must have at most max_length={self.config.max_length} tokens, got {tokens.shape[1]}"
-            )
 
     def read(
         self,

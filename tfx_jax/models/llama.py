@@ -25,7 +25,7 @@ from tfx_jax.functional.attention import SPECS
 from tfx_jax.functional.attention.spec import RecurrentDecoding
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.language_model import LanguageModel
-from tfx_jax.models.padding import last_index
+from tfx_jax.models.padding import check_tokens, last_index
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig, head_sizes_of
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear, RMSNorm, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -358,7 +358,7 @@ class LlamaBody(nnx.Module):
         Raises:
           ValueError: if T exceeds `config.max_length`.
         """
-        self.llama.check_length(tokens)
+        check_tokens(self.llama.config.max_length, tokens=tokens)
         return self.llama.last_norm(self.llama.read(tokens, token_mask, rngs=rngs)[0])
 
 
@@ -387,7 +387,7 @@ class LlamaClassifier(nnx.Module):
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "B C"]:
         """Returns float32 logits, C = number of labels; arguments and errors are those of `LlamaBody`."""
-        self.llama.check_length(tokens)
+        check_tokens(self.llama.config.max_length, tokens=tokens)
         x, _ = self.llama.read(tokens, token_mask, rngs=rngs)
         exists = jnp.ones(tokens.shape, bool) if token_mask is None else token_mask
         x = jnp.take_along_axis(x, last_index(exists)[:, None, None], axis=1)  # [B, 1, D]

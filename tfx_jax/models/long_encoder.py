@@ -15,7 +15,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.padding import padding_last
+from tfx_jax.models.padding import check_tokens, padding_last
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear, drop, mean_over_tokens
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -133,6 +133,9 @@ class LongEncoder(nnx.Module):
         Raises:
           ValueError: if the number of sequences is not `config.num_sequences`.
         """
+        check_tokens(tokens=tokens)
+        if other_tokens is not None:
+            check_tokens(other_tokens=other_tokens)
         num_sequences = 1 if other_tokens is None else 2
         if num_sequences != self.config.num_sequences:
             raise ValueError(

@@ -1,7 +1,27 @@
-"""Padding in batches of tokens: token positions, moving padding to the end, and ids at padding."""
+"""Batches of tokens: their shape, and their padding: token positions, moving it to the end, and ids at padding."""
+
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
+
+
+def check_tokens(max_length: int | None = None, **arguments: Any) -> None:
+    """Raises ValueError unless each argument is an array [B, T] with at most `max_length` tokens in a row.
+
+    >>> check_tokens(tokens=jnp.array([5, 6]))
+    Traceback (most recent call last):
+    ...
+    ValueError: tokens must be an array of token ids [B, T], got shape (2,): for a single sequence pass tokens[None]
+    """
+    for name, tokens in arguments.items():
+        if not hasattr(tokens, "shape"):
+            raise ValueError(f"{name} must be an array of token ids [B, T], got a {type(tokens).__name__}")
+        if len(tokens.shape) != 2:
+            hint = f": for a single sequence pass {name}[None]" if len(tokens.shape) == 1 else ""
+            raise ValueError(f"{name} must be an array of token ids [B, T], got shape {tokens.shape}{hint}")
+        if max_length is not None and tokens.shape[1] > max_length:
+            raise ValueError(f"a sequence must have at most max_length={max_length} tokens, got {tokens.shape[1]}")
 
 
 def left_aligned(

@@ -16,7 +16,7 @@ from tfx_jax.functional.attention.lsh import lsh_attention, lsh_num_buckets
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.reversible import reversible_stack
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.padding import hide_padding, left_aligned, positions_from_mask
+from tfx_jax.models.padding import check_tokens, hide_padding, left_aligned, positions_from_mask
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.decoding import Decoder, at_last, init_replay, replay_step
 from tfx_jax.nn.distribution import current_distribution
@@ -217,10 +217,7 @@ class Reformer(nnx.Module):
         Raises:
           ValueError: if T exceeds `config.max_length`.
         """
-        if tokens.shape[1] > self.config.max_length:
-            raise ValueError(
-                f"a sequence must have at most max_length={self.config.max_length} tokens, got {tokens.shape[1]}"
-            )
+        check_tokens(self.config.max_length, tokens=tokens)
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else positions_from_mask(token_mask)
         mask = None if token_mask is None else token_mask[:, None, None, :]

@@ -27,6 +27,7 @@ from tfx_jax.functional.recurrent import State, mixed_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.encoder_decoder import check_token_ids, shift_right, source_mask, with_padding
+from tfx_jax.models.padding import check_tokens
 from tfx_jax.nn.attention import AttentionFn
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, record_masked_mean
 from tfx_jax.nn.basic import Embedding, drop, dropout_mask
@@ -342,6 +343,7 @@ class Seq2Seq(nnx.Module):
         """
         if return_attention and self.config.variant == "fixed":
             raise UserError('a model with config.model.variant="fixed" has no attention: there is no map of it')
+        check_tokens(source=source, target=target)
         memory = self._encode(source, rngs)
         words = drop(self.embedding(shift_right(target, self.config.start_id)), self.config.dropout_rate, rngs)
         first = self._first_state(memory)

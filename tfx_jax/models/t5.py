@@ -20,7 +20,7 @@ from tfx_jax.functional.attention.transient_global import block_summaries, trans
 from tfx_jax.functional.positions import relative_position_bias, relative_position_bucket
 from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import EncoderDecoder, EncoderDecoderClassifier, check_token_ids, run_encoder
-from tfx_jax.models.padding import hide_padding
+from tfx_jax.models.padding import check_tokens, hide_padding
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, Linear, RMSNorm, drop
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
@@ -381,6 +381,7 @@ class T5Encoder(nnx.Module):
           [B, T, D]; with `return_attention` the pair (vectors, maps), where maps has the keys "encoder/0/self"
           [B, N, T, T] and so on. The vectors of padding are arbitrary.
         """
+        check_tokens(tokens=tokens)
         mask = tokens != self.config.pad_id if token_mask is None else token_mask
         x, maps = run_encoder(self, hide_padding(tokens, mask), mask[:, None, None, :], rngs, return_attention)
         return (x, maps) if return_attention else x

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.padding import hide_padding
+from tfx_jax.models.padding import check_tokens, hide_padding
 from tfx_jax.nn.attention import AttentionConfig, MultiHeadAttention
 from tfx_jax.nn.basic import Embedding, FeedForward, drop
 from tfx_jax.nn.layers import Residual
@@ -193,6 +193,7 @@ class TransformerXL(nnx.Module):
         Returns:
           float32 logits, [B, T, V], and the memories for the next segment.
         """
+        check_tokens(tokens=tokens)
         if memories is None:
             length = self.config.memory_length if memory_length is None else memory_length
             memories = self.init_memories(tokens.shape[0], 0)

@@ -348,7 +348,7 @@ class Mixture(nnx.Module):
 
 def mixture_loss(model, batch, rngs):
     mask = batch["target"] != 0
-    y = model.mixture(model.table[...][batch["source"]], mask=mask, rngs=rngs)
+    y = model.mixture(model.table[...][batch["source"]], token_mask=mask, rngs=rngs)
     nll = optax.softmax_cross_entropy_with_integer_labels(y @ model.table[...].T, batch["target"])
     tokens = mask.sum().astype(jnp.float32)
     return LossOutput((nll * mask).sum(), tokens, {}, num_tokens=tokens)
