@@ -363,6 +363,12 @@ def test_python_generates_what_the_command_does(generate, folder):
     assert tfx_jax.generate(model, PROMPTS[0], stop=end, **options) == expected[0].partition(end)[0]
 
 
+def test_a_pretrained_model_is_loaded_with_the_options_of_hf(folder):
+    model = tfx_jax.load(folder, dtype="bfloat16", keep_bfloat16=True)
+    assert model.model.config.dtype == "bfloat16"
+    assert isinstance(tfx_jax.generate(model, "x", max_new_tokens=2), str)
+
+
 def test_python_says_what_cannot_be_generated(folder):
     model = tfx_jax.load(folder)
     with pytest.raises(UserError, match="is a pretrained model without a task"):
@@ -371,6 +377,10 @@ def test_python_says_what_cannot_be_generated(folder):
         tfx_jax.generate(model, "x", stop=[""])
     with pytest.raises(UserError, match="need a single growing text"):
         tfx_jax.generate(model, "x", beam_size=2, on_text=print)
+    with pytest.raises(UserError, match=r"^a GPT has no tokenizer: pass the result of tfx_jax\.load, or LoadedModel"):
+        tfx_jax.generate(model.model, "x")
+    with pytest.raises(UserError, match=r"^the GPT was loaded without a tokenizer: LoadedModel needs one$"):
+        tfx_jax.generate(tfx_jax.training.LoadedModel(model.model), "x")
     with pytest.raises(UserError, match="Bert does not generate text"):
         tfx_jax.generate(types.SimpleNamespace(model=Bert.__new__(Bert), tokenizer=model.tokenizer, eos_ids=()), "x")
 

@@ -42,6 +42,11 @@ def test_product_is_that_of_the_rounded_matrices(rows, dtype):
     assert np.sqrt(np.square(out - exact).mean() / np.square(exact).mean()) < 0.02
 
 
+def test_rows_too_small_for_a_normal_scale_are_zeros():
+    values, scales = map(np.asarray, _quantize(np.array([[1e-37, -5e-38]], np.float32)))
+    assert (values.tolist(), scales.tolist()) == ([[0, 0]], [1.0])
+
+
 def test_rows_of_zeros_stay_zeros():
     values, scales = map(np.asarray, _quantize(np.zeros((2, 5), np.float32)))
     assert not values.any()

@@ -314,3 +314,16 @@ def test_bfloat16_computes_in_bfloat16_and_scores_in_float32():
         return greedy_search(step_fn, cache, start, max_length=4, eos_id=1, pad_id=-1)[0]
 
     chex.assert_shape(jax.eval_shape(search, model), (B, 4))
+
+
+def test_dropout_is_on_in_calls_with_rngs_alone():
+    """Whatever `train` and `eval` of NNX were called."""
+    model = draw(
+        lambda: GPT(GPTConfig(vocab_size=20, max_length=8, num_layers=1, d_model=8, num_heads=2), rngs=nnx.Rngs(0))
+    )
+    call = jitted(lambda model, rngs: model(np.array([[3, 4, 5]]), rngs=rngs))
+    model.train()
+    in_training = call(model, None)
+    model.eval()
+    np.testing.assert_array_equal(call(model, None), in_training)
+    assert (call(model, nnx.Rngs(dropout=0)) != in_training).any()

@@ -1,8 +1,11 @@
 """Heads that a new task adds to a pretrained model: adapters leave them trainable and freeze all else."""
 
 import dataclasses
+import inspect
 import typing
 
+import jax
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -70,6 +73,36 @@ def made(name, num_classes, lora=None):
 def test_each_model_names_its_heads():
     named = {name: set(heads) for name in CLASSES if (heads := getattr(getattr(models, name), "heads", ()))}
     assert named == HEADS
+
+
+def _token_arguments(cls):
+    """Of each argument that a model's call needs, whether it is token ids [batch, length]."""
+    parameters = inspect.signature(cls.__call__).parameters.values()
+    needed = [
+        parameter for parameter in parameters if parameter.default is parameter.empty and parameter.name != "self"
+    ]
+    return {
+        one.name: getattr(one.annotation, "dim_str", "") in ("B T", "B S", "N T") and "Int" in str(one.annotation)
+        for one in needed
+    }
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_model_refuses_token_ids_without_a_batch(name):
+    """Seq2Vec reads numbers of variables, which are no tokens."""
+    is_ids = _token_arguments(getattr(models, name))
+    if not any(is_ids.values()) or name == "Seq2Vec":
+        pytest.skip("reads no tokens")
+    model = made(name, 3)
+    shapes = {"images": (2, model.config.image_size, model.config.image_size, 3)} if "images" in is_ids else {}
+    if name == "Whisper":
+        shapes["source"] = (2, model.config.num_frames, model.config.num_bands)
+    arguments = [
+        jax.ShapeDtypeStruct((6,), np.int32) if is_token else jax.ShapeDtypeStruct(shapes[argument], np.float32)
+        for argument, is_token in is_ids.items()
+    ]
+    with pytest.raises(ValueError, match=r"must be an array of token ids \[B, T\], got shape \(6,\): for a single"):
+        jax.eval_shape(lambda model, *arguments: model(*arguments), model, *arguments)
 
 
 def test_each_model_of_classes_has_a_head():

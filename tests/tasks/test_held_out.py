@@ -7,7 +7,7 @@ import pytest
 from tfx_jax.cli.support.overrides import override
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
-from tfx_jax.tasks import LabeledData, QuestionData, TaggedData, TreeData
+from tfx_jax.tasks import LabeledData, QuestionData, TaggedData, TextData, TreeData
 from tfx_jax.training.config import validate
 
 NUM_ROWS = 20
@@ -52,6 +52,14 @@ def test_every_row_is_in_one_of_the_two_splits(tmp_path, kind):
     assert sorted(map(str, [*train, *validation])) == sorted(map(str, everything))
     with pytest.raises(UserError, match=r"validation_share=0\.01 .* leaves one split empty: name validation_file"):
         kind(**names, validation_share=0.01).load("train")
+
+
+@pytest.mark.parametrize(("documents", "share", "size"), [("lines", 0.1, "1 documents"), ("file", 0.9, "2 characters")])
+def test_a_text_of_which_nothing_would_remain_is_refused(documents, share, size, tmp_path):
+    (tmp_path / "all").write_text("hi")
+    data = TextData("files", str(tmp_path), "all", documents=documents, validation_share=share)
+    with pytest.raises(UserError, match=rf"validation_share={share} of the {size} leaves one split empty: name"):
+        data.load("train")
 
 
 def test_questions_about_one_context_stay_together(tmp_path):

@@ -146,6 +146,11 @@ def test_what_a_model_writes_attends_to_its_input(name, tmp_path):
     assert run.task.attention_example(model) is None or _draw(run.task.attention_example(model))
 
 
+def test_a_module_alone_is_refused_with_a_line():
+    with pytest.raises(UserError, match=r"^a Bert has no tokenizer: pass the result of tfx_jax\.load, or LoadedModel"):
+        tfx_jax.attention(Bert.__new__(Bert), "a")
+
+
 def test_models_without_maps_say_so(tmp_path):
     run, params = opened((ElmoConfig, BidirectionalLanguageModelConfig, TextData), tmp_path)
     with pytest.raises(UserError, match="does not read"):

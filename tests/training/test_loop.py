@@ -85,6 +85,12 @@ def test_signals_save_and_leave(text, uninterrupted, tmp_path, monkeypatch, capf
     chex.assert_trees_all_equal(whole_state(tmp_path), whole_state(uninterrupted))
 
 
+def test_the_name_of_an_experiment_is_no_configuration(tmp_path):
+    with pytest.raises(UserError, match=r"got the name 'vit_digits': tfx_jax\.cli\.train\.load_config_file returns"):
+        train("vit_digits", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_finished_training_does_nothing_more(text, uninterrupted):
     before = whole_state(uninterrupted)
     assert train(config_of_two(text), uninterrupted).step == 9

@@ -166,6 +166,11 @@ def test_a_language_model_continues_texts(tmp_path):
             generate(without_folder, [{"role": "user", "content": "a"}], max_new_tokens=9)
 
 
+def test_a_workdir_has_no_options(workdir):
+    with pytest.raises(UserError, match=r"^dtype is for pretrained models, but .* is a workdir: leave it out$"):
+        load(workdir, dtype="bfloat16")
+
+
 def test_the_chat_template_of_a_workdir_is_that_of_its_tokenizer(tmp_path, monkeypatch):
     run, params = opened((GPTConfig, LanguageModelConfig, TextData), tmp_path)
     (tmp_path / "config.json").write_text('{"num_steps": 1}')

@@ -102,7 +102,7 @@ def top_2_routing(
     """
     _check_router(logits, capacity, mask, num_choices=2)
     gates, expert = _top_k(_probabilities(logits), 2)
-    weight = gates / gates.sum(axis=1, keepdims=True)
+    weight = _normalized(gates)
     sent = _mark_sent(expert, mask)
     if rng is not None:
         takes_second = jax.random.uniform(rng, weight.shape[:1], weight.dtype) < 2 * weight[:, 1]
@@ -171,11 +171,6 @@ def top_k_routing(
     weight = _normalized(weight) if is_normalized else weight
     weight = weight if scale == 1.0 else weight * scale
     return _assign_places(expert, weight, _mark_sent(expert, mask), logits.shape[1], capacity)
-
-
-def _normalized(scores: Float[Array, "*batch A"]) -> Float[Array, "*batch A"]:
-    """Divides scores by their sum; zeros if all of them have underflowed."""
-    return scores / jnp.maximum(scores.sum(axis=-1, keepdims=True), jnp.finfo(scores.dtype).tiny)
 
 
 ROUTER_SCORES = ("softmax", "sigmoid")
@@ -448,6 +443,11 @@ def _assign_places(
     position = jnp.take_along_axis(num_arrived, choices[:, None], axis=1)[:, 0] - 1
     position = jnp.where(is_sent, jnp.minimum(position, capacity), capacity).reshape(num_choices, num_tokens).T
     return Routing(expert, position, jnp.where(position < capacity, weight, jnp.zeros((), weight.dtype)))
+
+
+def _normalized(scores: Float[Array, "*batch A"]) -> Float[Array, "*batch A"]:
+    """Divides scores by their sum; zeros if all of them have underflowed."""
+    return scores / jnp.maximum(scores.sum(axis=-1, keepdims=True), jnp.finfo(scores.dtype).tiny)
 
 
 def _check_router(logits: Array, capacity: int, mask: Array | None, num_choices: int) -> None:

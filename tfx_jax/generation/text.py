@@ -377,11 +377,7 @@ def generate(
       UserError: if the model does not generate text, an argument is out of range, or an option of sampling is combined
         with beam search.
     """
-    if isinstance(model, nnx.Module):
-        raise UserError(
-            f"a {type(model).__name__} has no tokenizer: pass the result of tfx_jax.load, or LoadedModel(model, "
-            "tokenizer) of tfx_jax.training; for token ids call tfx_jax.generation.Generator"
-        )
+    check_is_loaded(model)
     if not isinstance(model.model, DecodingModel):
         raise UserError(f"{type(model.model).__name__} does not generate text")
     if model.tokenizer is None:
@@ -419,6 +415,15 @@ def generate(
         inputs = [model.chat_template.encode(model.tokenizer, inputs)]
     texts = [output.text for output in generator(inputs, seed=seed)]
     return texts[0] if is_chat or isinstance(prompts, str) else texts
+
+
+def check_is_loaded(model: Any) -> None:
+    """Raises UserError for a module alone, where a `LoadedModel` with its tokenizer is needed."""
+    if isinstance(model, nnx.Module):
+        raise UserError(
+            f"a {type(model).__name__} has no tokenizer: pass the result of tfx_jax.load, or LoadedModel(model, "
+            "tokenizer) of tfx_jax.training; for token ids call the model, or tfx_jax.generation.Generator"
+        )
 
 
 def _is_set(sampling: Sampling, option: dataclasses.Field[Any]) -> bool:

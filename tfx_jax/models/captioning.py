@@ -18,7 +18,8 @@ from tfx_jax.functional.layers import add_bias, linear_logits
 from tfx_jax.functional.recurrent import lstm_cell, mixed_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.encoder_decoder import check_token_ids, shift_right
+from tfx_jax.models.encoder_decoder import check_special_ids, shift_right
+from tfx_jax.models.padding import check_tokens
 from tfx_jax.nn.basic import Embedding, LearnedPositions, drop
 from tfx_jax.nn.decoding import Decoder
 
@@ -135,7 +136,7 @@ class Captioner(nnx.Module):
         c.validate()
         if c.variant not in VARIANTS:
             raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {c.variant!r}")
-        check_token_ids(c)
+        check_special_ids(c)
         d, features, dtype = c.d_model, c.channels[-1], jnp.dtype(c.dtype)
         glorot, he = nnx.initializers.glorot_uniform(), nnx.initializers.he_normal()
 
@@ -200,6 +201,7 @@ class Captioner(nnx.Module):
           captions: tokens to predict, [B, T].
           rngs: stream `dropout`, which also samples grid cells; None means evaluation.
         """
+        check_tokens(captions=captions)
         c, (b, length) = self.config, captions.shape
         memory = self.encode(images)
         words = drop(self.embedding(shift_right(captions, c.start_id)), self.config.dropout_rate, rngs)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.models.config import DTYPES
+from tfx_jax.models.padding import check_tokens
 from tfx_jax.models.vit import PatchEmbedding
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear
@@ -147,6 +148,7 @@ class TextTower(nnx.Module):
         Raises:
           ValueError: if there are more than `config.max_length` tokens.
         """
+        check_tokens(tokens=tokens)
         c, length = self.config, tokens.shape[1]
         if length > c.max_length:
             raise ValueError(f"texts of {length} tokens, but the model has max_length={c.max_length}")

@@ -232,6 +232,7 @@ class EncoderDecoderClassifier(nnx.Module):
           token_mask: True for tokens, False for padding (on either side), [B, S]; None means all but `config.pad_id`.
           rngs: stream `dropout`; None means evaluation.
         """
+        check_tokens(tokens=tokens)
         c, body = self.config, self.transformer
         tokens = padding_last(with_padding(tokens, token_mask, c.pad_id), c.pad_id)
         memory, _ = body.encode(tokens, rngs)
@@ -342,7 +343,7 @@ class TokenIds(Protocol):
     start_id: int
 
 
-def check_token_ids(config: TokenIds) -> None:
+def check_special_ids(config: TokenIds) -> None:
     """Checks that `pad_id` and `start_id` are in the vocabulary.
 
     Raises:

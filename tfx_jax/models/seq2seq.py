@@ -26,7 +26,7 @@ from tfx_jax.functional.layers import add_bias, dropout
 from tfx_jax.functional.recurrent import State, mixed_product
 from tfx_jax.functional.search import BeamInvariant
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.encoder_decoder import check_token_ids, shift_right, source_mask, with_padding
+from tfx_jax.models.encoder_decoder import check_special_ids, shift_right, source_mask, with_padding
 from tfx_jax.models.padding import check_tokens
 from tfx_jax.nn.attention import AttentionFn
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, record_masked_mean
@@ -270,7 +270,7 @@ class Seq2Seq(nnx.Module):
         for name, choices in allowed.items():
             if (value := getattr(c, name)) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-        check_token_ids(c)
+        check_special_ids(c)
         if c.variant == "fixed" and attention_fn is not None:
             raise ValueError('variant="fixed" has no attention: leave attention_fn out, or use another variant')
         if c.coverage is not None and attention_fn is not None:

@@ -19,7 +19,7 @@ from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.transient_global import block_summaries, transient_global_attention
 from tfx_jax.functional.positions import relative_position_bias, relative_position_bucket
 from tfx_jax.models.config import DTYPES, layer_pattern
-from tfx_jax.models.encoder_decoder import EncoderDecoder, EncoderDecoderClassifier, check_token_ids, run_encoder
+from tfx_jax.models.encoder_decoder import EncoderDecoder, EncoderDecoderClassifier, check_special_ids, run_encoder
 from tfx_jax.models.padding import check_tokens, hide_padding
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, Linear, RMSNorm, drop
@@ -228,7 +228,7 @@ class T5(EncoderDecoder):
         c.attention.check(is_causal=True, has_bias=True)
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
-        check_token_ids(c)
+        check_special_ids(c)
         dtype = jnp.dtype(c.dtype)
         residual = functools.partial(
             Residual,

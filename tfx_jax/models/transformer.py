@@ -20,7 +20,7 @@ from tfx_jax.models.config import DTYPES, layer_pattern
 from tfx_jax.models.encoder_decoder import (
     EncoderDecoder,
     EncoderDecoderClassifier,
-    check_token_ids,
+    check_special_ids,
 )
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, spec_of
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
@@ -134,7 +134,7 @@ class Transformer(EncoderDecoder):
         c.validate()
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
-        check_token_ids(c)
+        check_special_ids(c)
         c.attention.check(is_causal=True)
         dtype = jnp.dtype(c.dtype)
         attention = functools.partial(

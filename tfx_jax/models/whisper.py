@@ -18,7 +18,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
 from tfx_jax.models.config import DTYPES
-from tfx_jax.models.encoder_decoder import EncoderDecoder, EncoderMemory, check_token_ids, run_encoder
+from tfx_jax.models.encoder_decoder import EncoderDecoder, EncoderMemory, check_special_ids, run_encoder
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer, Residual
@@ -97,7 +97,7 @@ class Whisper(EncoderDecoder):
         c, dtype = config, jnp.dtype(config.dtype)
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
-        check_token_ids(c)
+        check_special_ids(c)
         options: dict[str, Any] = {"use_bias": True, "use_key_bias": False, "dropout_rate": c.attention_dropout_rate}
         attention = functools.partial(MultiHeadAttention, c.d_model, c.num_heads, **options, dtype=dtype)
         feed_forward = functools.partial(

@@ -95,12 +95,17 @@ def split_rows(
 
     held_out = [is_held_out(key) for key in keys]  # for each row
     if not any(held_out) or all(held_out):
-        raise UserError(
-            f"config.task.data.validation_share={share} of the {len(group_numbers)} training examples leaves one split "
-            "empty: name validation_file, or use another share"
-        )
+        raise empty_split(share, len(group_numbers), "training examples")
     is_validation = split == "validation"
     return [row for row, row_is_held_out in zip(rows, held_out, strict=True) if row_is_held_out == is_validation]
+
+
+def empty_split(share: float, size: int, unit: str) -> UserError:
+    """Returns the error of a `validation_share` of `size` units that leaves nothing to train on, or to validate on."""
+    return UserError(
+        f"config.task.data.validation_share={share} of the {size:,} {unit} leaves one split empty: name "
+        "validation_file, or use another share"
+    )
 
 
 def check_share(data: Any) -> None:

@@ -15,6 +15,7 @@ from tfx_jax.data.tokenizers.chat import ChatTemplate, load_chat_template
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, load_folder_tokenizer
 from tfx_jax.errors import UserError, check_text
 from tfx_jax.generation import generate
+from tfx_jax.generation.text import check_is_loaded
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.decoding import DecodingModel
@@ -239,11 +240,7 @@ def attention(model: LoadedModel, source: Any, target: str | None = None) -> Pai
     Raises:
       UserError: if the model has no attention maps, or the input does not fit it.
     """
-    if isinstance(model, nnx.Module):
-        raise UserError(
-            f"a {type(model).__name__} has no tokenizer: pass the result of tfx_jax.load, or LoadedModel(model, "
-            "tokenizer) of tfx_jax.training"
-        )
+    check_is_loaded(model)
     task: Any = model.task
     trained = model.trained if hasattr(task, "attention") else None
     if trained is not None and getattr(task, "inputs", ()) == ("image",):

@@ -122,6 +122,7 @@ class TestAdditive:
             ({"w_key": np.ones((J, F + 1), np.float32)}, r"one width F: queries have 8, keys 9, v has shape \(8,\)"),
             ({"v": np.ones((K, F), np.float32)}, r"one width F: queries have 8, keys 8, v has shape \(2, 8\)"),
             ({"query": QUERY[0]}, r"query must have rank 4.*got shape \(5, 4, 3\)"),
+            ({"query": QUERY[:1]}, "query and key must have equal batch sizes, got 1 != 2"),
             ({"query": QUERY[:, :, :3]}, "must divide 3 query heads, got 2 key heads"),
             ({"value": VALUE[:, :-1]}, r"value must have .* logits of shape \(2, 4, 5, 7\); got \(2, 6, 2, 9\)"),
             ({"mask": np.ones((B, 1, 1, S), np.float32)}, "mask must be boolean"),

@@ -244,3 +244,9 @@ def test_attentions_of_whole_sequences_refuse_to_decode(attend, message):
     mask = jax.ShapeDtypeStruct((2, 1, 1, 10), jnp.bool_)
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda q, k, mask: flax_attention_fn(attend)(q, k, k, mask=mask), query, key, mask)
+
+
+def test_an_attention_without_the_wrapper_is_refused_by_flax():
+    layer = nnx.MultiHeadAttention(4, 8, attention_fn=dot_product_attention, decode=False, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'broadcast_dropout'"):
+        layer(jnp.ones((1, 3, 8)))

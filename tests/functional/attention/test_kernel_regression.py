@@ -69,6 +69,10 @@ def test_limits():
     np.testing.assert_array_equal(_regression(x + far, x + far, y), _regression(x, x, y))
 
 
+def test_without_points_the_estimate_is_zero():
+    assert _regression(np.zeros(2, np.float32), np.zeros(0, np.float32), np.zeros(0, np.float32)).tolist() == [0.0, 0.0]
+
+
 def test_a_point_left_out_of_its_own_estimate():
     x, y = np.float32([0.0, 1.0]), np.float32([3.0, 5.0])
     np.testing.assert_array_equal(_regression(x, x, y, ~np.eye(2, dtype=bool)), [5.0, 3.0])

@@ -58,6 +58,13 @@ def test_padding_mask(lengths, num_keys):
         assert mask[b, 0, 0, s] == (s < lengths[b])
 
 
+def test_a_mask_of_tokens_is_no_length():
+    with pytest.raises(
+        ValueError, match=r"lengths must be \[B\], got shape \(2, 3\); .*tokens\.astype\(bool\)\[:, None, None\]"
+    ):
+        padding_mask(np.ones((2, 3), np.int32), 3)
+
+
 @settings(deadline=None, max_examples=8)
 @given(data=st.data())
 def test_segment_mask(data):

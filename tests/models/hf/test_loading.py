@@ -15,7 +15,7 @@ from tests.nn.programs import jitted
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPT, GPTConfig, Llama, LlamaConfig, hf
 from tfx_jax.models.hf import names
-from tfx_jax.training.sharding.strategies import make_mesh, state_shardings
+from tfx_jax.training.sharding import make_mesh, state_shardings
 
 SIZES = {"vocab_size": 24, "max_length": 8, "num_layers": 2, "d_model": 16, "num_heads": 4}
 TOKENS = np.arange(16).reshape(2, 8)

@@ -668,6 +668,8 @@ def chunked_attention(
     check_outputs(return_weights, return_lse)
     check_sinks(sinks, query.shape[2])
     check_soft_cap(logits_soft_cap)
+    if isinstance(logits_soft_cap, jax.Array):
+        raise ValueError("logits_soft_cap must be a Python number in chunked attention, got an array")
     (b, t, n, h), (s, k) = query.shape, key.shape[1:3]
     window, is_causal = check_window(local_window_size, is_causal)
     positions = Positions(is_causal, window, mask_mod)
@@ -678,8 +680,6 @@ def chunked_attention(
         query, key, value, bias, sinks = vary_alike((query, key, value, bias, sinks), (mask, ids, dropout_rng))
     if isinstance(scale, jax.Array):  # not a static option
         query, scale = (query * scale).astype(query.dtype), 1.0
-    if isinstance(logits_soft_cap, jax.Array):
-        raise ValueError("logits_soft_cap must be a Python number in chunked attention, got an array")
     queries, keys = split_inputs(query, key, value, bias, mask, ids, dropout_rng, chunk_size)
     hoisted_score_mod = hoisted_mask_mod = None
     extras = Extras(None if sinks is None else sinks.reshape(k, n // k))

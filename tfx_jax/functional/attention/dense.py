@@ -434,13 +434,12 @@ def _log_sum_exp(
     logits: Float[Array, "B N T S"], mask: Mask | None, sink: Float[Array, "1 N 1 1"] | None
 ) -> Float[Array, "B N T"]:
     """Returns the logarithm of the softmax denominator; minus infinity for a query without keys and without a sink."""
-    visible = jnp.asarray(True) if mask is None else mask
-    lse = jax.nn.logsumexp(logits, axis=-1, where=jnp.broadcast_to(visible, logits.shape))
+    lse = jax.nn.logsumexp(logits, axis=-1, where=mask)
     return lse if sink is None else jnp.logaddexp(lse, sink[..., 0])
 
 
 def _sink_logits(sinks: Float[Array, " N"] | None, logits: Float[Array, "B N T S"]) -> Float[Array, "1 N 1 1"] | None:
-    """Returns sinks in the dtype and with the axes of the logits."""
+    """Returns sinks in the dtype and with the axes of the logits; raises ValueError as `check_sinks`."""
     check_sinks(sinks, logits.shape[1])
     return None if sinks is None else sinks.astype(logits.dtype)[None, :, None, None]
 

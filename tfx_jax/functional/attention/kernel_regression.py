@@ -69,6 +69,8 @@ def kernel_regression(
     difference = query_points.astype(dtype).reshape(t, 1, d) - points.astype(dtype).reshape(1, s, d)
     scores = -0.5 * jnp.square(difference * inverse_bandwidths[None, None]).sum(axis=-1)
     mask = None if mask is None else mask[None, None]
-    out, weights = attention_from_logits(scores[None, None], values.reshape(1, s, 1, -1), mask=mask)
+    out, weights = attention_from_logits(
+        scores[None, None], values.reshape(1, s, 1, math.prod(values.shape[1:])), mask=mask
+    )
     out = out.reshape(t, *values.shape[1:])
     return (out, weights[0, 0]) if return_weights else out

@@ -86,8 +86,11 @@ def sigmoid_attention(
         """Returns sigmoid(logits + offset)."""
         if offset is not None:
             return jax.nn.sigmoid(logits + offset)
-        visible = jnp.broadcast_to(True if mask is None else mask, logits.shape)  # the axis of the keys may be 1
-        num_visible = visible.sum(axis=-1, keepdims=True)
+        num_keys = logits.shape[-1]
+        if mask is None:
+            num_visible = jnp.full((1, 1, 1, 1), num_keys)
+        else:  # the axis of the keys may be 1, for all of them
+            num_visible = mask.sum(axis=-1, keepdims=True) * (num_keys // mask.shape[-1])
         return jax.nn.sigmoid(logits - jnp.log(jnp.maximum(num_visible, 1).astype(logits.dtype)))
 
     options = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids, "return_weights": return_weights}

@@ -17,7 +17,7 @@ from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import ModelConfig
 from tfx_jax.synthetic.grammar import grammar_documents
-from tfx_jax.tasks.files import FileData, check_files, check_share, split_paths
+from tfx_jax.tasks.files import FileData, check_files, check_share, empty_split, split_paths
 
 _GRAMMAR_DOCUMENTS = {"train": 2_000, "validation": 100, "test": 100}
 
@@ -128,11 +128,7 @@ class TextData(FileData):
             return 0, size
         boundary = int(size * (1 - self.validation_share))
         if not 0 < boundary < size:
-            raise UserError(
-                f"config.task.data.validation_share={self.validation_share} of {size:,} "
-                f"{'characters' if self.documents == 'file' else 'documents'} leaves one split empty: name more text, "
-                "or a validation_file"
-            )
+            raise empty_split(self.validation_share, size, "characters" if self.documents == "file" else "documents")
         return (boundary, size) if is_held_out else (0, boundary)
 
 
