@@ -3,7 +3,8 @@ r"""Are we faster than what a user would otherwise run? Paired comparisons, by o
     python -m benchmarks.peers --output=runs/peers --data-dir=DIR
 
 from the root of the repository prints a table and writes it as peers.md, with every sample in peers.json and a figure
-in peers.png. `--only=train_base,decode_base` chooses rows, `--list` names them, `--device=gpu` takes bfloat16, the big
+in peers.png. `--page=docs/speed.md` also writes the table into that page's section on this make of processor or
+accelerator. `--only=train_base,decode_base` chooses rows, `--list` names them, `--device=gpu` takes bfloat16, the big
 model and longer sequences. DIR holds train.en.gz and train.de.gz of Multi30k with BPE applied, as for
 experiments/transformer_tiny_multi30k.py. Rows whose peer, data or device is missing are listed with the reason.
 
@@ -28,8 +29,9 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from benchmarks.peers.machine import description, make
 from benchmarks.peers.measure import measure
-from benchmarks.peers.report import as_json, draw, table
+from benchmarks.peers.report import as_json, draw, table, with_section
 from benchmarks.peers.rows import all_rows
 
 
@@ -43,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="rows, separated by commas")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each side")
     parser.add_argument("--turn-seconds", type=float, default=1.0, help="how long a turn lasts, if a unit is shorter")
+    parser.add_argument("--page", type=pathlib.Path, help="page of which to replace this machine's section")
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
     arguments = parser.parse_args(argv)
 
@@ -56,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown row {', '.join(unknown)}; there are {', '.join(names)}")
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if arguments.page is not None and not arguments.page.is_file():
+        parser.error(f"--page: {arguments.page} is not a file")
 
     arguments.output.mkdir(parents=True, exist_ok=True)
     results = []
@@ -65,10 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             logs = arguments.output / "logs"
             results.append(measure(row, logs, rounds=arguments.rounds, turn_seconds=arguments.turn_seconds))
             # After each row, so that one who stops early keeps the rows so far.
-            (arguments.output / "peers.md").write_text(table(results))
+            text = f"{description()} {arguments.rounds} rounds.\n\n{table(results)}"
+            (arguments.output / "peers.md").write_text(text)
             (arguments.output / "peers.json").write_text(json.dumps(as_json(results)))
     draw(results, arguments.output / "peers.png")
-    print(table(results), end="")
+    if arguments.page is not None:
+        arguments.page.write_text(with_section(arguments.page.read_text(), make(arguments.device), text))
+    print(text, end="")
     return 0
 
 

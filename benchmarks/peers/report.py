@@ -1,6 +1,7 @@
 """Reports of the measurements: a Markdown table, all samples as JSON, a figure."""
 
 import pathlib
+import re
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,18 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_section(page: str, title: str, text: str) -> str:
+    """Returns a page on which a section, "### title", has another text; a new one comes first below "## Measured"."""
+    section = f"### {title}\n\n{text.strip()}\n\n"
+    old = re.search(rf"^### {re.escape(title)}\n.*?(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
+    if old is None:
+        start = re.search(r"^## Measured\n.*?(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
+        if start is None:
+            raise ValueError("the page has no section '## Measured'")
+        return page[: start.end()] + section + page[start.end() :]
+    return page[: old.start()] + section + page[old.end() :]
+
+
 def _neighbors(result: Result, *labels: str) -> str:
     """Returns the share of the machine that other processes used, as the mean over the turns of the sides."""
     shares = [share for label in labels for share in result.neighbors.get(label, ())]
@@ -41,7 +54,7 @@ def _neighbors(result: Result, *labels: str) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if 100 <= value < 1e6 else f"{value:.3g}"
 
 
 def _phases(results: Sequence[Result]) -> list[str]:

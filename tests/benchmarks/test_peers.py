@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from benchmarks.peers import measure, report, startup, worker
+from benchmarks.peers import machine, measure, report, startup, worker
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.measure import Result, Row, Side
 from benchmarks.peers.rows import RECURRENCES, all_rows
@@ -44,6 +44,46 @@ def test_the_table_says_what_was_met_and_what_was_skipped():
     assert "| **1.00** | 1.00 to 1.00 | 1.00 | 20% | >= 1.5 **missed** |" in report.table([slower])
 
 
+def test_a_page_has_one_section_for_each_machine():
+    page = "# Speed\n\n## Measured\n\nBoth in turn.\n\n### Intel CPU, AVX-512\n\nold\n\n### Rows\n\nwords\n\n## End\n"
+    both = report.with_section(page, "AMD CPU, AVX2", "first\n")
+    assert both == page.replace("turn.\n\n", "turn.\n\n### AMD CPU, AVX2\n\nfirst\n\n")
+    assert report.with_section(both, "AMD CPU, AVX2", "second") == both.replace("first", "second")
+    assert report.with_section(page, "Intel CPU, AVX-512", "new") == page.replace("old", "new")
+    with pytest.raises(ValueError, match="no section '## Measured'"):
+        report.with_section("# Speed\n", "AMD CPU, AVX2", "first")
+
+
+CPUINFO = """processor\t: 0
+vendor_id\t: GenuineIntel
+model name\t: Intel(R) Xeon(R) Processor @ 2.60GHz
+flags\t\t: fpu avx avx2 avx512f avx512_vnni amx_int8
+
+processor\t: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "make", "start"),
+    [
+        (CPUINFO, "Intel CPU, AVX-512", "Intel(R) Xeon(R) Processor @ 2.60GHz, AVX2, AVX-512, VNNI, AMX, "),
+        ("vendor_id : AuthenticAMD\nmodel name : AMD EPYC\nflags : avx2\n", "AMD CPU, AVX2", "AMD EPYC, AVX2, "),
+    ],
+)
+def test_the_machine_is_named(tmp_path, monkeypatch, cpuinfo, make, start):
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert machine.make("cpu") == make
+    assert machine.description().startswith(start)
+    assert f"jax {jax.__version__}, flax " in machine.description()
+
+
+def test_a_machine_without_linux_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
+    assert machine.make("cpu").endswith(" CPU")
+    assert "core" in machine.description()
+
+
 def test_a_row_without_our_side_has_no_ratio(tmp_path):
     broken = _result(samples={"peer": []}, skipped={"ours": "out of memory"})
     assert "- name, ours: out of memory" in report.table([broken])
@@ -74,7 +114,9 @@ def test_from_processes_to_files(tmp_path, monkeypatch):
     rows = [dataclasses.replace(ROW, sides=sides), dataclasses.replace(ROW, name="elsewhere", obstacle="no data")]
     monkeypatch.setattr("benchmarks.peers.__main__.all_rows", lambda *_: rows)
     monkeypatch.setattr(measure, "_PAUSE", 0)
-    main(["--output", str(tmp_path), "--rounds=3", "--turn-seconds=0"])
+    page = tmp_path / "speed.md"
+    page.write_text("## Measured\n\n## End\n")
+    main(["--output", str(tmp_path), "--rounds=3", "--turn-seconds=0", "--page", str(page)])
     found, other = json.loads((tmp_path / "peers.json").read_text())
     ours, peer, broken, absent = found["sides"]
     assert [len(side["seconds"]) for side in (ours, peer)] == [3, 3]
@@ -82,7 +124,10 @@ def test_from_processes_to_files(tmp_path, monkeypatch):
     assert "negative dimensions" in broken["skipped"]
     assert absent["skipped"] == "no_such_package not installed"
     assert {side["skipped"] for side in other["sides"]} == {"no data"}
-    assert (tmp_path / "peers.md").read_text().count("\n| name ") == 1
+    text = (tmp_path / "peers.md").read_text()
+    assert text.startswith(f"{machine.description()} 3 rounds.\n")
+    assert text.count("\n| name ") == 1
+    assert page.read_text() == f"## Measured\n\n### {machine.make('cpu')}\n\n{text}\n## End\n"
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
