@@ -167,6 +167,24 @@ def test_iteration_resumes_where_it_was(taken, prefetch):
     again.close()
 
 
+@pytest.mark.parametrize("multiples", [(3, 1), (1, 3), (3, 1, 2), (1, 2, 1)])
+@pytest.mark.parametrize("taken", [1, 4])
+def test_every_example_comes_once_also_if_devices_or_accumulation_change(multiples, taken):
+    """Batches get other rows and lengths, so that a number of batches means other examples."""
+    found, state = [], None
+    for multiple in multiples:
+        spec = SPEC._replace(tokens_per_batch=32, boundaries=(4, 8 + multiple % 2))
+        iterator = iter(train_batches(make_epoch, spec, LoaderOptions(seed=2, batch_multiple=multiple)))
+        if state is not None:
+            iterator.set_state(state)
+        for _ in range(taken if multiple is not multiples[-1] else 40):
+            found += names(next(iterator))
+        state = json.loads(json.dumps(iterator.get_state()))
+        iterator.close()
+    assert sorted(found[:31]) == [index + 1 for index in range(31)]
+    assert sorted(found[31 : 31 + 32]) == [1000 + index + 1 for index in range(32)]
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_evaluation_on_all_processes_gives_every_example_once_short_ones_first(count):
     examples = make_epoch(0)

@@ -182,7 +182,7 @@ def test_resumes_exactly_at_every_position(prefetch):
         states.append(json.dumps(iterator.get_state()))
         taken.append(next(iterator))
     iterator.close()
-    assert max(map(len, states)) < 100
+    assert max(map(len, states)) < 200
     resumed = _batches(prefetch=prefetch)
     for position in reversed(range(45)):
         resumed.set_state(json.loads(states[position]))
@@ -232,7 +232,8 @@ def test_pairs_that_are_too_long_or_empty_are_skipped_and_counted():
     pairs = [*PAIRS[:20], long_source, long_target, just_fits, without_text]
     iterator = _batches(pairs)
     taken = _take_buffers(iterator, 1)
-    assert iterator.get_state() == {"portion": 1, "batch": 0, "skipped": 3, "num_examples": 24}
+    expected = {"portion": 1, "batch": 0, "skipped": 3, "num_examples": 24}
+    assert {name: iterator.get_state()[name] for name in expected} == expected
     _take_buffers(iterator, 2)
     assert iterator.get_state()["skipped"] == 9
     assert sorted(_examples(taken)) == sorted([*_expected(PAIRS[:20]), ("x", " ".join("y" * (MAX_LENGTH - 1)))])

@@ -388,8 +388,17 @@ class _TrainDataset(grain.IterDataset[Batch]):
     def __iter__(self) -> grain.DatasetIterator[Batch]:
         return PrefetchedIterator(_TrainIterator(self), self._prefetch)
 
-    def load(self, number: int) -> "_Portion":
-        """Makes the portion with this number and plans its batches."""
+    @property
+    def shapes(self) -> list[list[int]]:
+        """The buckets as JSON: length and rows of each."""
+        return [[bucket.length, bucket.rows] for bucket in self._buckets]
+
+    def load(self, number: int, earlier: Sequence[tuple[list[list[int]], int]] = ()) -> "_Portion":
+        """Makes the portion with this number and plans its batches.
+
+        `earlier` has the shapes and the number of batches that were read of the portion when other devices, or another
+        accumulation, had other shapes. Their examples are left out.
+        """
         examples = self._make_portion(number)
         lengths = examples.lengths
         _check_lengths(lengths, self._buckets[-1].length)
@@ -398,10 +407,17 @@ class _TrainDataset(grain.IterDataset[Batch]):
         order = order[lengths[order] >= 0]  # without skipped examples, whose length is -1
         if not order.size:
             raise UserError("there are no examples to train on: all are empty or too long")
-        # The plan's members are positions in `order`; turn them into indices of `examples`.
-        plan = [(bucket, order[members]) for bucket, members in plan_batches(lengths[order], self._buckets)]
-        shuffled_plan = [plan[index] for index in rng.permutation(len(plan))]
-        return _Portion(examples, shuffled_plan, num_skipped=len(lengths) - len(order))
+        num_skipped = len(lengths) - len(order)
+
+        def shuffled_plan(buckets: Sequence[Bucket]) -> list[tuple[Bucket, np.ndarray]]:
+            # The plan's members are positions in `order`; turn them into indices of `examples`.
+            plan = [(bucket, order[members]) for bucket, members in plan_batches(lengths[order], buckets)]
+            return [plan[index] for index in rng.permutation(len(plan))]
+
+        for shapes, count in earlier:
+            done = shuffled_plan([Bucket(*shape) for shape in shapes])[:count]
+            order = order[~np.isin(order, np.concatenate([members for _, members in done]))]
+        return _Portion(examples, shuffled_plan(self._buckets), num_skipped)
 
     def collate(self, portion: "_Portion", number: int) -> Batch:
         """Returns the rows of one batch of a portion that belong to this process."""
@@ -428,6 +444,7 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
         super().__init__()
         self._dataset = dataset
         self._portion = self._batch = self._skipped = 0
+        self._earlier: list[tuple[list[list[int]], int]] = []  # see `_TrainDataset.load`
         self._num_examples = dataset.num_examples
         self._loaded: _Portion | None = None
 
@@ -435,14 +452,14 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
         """Returns the next batch; loads the next portion first if all batches of the last one are done."""
         self._assert_not_closed()
         if self._loaded is None:
-            self._loaded = self._dataset.load(self._portion)
+            self._loaded = self._dataset.load(self._portion, self._earlier)
             if self._dataset.num_examples is None:
                 self._expect(len(self._loaded.examples))
         batch = self._dataset.collate(self._loaded, self._batch)
         self._batch += 1
         if self._batch == len(self._loaded.plan):
             self._portion += 1
-            self._batch = 0
+            self._batch, self._earlier = 0, []
             self._skipped += self._loaded.num_skipped
             self._num_examples = self._dataset.num_examples
             self._loaded = None
@@ -452,16 +469,22 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
         """Returns portion and number of the next batch, skipped examples of previous portions, and `num_examples`.
 
         `num_examples` counts all data or, if that is unknown, the current portion; it is then None between portions.
+        "shapes" are those of the batches, and "earlier" others that the portion began with.
         """
         return {
             "portion": self._portion,
             "batch": self._batch,
             "skipped": self._skipped,
             "num_examples": self._num_examples,
+            "shapes": self._dataset.shapes,
+            "earlier": [*self._earlier],
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues with the batch that followed when `get_state` returned `state`.
+
+        If batches have other shapes now, because of other devices or another accumulation, the rest of the portion is
+        planned again: each example is still read once.
 
         Raises:
           UserError: if the state belongs to another number of examples; without a `num_examples` of all data, the next
@@ -469,6 +492,10 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
         """
         self._portion, self._batch, self._skipped = state["portion"], state["batch"], state["skipped"]
         self._num_examples, self._loaded = state["num_examples"], None
+        self._earlier = [*state.get("earlier", [])]
+        if self._batch and (shapes := state.get("shapes", self._dataset.shapes)) != self._dataset.shapes:
+            self._earlier.append((shapes, self._batch))
+            self._batch = 0
         if self._dataset.num_examples is not None:
             self._expect(self._dataset.num_examples)
 
