@@ -105,13 +105,24 @@ def _kind(path: epath.PathLike) -> str:
     return str(path).removesuffix(".gz").rpartition(".")[2].lower()
 
 
-def csv_lines(path: epath.PathLike) -> Iterator[str]:
-    r"""Yields the lines of a UTF-8 file, plain or `.gz`, for `csv.reader`, which also ends lines at a lone "\r".
+def csv_rows(path: epath.PathLike) -> Iterator[tuple[int, list[str]]]:
+    """Yields (number of its first line, fields) of each row of a UTF-8 CSV file, plain or `.gz`, that is not empty.
 
     Raises:
-      UserError: while iterating, if the file cannot be read, is empty or not UTF-8.
+      UserError: while iterating, if the file cannot be read, is empty or not UTF-8, or quotation marks are not those of
+        RFC 4180.
     """
-    return itertools.chain.from_iterable(io.StringIO(line, newline="") for line in read_lines(path, keep_ends=True))
+    # `csv.reader` also ends lines at a lone "\r". Without `strict`, a mark that nothing closes takes all rows after it.
+    lines = itertools.chain.from_iterable(io.StringIO(line, newline="") for line in read_lines(path, keep_ends=True))
+    reader = csv.reader(lines, strict=True)
+    begin = 1  # first line of the next row, which may span several lines
+    try:
+        for row in reader:
+            if row:  # not an empty line
+                yield begin, row
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{path}, line {begin}: {error}") from None
 
 
 def _tsv(path: epath.PathLike, names: Sequence[str]) -> _Rows:
@@ -123,22 +134,9 @@ def _tsv(path: epath.PathLike, names: Sequence[str]) -> _Rows:
 
 def _csv(path: epath.PathLike, names: Sequence[str]) -> _Rows:
     """Opens a CSV file, whose rows have the numbers of their first lines."""
-    reader = csv.reader(csv_lines(path), strict=True)
-
-    def rows() -> Iterator[tuple[int, list[str]]]:
-        """Yields (number of its first line, fields) of each row that is not empty."""
-        begin = reader.line_num + 1  # first line of the next row, which may span several lines
-        try:
-            for row in reader:
-                if row:  # not an empty line
-                    yield begin, row
-                begin = reader.line_num + 1
-        except csv.Error as error:
-            raise UserError(f"{path}, line {begin}: {error}") from None
-
-    numbered_rows = rows()
-    _, header = next(numbered_rows, (1, []))
-    return numbered_rows, _selection(path, header, names)
+    rows = csv_rows(path)
+    _, header = next(rows, (1, []))
+    return rows, _selection(path, header, names)
 
 
 def _selection(

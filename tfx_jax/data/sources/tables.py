@@ -1,16 +1,15 @@
 """Reader of CSV tables of numbers with a binary label for each row."""
 
-import csv
 import math
 import re
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
 
 from tfx_jax.data.sources.bad_rows import parse_rows
-from tfx_jax.data.sources.columns import csv_lines
+from tfx_jax.data.sources.columns import csv_rows
 from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.errors import UserError
 
@@ -44,16 +43,9 @@ def read_table(path: epath.PathLike, *, label_column: str, exclude: Collection[s
         missing, unnamed or named twice; if a row has another number of cells, a cell is not a finite number, or a label
         is not 0 or 1. Empty cells and NaN are missing values and allowed. The first bad rows are named together.
     """
-    reader = csv.reader(csv_lines(path))
-    try:
-        return _read_table(reader, path, label_column, exclude)
-    except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}") from None
-
-
-def _read_table(reader: Any, path: epath.PathLike, label_column: str, exclude: Collection[str]) -> Table:
-    """Reads the table from a `csv.reader`; the other arguments are those of `read_table`."""
-    names = [name.strip() for name in next(reader)]
+    rows = csv_rows(path)
+    _, header = next(rows, (1, []))
+    names = [name.strip() for name in header]
     for number, name in enumerate(names, 1):
         if is_blank(name) or (_INDEX.fullmatch(name) and name not in exclude):
             raise UserError(
@@ -78,7 +70,6 @@ def _read_table(reader: Any, path: epath.PathLike, label_column: str, exclude: C
         return [_number(cells[index], names[index]) for index in indices], label
 
     values, labels = [], []
-    rows = ((reader.line_num, cells) for cells in reader if cells)  # without blank lines
     for _, (row_values, label) in parse_rows(path, "line", rows, parse):
         values.append(row_values)
         labels.append(label)
