@@ -54,6 +54,26 @@ def test_mistakes_are_those_of_one_file(folder, fields, message):
         pairs_of(folder, **fields)
 
 
+@pytest.mark.parametrize("documents", ["file", "lines", "messages"])
+@pytest.mark.parametrize("text", ["\n", "\r\n \n\u200b\n"])
+def test_a_text_of_blank_lines_is_none(documents, text, tmp_path):
+    (tmp_path / "blank").write_text(text, encoding="utf-8")
+    (tmp_path / "most").write_text("a\n" + 9 * text, encoding="utf-8")
+    data = {"dataset": "files", "data_dir": str(tmp_path), "documents": documents}
+    with pytest.raises(UserError, match=r"^the validation split has no text, only blank lines: name another file$"):
+        TextData(**data, validation_file="blank").load("validation")
+    with pytest.raises(UserError, match="the validation split has no text"):
+        TextData(**data, train_file="most", validation_share=0.5).load("validation")
+    assert next(iter(TextData(**data, train_file="most").load("train"))).startswith("a")
+
+
+def test_pairs_to_validate_on_have_text(tmp_path):
+    (tmp_path / "blank").write_text("\n\n")
+    data = PairData("files", str(tmp_path), validation_source="blank", validation_target="blank")
+    with pytest.raises(UserError, match="none of the 2 pairs has text on both sides"):
+        data.load("validation")
+
+
 def test_texts_follow_each_other_and_the_last_gives_its_end_for_validation(folder):
     data = TextData(dataset="files", data_dir=folder, train_file="a.en,a.de", documents="lines")
     assert list(data.load("train")) == ["one", "two", "eins", "zwei"]

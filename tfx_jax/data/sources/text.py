@@ -151,7 +151,8 @@ class TextPairs:
     """Pairs of lines that stay in their files; only the offsets of lines are kept.
 
     Attributes:
-      num_dropped: number of pairs that were dropped because a side is blank.
+      num_lines: number of pairs in the files.
+      num_with_text: number of those without a blank side.
     """
 
     def __init__(self, source: "_Side", target: "_Side", *, keep_empty: bool = False):
@@ -160,12 +161,12 @@ class TextPairs:
         Pairs with a blank side are dropped unless `keep_empty`.
         """
         self._sides = {"source": source, "target": target}
-        self._line_numbers = None if keep_empty else _both_with_text(source, target)  # of the pairs; None means all
-        self._count = len(source) if self._line_numbers is None else len(self._line_numbers)
-        self.num_dropped = len(source) - self._count
+        with_text = _both_with_text(source, target)
+        self.num_lines, self.num_with_text = len(source), len(with_text)
+        self._line_numbers = None if keep_empty else with_text  # of the pairs; None means all
 
     def __len__(self) -> int:
-        return self._count
+        return self.num_lines if self._line_numbers is None else self.num_with_text
 
     def __getitem__(self, index: int) -> Pair:
         return self.__getitems__([index])[0]
@@ -352,7 +353,7 @@ def _both_with_text(source: _Side, target: _Side) -> np.ndarray:
 
 
 def _require_pairs(pairs: TextPairs, name: str) -> TextPairs:
-    """Returns the pairs; raises UserError if there are none. `name` names the files in the message."""
-    if len(pairs) == 0:
-        raise UserError(f"{name}: none of the {pairs.num_dropped:,} pairs has text on both sides")
+    """Returns the pairs; raises UserError if none has text on both sides. `name` names the files in the message."""
+    if not pairs.num_with_text:
+        raise UserError(f"{name}: none of the {pairs.num_lines:,} pairs has text on both sides")
     return pairs

@@ -95,19 +95,13 @@ class BidirectionalLanguageModelTask(TokenPredictionBase[BidirectionalLanguageMo
         return self.make_blocks(split)
 
     def make_blocks(self, split: Split) -> "WordBlocks":
-        """Returns all words of a split in blocks of `max_length`.
-
-        Raises:
-          UserError: if there are none.
-        """
+        """Returns all words of a split in blocks of `max_length`."""
         # Index of each distinct word, from 1 in order of appearance; 0 is the boundary of a sentence.
         word_indices: dict[str, int] = {}
         stream = DiskArray(np.int32)
         for line in document_lines(self._splits[split]):
             if words := line.split():
                 stream.append([0, *(word_indices.setdefault(word, len(word_indices) + 1) for word in words)])
-        if not word_indices:
-            raise UserError(f"the {split} split has no words: all of its lines are empty")
         stream.append([0])
         distinct_words = [*word_indices]
         ids = [self._id(tokens) for tokens in self.tokenizer.encode_batch(distinct_words)]

@@ -9,7 +9,7 @@ from etils import epath
 
 from tfx_jax.data.batching.documents import TextDocuments, count_characters, cut_pieces, read_pieces
 from tfx_jax.data.sources.columns import read_columns
-from tfx_jax.data.sources.lines import read_lines
+from tfx_jax.data.sources.lines import is_blank, read_lines
 from tfx_jax.data.sources.parquet import is_columnar, read_columnar
 from tfx_jax.data.sources.splits import Split
 from tfx_jax.data.sources.wikitext import read_articles
@@ -55,8 +55,12 @@ class TextData(FileData):
         if self.dataset == "grammar":
             return _grammar_documents(split, self.documents)
         if self.validation_share and split != "test":
-            return self._open("train", is_held_out=split == "validation")
-        return self._open(split)
+            texts = self._open("train", is_held_out=split == "validation")
+        else:
+            texts = self._open(split)
+        if all(map(is_blank, texts)):
+            raise UserError(f"the {split} split has no text, only blank lines: name another file")
+        return texts
 
     def read_inputs(self, path: epath.PathLike, labels: Collection[str]) -> Iterable[Sequence[str]] | None:
         return read_columns(path, [self.text_column]) if is_columnar(path) else None
