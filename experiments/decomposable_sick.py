@@ -55,7 +55,8 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     if variant == "test":
         return tiny_variant(config)
     if variant == "grammar":
-        data.dataset, task.swapped_labels = "grammar_pairs", ""
+        data.dataset, data.train_file, data.validation_file = "grammar_pairs", "", ""
+        task.swapped_labels = ""
     elif variant == "paper":
         config.model = DecomposableConfig()
     elif variant != "small":

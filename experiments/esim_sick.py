@@ -48,7 +48,8 @@ def get_config(variant: str = "small") -> ExperimentConfig:
     if variant == "test":
         return tiny_variant(config)
     if variant == "grammar":
-        data.dataset, task.swapped_labels = "grammar_pairs", ""
+        data.dataset, data.train_file, data.validation_file = "grammar_pairs", "", ""
+        task.swapped_labels = ""
     elif variant == "paper":
         config.model, optimizer.peak_learning_rate = EsimConfig(), 4e-4
     elif variant != "small":

@@ -80,7 +80,7 @@ def test_questions_about_one_context_stay_together(tmp_path):
         ("transformer_treebank:wsj", "train_file", "validation_share", 0.1),
         ("transformer_tiny_multi30k", "train_source", "validation_pairs", 500),
         ("conformer_fsdd", "train_file", "validation_file", ""),
-        ("vit_digits", "train_folder", "validation_folder", ""),
+        ("vit_digits:b16", "train_folder", "validation_folder", ""),
     ],
 )
 def test_the_validation_file_of_an_experiment_goes_with_its_training_file(caplog, experiment, named, field, value):
@@ -137,3 +137,32 @@ def test_a_share_beside_a_validation_file_is_rejected():
     for name in ("bert_banking77", "bert_wnut17", "bert_jaquad", "transformer_treebank:wsj"):
         with pytest.raises(UserError, match="validation_file and validation_share must not both be set"):
             validate(load_config_file(name, ["--config.task.data.validation_share=0.1"]))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "dataset", "named"),
+    [
+        ("bert_banking77:test", "grammar", "train_file=mine"),
+        ("gpt_wikitext2:test", "grammar", "validation_file=mine"),
+        ("transformer_tiny_multi30k:test", "grammar", "train_source=mine"),
+        ("transformer_demo", "grammar", "test_target=mine"),
+        ("seq2vec_icu2012:test", "synthetic", "train_file=mine"),
+        ("captioning_shapes", "shapes", "train_file=mine"),
+        ("conformer_fsdd:test", "tones", "train_file=mine"),
+        ("vit_digits", "digits", "train_folder=mine"),
+        ("bert_wnut17:test", "grammar", "validation_share=0.2"),
+    ],
+)
+def test_files_that_the_data_set_does_not_read_are_refused(caplog, experiment, dataset, named):
+    validate(load_config_file(experiment))
+    other = "folder" if "folder" in named else "files"
+    message = f'^config\\.task\\.data\\.dataset="{dataset}" does not read {named}: set dataset="{other}", or do not'
+    with pytest.raises(UserError, match=message):
+        validate(load_config_file(experiment, [f"--config.task.data.{named}"]))
+    assert "held out" not in caplog.text
+
+
+def test_a_test_variant_reads_files_on_request():
+    overrides = ["--config.task.data.dataset=files", "--config.task.data.train_file=mine"]
+    data = validate(load_config_file("bert_banking77:test", overrides)).task.data
+    assert (data.train_file, data.validation_file, data.validation_share) == ("mine", "", 0.1)

@@ -1,7 +1,9 @@
 """Helpers for data whose splits are text files, shared by all tasks."""
 
+import dataclasses
 import glob
 import os
+import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -112,6 +114,29 @@ def check_share(data: Any) -> None:
     """Raises UserError if a configuration both names validation files and holds out training examples."""
     if data.validation_file and data.validation_share:
         raise UserError("config.task.data.validation_file and validation_share must not both be set: keep one of them")
+
+
+FROM_FILES = ("files", "folder", "fsdd")
+"""Values of `dataset` for which data are read from the files or folders that the configuration names."""
+_NAMES = re.compile("(train|validation|test)_(file|source|target|folder)|validation_(share|pairs)")
+
+
+def named_fields(data: Any) -> list[str]:
+    """Returns the fields that name files and folders, or a share of them, and do not have their defaults."""
+    return [
+        field.name
+        for field in dataclasses.fields(data)
+        if _NAMES.fullmatch(field.name) and getattr(data, field.name) != field.default
+    ]
+
+
+def check_dataset(data: Any) -> None:
+    """Raises UserError if a configuration names files or folders, but another `dataset`, which does not read them."""
+    if getattr(data, "dataset", "files") not in FROM_FILES and (names := named_fields(data)):
+        raise UserError(
+            f'config.task.data.dataset="{data.dataset}" does not read {names[0]}={getattr(data, names[0])}: set '
+            f'dataset="{"folder" if names[0].endswith("folder") else "files"}", or do not name it'
+        )
 
 
 def named_paths(folder: epath.PathLike, names: str) -> list[epath.Path]:

@@ -17,6 +17,7 @@ from tfx_jax.models.config import ModelConfig, SelfAttentionConfig, check_patter
 from tfx_jax.models.transformer import TransformerConfig
 from tfx_jax.nn.lora import LoraConfig
 from tfx_jax.nn.moe import ExpertsConfig
+from tfx_jax.tasks.files import check_dataset, named_fields
 from tfx_jax.tasks.task import TaskConfig
 from tfx_jax.tasks.text.translation import TranslationConfig
 from tfx_jax.training.checkpoint.artifacts import read_sealed, write_sealed
@@ -120,6 +121,9 @@ _CHANGEABLE = {
 def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
     """Changes an experiment into its `test` variant: seconds on one CPU, built-in data, frequent checkpoints."""
     config.task.tiny()
+    data = config.task.data
+    for name in named_fields(data):  # of files, which built-in data do not read
+        setattr(data, name, getattr(type(data), name))
     config.model.tiny(max_length=config.task.data.max_length)
     config.init_from, config.lora = "", LoraConfig()
     config.num_steps, config.checkpoint_every, config.eval_every, config.log_every = 6, 2, 0, 2
@@ -342,6 +346,7 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
       UserError: for the first impossible setting.
     """
     check_fields(config)
+    check_dataset(config.task.data)
     _check_model(config)
     config.task.validate(config.model)
     _check_mesh(config)

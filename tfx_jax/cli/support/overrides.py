@@ -10,6 +10,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from tfx_jax.errors import UserError
+from tfx_jax.tasks.files import FROM_FILES
 from tfx_jax.training.config import ExperimentConfig, flat, unknown_field
 
 OVERRIDES_HELP = "--config.FIELD=VALUE overrides a field, for example --config.model.num_layers=2"
@@ -59,6 +60,8 @@ def _hold_out(config: ExperimentConfig, overridden: Collection[str]) -> None:
     validation file is named, none are held out: `train` may have written that share into config.json.
     """
     data = config.task.data
+    if getattr(data, "dataset", "files") not in FROM_FILES:  # `check_dataset` refuses the files
+        return
     held_out = {} if getattr(config.task, "mixture", ()) else _HELD_OUT
     for kind in ("file", "source", "folder"):
         shares = {f"task.data.{name}" for name in _HELD_OUT}
