@@ -59,13 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(arguments) > 1 and arguments[0] == "help":
         arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_USAGE, end="")
-        return _flush(0 if arguments else 2)
+        return _flush(0 if arguments else 2, _USAGE)
     if arguments[0] in ("-V", "--version"):
         names = ("jax", "jaxlib", "flax") if find_spec("flax") else ("jax", "jaxlib")
         packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-        print(f"tfx-jax {__version__} ({packages}, Python {platform.python_version()})")
-        return _flush(0)
+        return _flush(0, f"tfx-jax {__version__} ({packages}, Python {platform.python_version()})\n")
     if sys.platform == "win32":  # the workdir's lock and `select` on standard input need POSIX
         print("tfx-jax: the command is for Linux and macOS: on Windows, run it in WSL", file=sys.stderr)
         return 2
@@ -99,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         wants_traceback = os.environ.get("TFX_JAX_TRACEBACK", "0") not in ("", "0")
         line = None if wants_traceback else _line(error)  # None: the error is raised with its traceback
-        if isinstance(error, OSError) and not _can_flush_output():
+        if isinstance(error, OSError) and error.filename == process.STANDARD_OUTPUT:
             sys.stdout = None  # Python would report the error again when it flushes at exit
             if line is not None:  # None: the traceback was asked for
                 line = f"cannot write to standard output: {error.strerror or one_line(error)}"
@@ -130,13 +128,14 @@ def _module(verb: str) -> Any:
         ) from None
 
 
-def _flush(status: int) -> int:
-    """Flushes standard output and returns `status`, or the exit status of the failure: 141 (closed pipe) or 2.
+def _flush(status: int, text: str = "") -> int:
+    """Writes `text`, flushes standard output and returns `status`, or that of the failure: 141 (closed pipe) or 2.
 
     Without this, Python would flush at exit and report a failure in two lines of its own.
     """
     try:
         if sys.stdout is not None:
+            sys.stdout.write(text)
             sys.stdout.flush()
     except BrokenPipeError:
         sys.stdout, status = None, 141
@@ -144,15 +143,6 @@ def _flush(status: int) -> int:
         print(f"tfx-jax: cannot write to standard output: {error.strerror}", file=sys.stderr)
         sys.stdout, status = None, 2
     return status
-
-
-def _can_flush_output() -> bool:
-    """Returns whether standard output still accepts what was written to it."""
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _end_within(seconds: float, *, status: int) -> None:

@@ -110,18 +110,23 @@ sys.exit(main())
         (">&-", "tfx-jax average: standard output is closed\n"),
     ],
 )
-def test_standard_output_that_cannot_be_written(shell, message):
-    found = start(["average", "/dev/null"], shell=shell)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("size", [1, 100_000])  # more than a buffer holds
+def test_standard_output_that_cannot_be_written(shell, message, unbuffered, size):
+    code = SHOWING.replace("def run(argv):", f"def run(argv):\n    print('x' * {size})")
+    found = start(["average", "/dev/null"], code=code, shell=shell, PYTHONUNBUFFERED=unbuffered)
     assert found.stderr.decode().endswith(message)
     assert len(found.stderr.decode().splitlines()) <= 2
     assert found.returncode == 2
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["average", "--help"]])
-def test_help_that_cannot_be_written(arguments):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_help_that_cannot_be_written(arguments, unbuffered):
     code = SHOWING.replace("def run(argv):", "def run(argv):\n    print('usage')\n    sys.exit(0)")
-    found = start(arguments, code=code, shell=">/dev/full")
-    assert found.stderr.decode() == "tfx-jax: cannot write to standard output: No space left on device\n"
+    found = start(arguments, code=code, shell=">/dev/full", PYTHONUNBUFFERED=unbuffered)
+    program = "tfx-jax average" if unbuffered and "average" in arguments else "tfx-jax"
+    assert found.stderr.decode() == f"{program}: cannot write to standard output: No space left on device\n"
     assert found.returncode == 2
 
 

@@ -12,6 +12,9 @@ from typing import Any, TextIO
 
 from tfx_jax.errors import UserError
 
+STANDARD_OUTPUT = "standard output"
+"""File name of errors of writing to standard output."""
+
 _MIN_FILES, _MAX_FILES = 256, 4_096  # files open at once; Orbax alone opens about fifty
 
 
@@ -35,7 +38,7 @@ def is_utf8(encoding: str | None) -> bool:
 
 
 def set_up_streams() -> None:
-    """Makes the standard streams UTF-8 and ignores write errors of standard error.
+    """Makes the standard streams UTF-8, marks write errors of standard output, ignores those of standard error.
 
     Closed descriptors are opened on /dev/null. Otherwise a file could get descriptor 2, and C++ libraries would write
     their messages into it. `sys.stdin` and `sys.stdout` stay None if they were closed.
@@ -45,6 +48,12 @@ def set_up_streams() -> None:
         os.set_inheritable(descriptor, True)  # so that child processes have it too
     os.close(descriptor)
     use_utf8(sys.stdin, sys.stdout)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+        # An unbuffered stream (PYTHONUNBUFFERED) becomes one that writes each line.
+        by_line = bool(sys.stdout.line_buffering) or isinstance(sys.stdout.buffer, io.RawIOBase)
+        output = io.BufferedWriter(_Output(1, "w", closefd=False))
+        sys.stdout = sys.__stdout__ = io.TextIOWrapper(output, "utf-8", "backslashreplace", line_buffering=by_line)
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             sys.stderr.flush()
@@ -64,6 +73,18 @@ def unfailing(descriptor: int) -> TextIO:
     A full disk, a closed terminal or a closed pipe must not end a training run.
     """
     return io.TextIOWrapper(_Unfailing(descriptor, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
+
+
+class _Output(io.FileIO):
+    """Standard output, whose errors name it, so that they are told from those of files."""
+
+    def write(self, data: Any) -> int:
+        """Writes as a file does; errors have the file name `STANDARD_OUTPUT`."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = STANDARD_OUTPUT
+            raise
 
 
 class _Unfailing(io.FileIO):
