@@ -492,9 +492,9 @@ class _TrainIterator(grain.DatasetIterator[Batch]):
         """
         self._portion, self._batch, self._skipped = state["portion"], state["batch"], state["skipped"]
         self._num_examples, self._loaded = state["num_examples"], None
-        self._earlier = [*state.get("earlier", [])]
-        if self._batch and (shapes := state.get("shapes", self._dataset.shapes)) != self._dataset.shapes:
-            self._earlier.append((shapes, self._batch))
+        self._earlier = [*state["earlier"]]
+        if self._batch and state["shapes"] != self._dataset.shapes:
+            self._earlier.append((state["shapes"], self._batch))
             self._batch = 0
         if self._dataset.num_examples is not None:
             self._expect(self._dataset.num_examples)
