@@ -113,6 +113,8 @@ class ClassificationBase(Generic[Config, Model, Rows]):
         return self._splits[split]
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        if "validation" in self._splits:
+            self.rows("validation")  # raises for unusable data here, not at the first evaluation
         examples = self.encode(self.rows("train"))
         return train_batches(lambda epoch: examples, self.batch_spec, options)  # the same examples in every epoch
 

@@ -274,7 +274,7 @@ class TestTraining:
         PIL.Image.new("L", (8, 8)).save(tmp_path / "val" / "bright" / "1.png")
         run.config.task.data.data_dir = str(tmp_path)
         with pytest.raises(UserError, match=r"^the label 'bright' does not occur in the training split \(2 labels\)$"):
-            run.task.rows("validation")
+            run.task.train_data(LoaderOptions(seed=0))  # before the first step, not at the first evaluation
 
 
 def test_a_model_that_pools_patches_learns_and_shows_what_it_pools(tmp_path):

@@ -1,5 +1,6 @@
 """Synthetic speech is what its configuration says; transcripts are scored; a training learns, resumes and is shared."""
 
+import contextlib
 import pathlib
 
 import jax
@@ -139,7 +140,10 @@ def test_what_cannot_be_learned_is_refused(run):
     for transcript, message in (
         ("abc", "a transcript has the character 'c', which no training transcript has: replace it"),
         ("aab", "'aab' needs 4 model steps, but 6 frames give only 3"),
-        (17 * "a", "a transcript has 17 characters, but max_characters=16"),
+        (
+            17 * "a",
+            f"the transcript '{17 * 'a'}' has 17 characters, but config.task.data.max_characters=16: raise it",
+        ),
     ):
         with pytest.raises(UserError, match=f"^{message}$"):
             run.task.encode([Utterance(frames, transcript)])
@@ -157,7 +161,21 @@ def test_what_cannot_be_aligned_is_not_trained_on(run, monkeypatch):
     monkeypatch.setattr(run.task, "_splits", {"train": said})
     batch = next(iter(run.task.train_data(LoaderOptions(seed=0))))
     assert {tuple(row[:3].tolist()) for row in batch["labels"] if row.any()} == {(1, 2, 1)}
-    said.pop()
+    # What cannot be read is named before the first step, not at the one that reads it.
+    for splits, message in (
+        ({"train": Said([Utterance(np.zeros((90, 8), np.float32), 17 * "ab"), *said])}, None),  # left out: too long
+        ({"train": said, "validation": Said([Utterance(np.zeros((90, 8), np.float32), "a")])}, "has 90 frames, but"),
+    ):
+        monkeypatch.setattr(run.task, "_splits", splits)
+        with pytest.raises(UserError, match=message) if message else contextlib.nullcontext():
+            run.task.train_data(LoaderOptions(seed=0))
+    said.append(Utterance(np.zeros((16, 8), np.float32), "ab"))
+    monkeypatch.setattr(run.task, "_splits", {"train": said})
+    monkeypatch.setattr(run.task.config.data, "max_characters", 1)
+    with pytest.raises(UserError, match=r"^the transcript 'aba' has 3 characters, but .*max_characters=1: raise it$"):
+        run.task.train_data(LoaderOptions(seed=0))
+    monkeypatch.undo()
+    monkeypatch.setattr(run.task, "_splits", {"train": Said(said[:1])})
     with pytest.raises(UserError, match=r"^no training utterance .* the first has 6 frames for 'aab'$"):
         run.task.train_data(LoaderOptions(seed=0))
 

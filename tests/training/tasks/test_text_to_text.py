@@ -10,6 +10,7 @@ from flax import nnx
 
 from tests.training.tasks.told import Told, no_answer
 from tfx_jax.cli import main
+from tfx_jax.data.batching.batches import LoaderOptions
 from tfx_jax.data.objectives.span_corruption import sentinel_ids
 from tfx_jax.data.sources.conll import TaggedSentence
 from tfx_jax.data.sources.labeled import LabeledText
@@ -195,10 +196,16 @@ def test_labels_that_answers_cannot_tell_apart_are_refused(tmp_path):
             make_run(config, folder / "work")
 
 
-def test_a_label_that_training_does_not_have_is_refused(trained):
+def test_a_label_that_training_does_not_have_is_refused(folder, trained):
     task = load_run(trained[0], TextToTextTask).task
     with pytest.raises(UserError, match="the label 'new' does not occur in the training split"):
         task.score(["is x"], [LabeledText("t", "new")])
+    (folder / "new.tsv").write_text("is_Y\tt\nnew\tt\n")
+    task.config.data.validation_file = "new.tsv"
+    with pytest.raises(
+        UserError, match=r"^the validation split, text 2: the label 'new' does not occur in the training"
+    ):
+        task.train_data(LoaderOptions(seed=0))  # before the first step, not at the first evaluation
 
 
 def test_a_split_that_is_not_named_is_refused(trained):

@@ -145,9 +145,15 @@ class SpeechRecognitionTask:
         """Returns the training data, without utterances that are too long or too fast for their transcript.
 
         Raises:
-          UserError: if none is left.
+          UserError: if none is left, a transcript is longer than `max_characters`, or an utterance of the validation
+            split is too long.
         """
         utterances, longest = self._splits["train"], self.config.data.max_length
+        if "validation" in self._splits and (most := self._splits["validation"].lengths.max()) > longest:
+            raise UserError(
+                f"an utterance of the validation split has {most} frames, but config.task.data.max_length={longest}: "
+                "raise it, or cut the utterance"
+            )
         lengths = utterances.lengths
         num_needed_steps = np.array([*map(steps_needed, utterances.transcripts)])
         fits = (lengths <= longest) & (num_needed_steps <= self.model_config.num_steps(lengths))
@@ -156,6 +162,8 @@ class SpeechRecognitionTask:
                 f"no training utterance has both at most max_length={longest} frames and enough model steps for its "
                 f"transcript: the first has {lengths[0]} frames for {utterances.transcripts[0]!r}"
             )
+        for transcript in itertools.compress(utterances.transcripts, fits):  # here, not at the step that reads it
+            self._check_transcript(transcript)
         lengths = np.where(fits, lengths, -1)  # -1: left out of all batches
         examples = LazyExamples(utterances, lambda utterance: self.encode([utterance])[0], lengths)
         return train_batches(lambda epoch: examples, self.batch_spec, options)  # the same examples in every epoch
@@ -218,6 +226,14 @@ class SpeechRecognitionTask:
         scores = recognition_scores(self.predict(model, utterances), references)
         return eval_result(self.metrics, scores._asdict(), f"{len(references):,} utterances")
 
+    def _check_transcript(self, transcript: str) -> None:
+        """Raises UserError if a transcript is longer than `max_characters`."""
+        if len(transcript) > (most := self.config.data.max_characters):
+            raise UserError(
+                f"the transcript {transcript[:40]!r} has {len(transcript)} characters, but "
+                f"config.task.data.max_characters={most}: raise it"
+            )
+
     def _example(self, utterance: Utterance, label_ids: Mapping[str, int]) -> Example:
         """Returns "frames" [T, F], "labels" [N], "num_frames" and "num_labels"; see `encode` for its errors."""
         frames, transcript = utterance
@@ -225,8 +241,7 @@ class SpeechRecognitionTask:
             raise UserError(
                 f"a transcript has the character {min(unknown)!r}, which no training transcript has: replace it"
             )
-        if len(transcript) > (most := self.config.data.max_characters):
-            raise UserError(f"a transcript has {len(transcript)} characters, but max_characters={most}")
+        self._check_transcript(transcript)
         labels = np.array([label_ids[character] for character in transcript], np.int32)
         needed, steps = steps_needed(transcript), self.model_config.num_steps(len(frames))
         if needed > steps:

@@ -184,6 +184,13 @@ class TextToTextTask:
         )
 
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """Returns the training data, after checking the labels of the validation split.
+
+        Raises:
+          UserError: if the validation split has a label that the training split lacks.
+        """
+        if isinstance(self.config.data, LabeledData) and "validation" in self._splits:
+            check_labels(self._splits["validation"], self.labels, "the validation split")
         examples = ExampleList(self.encode(self._splits["train"]), by="source")
         return train_batches(lambda epoch: examples, self.batch_spec, options)  # the same examples in every epoch
 
