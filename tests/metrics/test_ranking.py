@@ -50,6 +50,15 @@ def test_scores_are_those_of_scikit_learn():
 
 
 @pytest.mark.parametrize("scorer", [auroc, average_precision])
+@pytest.mark.parametrize("labels", [[0, 1, 0, 1], [1, 0, 1, 0]])
+def test_a_score_that_is_no_number_makes_none(scorer, labels):
+    """A model that returns NaN is broken, and must not be the best."""
+    scores = np.array([np.nan, 0.5, 0.25, 1.0])
+    assert np.isnan(scorer(scores, labels))
+    assert np.isnan(with_interval(scorer, scores, labels)).all()
+
+
+@pytest.mark.parametrize("scorer", [auroc, average_precision])
 @pytest.mark.parametrize(("scores", "labels"), [([1.0, 2.0], [1, 1]), ([1.0], [0]), ([1.0, 2.0], [0, 1, 1]), ([], [])])
 def test_what_cannot_be_ranked(scorer, scores, labels):
     with pytest.raises(ValueError, match=rf"^{len(scores)} scores cannot be ranked by {len(labels)} labels"):

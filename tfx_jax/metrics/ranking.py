@@ -1,5 +1,6 @@
 """AUROC and average precision: how well scores rank the examples of class 1 above those of class 0."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ def auroc(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, " B"]) -> flo
     The value is that of scikit-learn's `roc_auc_score`.
 
     Args:
-      scores: any numbers, [B].
+      scores: any numbers, [B]; the result is NaN if one is.
       labels: 0 or 1, [B].
 
     Raises:
@@ -38,6 +39,8 @@ def auroc(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, " B"]) -> flo
     0.875
     """
     scores, is_positive = _check_inputs(scores, labels)
+    if np.isnan(scores).any():  # sorted, they would be the highest
+        return math.nan
     negatives = np.sort(scores[~is_positive])
     positives = scores[is_positive]
     # For each positive: number of negatives below it, plus number of negatives below or equal. Ties thus count once,
@@ -52,7 +55,7 @@ def average_precision(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, "
     The value is that of scikit-learn's `average_precision_score`, which does not interpolate.
 
     Args:
-      scores: any numbers, [B].
+      scores: any numbers, [B]; the result is NaN if one is.
       labels: 0 or 1, [B].
 
     Raises:
@@ -62,6 +65,8 @@ def average_precision(scores: Float[np.ndarray, " B"], labels: Int[np.ndarray, "
     0.8333
     """
     scores, is_positive = _check_inputs(scores, labels)
+    if np.isnan(scores).any():
+        return math.nan
     _, groups = np.unique(-scores, return_inverse=True)  # group of equal scores of each example, highest score first
     num_positive = np.bincount(groups, weights=is_positive)  # of each group
     precision = num_positive.cumsum() / np.bincount(groups).cumsum()  # of all examples down to each threshold
