@@ -224,7 +224,7 @@ def test_processes_share_every_batch(count):
         assert shares[index][0]["source"].shape == shares[0][0]["source"].shape
 
 
-def test_pairs_that_are_too_long_or_empty_are_skipped_and_counted():
+def test_pairs_that_are_too_long_or_empty_are_skipped_and_counted(caplog):
     long_source = {"source": "x " * 100_000, "target": "y"}
     long_target = {"source": "x", "target": "y " * MAX_LENGTH}  # one too many with EOS
     just_fits = {"source": "x", "target": "y " * (MAX_LENGTH - 1)}
@@ -236,6 +236,10 @@ def test_pairs_that_are_too_long_or_empty_are_skipped_and_counted():
     assert {name: iterator.get_state()[name] for name in expected} == expected
     _take_buffers(iterator, 2)
     assert iterator.get_state()["skipped"] == 9
+    assert caplog.messages == [
+        "3 of the first 24 training examples are left out: they are empty or do not fit, see "
+        "config.task.data.max_length"
+    ]
     assert sorted(_examples(taken)) == sorted([*_expected(PAIRS[:20]), ("x", " ".join("y" * (MAX_LENGTH - 1)))])
 
 

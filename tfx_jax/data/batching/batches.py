@@ -10,6 +10,7 @@ once.
 import atexit
 import dataclasses
 import functools
+import logging
 import math
 import operator
 import weakref
@@ -408,6 +409,12 @@ class _TrainDataset(grain.IterDataset[Batch]):
         if not order.size:
             raise UserError("there are no examples to train on: all are empty or too long")
         num_skipped = len(lengths) - len(order)
+        if num_skipped and not number:
+            logging.warning(
+                "%s of the first %s training examples are left out: they are empty or do not fit, see "
+                "config.task.data.max_length",
+                *(f"{count:,}" for count in (num_skipped, len(lengths))),
+            )
 
         def shuffled_plan(buckets: Sequence[Bucket]) -> list[tuple[Bucket, np.ndarray]]:
             # The plan's members are positions in `order`; turn them into indices of `examples`.
