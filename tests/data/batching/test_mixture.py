@@ -20,17 +20,23 @@ def read(epoch):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "shares", "counts"),
-    [((10, 20), (1, 1), (10, 10)), ((10, 4), (3, 1), (10, 3)), ((7, 100), (0.02, 0.98), (2, 100)), ((3,), (5,), (3,))],
+    ("sizes", "shares", "counts", "totals"),
+    [
+        ((10, 20), (1, 1), (10, 10), (200, 200)),
+        ((10, 4), (3, 1), (10, 3), (200, 66)),
+        ((7, 100), (0.02, 0.98), (2, 100), (40, 2_000)),
+        ((3,), (5,), (3,), (60,)),
+        ((10, 10), (100, 1), (10, 0), (200, 2)),  # not one in each epoch, which would be ten times the share
+    ],
 )
-def test_epochs_have_shares_and_every_pass_has_each_example_once(sizes, shares, counts):
+def test_epochs_have_shares_and_every_pass_has_each_example_once(sizes, shares, counts, totals):
     sources = [source(1000 * number, size) for number, size in enumerate(sizes)]
     make = mixed_epochs(sources, shares, seed=3)
     examples = [example for epoch in range(20) for example in read(make(epoch))]
-    for number, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+    for number, (size, total) in enumerate(zip(sizes, totals, strict=True)):
         seen = [(token, number_of_pass) for token, number_of_pass in examples if token // 1000 == number]
-        assert len(seen) == 20 * count
-        whole_passes = 20 * count // size
+        assert len(seen) == total
+        whole_passes = total // size
         repeats = collections.Counter(token for token, number_of_pass in seen if number_of_pass < whole_passes)
         assert set(repeats.values()) <= {whole_passes}
         assert len(repeats) == (size if whole_passes else 0)

@@ -41,12 +41,13 @@ class JoinedExamples:
 def mixed_epochs(
     sources: Sequence[Callable[[int], ExampleSource]], shares: Sequence[float], *, seed: int
 ) -> Callable[[int], ExampleSource]:
-    """Mixes sources so that every epoch has examples of each in proportion to its share.
+    """Mixes sources so that epochs have examples of each in proportion to its share.
 
-    An epoch reads at most one pass of each source: the source that is smallest for its share once, up to rounding, and
-    of the others a part. The next epoch continues where this one stopped in them. Each source is read in a new order
-    when all its examples were used. Where an epoch crosses into a new pass, whose order differs, an example may occur
-    twice. The result depends on the number of the epoch only, so a run can resume at any epoch.
+    A fraction of an example is carried to the next epoch, so that shares are exact over several epochs. An epoch reads
+    at most one pass of each source: the source that is smallest for its share once, and of the others a part. The next
+    epoch continues where this one stopped in them. Each source is read in a new order when all its examples were used.
+    Where an epoch crosses into a new pass, whose order differs, an example may occur twice. The result depends on the
+    number of the epoch only, so a run can resume at any epoch.
 
     Args:
       sources: for each source, a function that returns its examples in its n-th pass, counted from 0.
@@ -69,15 +70,15 @@ def mixed_epochs(
     if 0 in sizes:
         raise UserError(f"source {sizes.index(0) + 1} of the mixture has no examples: its documents are too short")
     examples_per_share = min(size / share for size, share in zip(sizes, shares, strict=True))
-    # Examples of each source in an epoch. The small summand keeps rounding errors from losing an example.
-    counts = [max(1, int(examples_per_share * share + 1e-6)) for share in shares]
+    rates = [examples_per_share * share for share in shares]  # examples of each source in an epoch
 
     def epoch_examples(epoch: int) -> JoinedExamples:
-        """Selects the examples of an epoch: of each source the next `count` ones of its shuffled passes."""
+        """Selects the examples of an epoch: of each source the next ones of its shuffled passes."""
         parts: list[tuple[ExampleSource, np.ndarray]] = []
-        for number, (source, size, count) in enumerate(zip(sources, sizes, counts, strict=True)):
-            # Places of this epoch's examples in the endless sequence of passes over the source.
-            places = np.arange(epoch * count, (epoch + 1) * count)
+        for number, (source, size, rate) in enumerate(zip(sources, sizes, rates, strict=True)):
+            # Places of this epoch's examples in the endless sequence of passes over the source. The small summand keeps
+            # rounding errors from moving an example to the next epoch.
+            places = np.arange(*(int(end * rate + 1e-6) for end in (epoch, epoch + 1)))
             for pass_number in np.unique(places // size).tolist():
                 examples = source(pass_number)
                 order = np.random.default_rng((seed, number, pass_number)).permutation(len(examples))
