@@ -172,6 +172,20 @@ def test_an_image_of_another_size_is_named(folder, tmp_path):
         images[4]
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("images/9.png\tnine", r"images/9\.png does not exist$"),
+        ("images/1.png\t ", r"table\.tsv: 1 of 9 lines have no image or no caption: fill them or leave them out$"),
+    ],
+)
+def test_lines_without_image_or_caption_are_named_at_once(folder, tmp_path, line, message):
+    with (folder / "table.tsv").open("a") as table:
+        table.write(line)
+    with pytest.raises(UserError, match=message):
+        make_run(file_config(folder), tmp_path)
+
+
 @pytest.mark.slow
 def test_a_training_on_files_learns_them(folder, tmp_path):
     config = file_config(folder, num_steps=60, checkpoint_every=60, eval_every=60)

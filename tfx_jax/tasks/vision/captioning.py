@@ -29,6 +29,7 @@ from tfx_jax.data.sources.text import PairSource, read_tsv
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, one_of
+from tfx_jax.files import is_local
 from tfx_jax.functional.attention.hard import score_function_loss
 from tfx_jax.functional.losses import label_smoothed_cross_entropy
 from tfx_jax.generation.decoding import BeamSearch, DecodingConfig, Search, decode
@@ -104,11 +105,18 @@ class CaptionData(FileData):
         """Returns the images of a split.
 
         Raises:
-          UserError: if its table cannot be read.
+          UserError: if its table cannot be read, a line has no file or no caption, or a file does not exist.
         """
         if self.dataset == "shapes":
             return ShapeImages(self, split)
-        return FileImages(read_tsv(split_path(self, split)), epath.Path(self.data_dir), self.image_size)
+        path = split_path(self, split)
+        table = read_tsv(path)
+        if len(table) < table.num_lines:
+            raise UserError(
+                f"{path}: {table.num_lines - len(table):,} of {table.num_lines:,} lines have no image or no caption: "
+                "fill them or leave them out"
+            )
+        return FileImages(table, epath.Path(self.data_dir), self.image_size)
 
     def validate(self, model: ModelConfig) -> None:
         """Checks that the fields are consistent.
@@ -178,8 +186,15 @@ class FileImages:
           table: files as sources, captions as targets.
           folder: folder to which the files are relative.
           size: required height and width of each image in pixels.
+
+        Raises:
+          UserError: if a local file does not exist.
         """
         self._table, self._folder, self._size = table, folder, size
+        names = (table[index]["source"] for index in range(len(table) if is_local(folder) else 0))
+        for name in dict.fromkeys(names):  # here, not at the step that reads it
+            if not (folder / name).exists():
+                raise UserError(f"{folder / name} does not exist")
 
     def __len__(self) -> int:
         return len(self._table)
