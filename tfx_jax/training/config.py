@@ -346,9 +346,9 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
       UserError: for the first impossible setting.
     """
     check_fields(config)
-    check_dataset(config.task.data)
     _check_model(config)
     config.task.validate(config.model)
+    check_dataset(config.task.data)
     _check_mesh(config)
     for folder in (config.init_from, getattr(getattr(config.task, "data", None), "data_dir", "")):
         check_store(folder)
