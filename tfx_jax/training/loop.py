@@ -67,7 +67,8 @@ def train(
 ) -> Result:
     """Trains until `config.num_steps`, or resumes an earlier run in the same workdir.
 
-    A run that was interrupted and resumed ends with the same parameters, bit for bit, as an uninterrupted one.
+    A run that was interrupted and resumed ends with the same parameters, bit for bit, as an uninterrupted one. If it
+    resumes on other devices or with another `accumulate`, every example of an epoch is still read once.
 
     Args:
       config: the experiment.
