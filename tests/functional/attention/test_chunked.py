@@ -200,6 +200,22 @@ class TestPrecision:
 
 
 class TestTransformations:
+    def test_a_huge_hidden_logit_leaves_second_derivatives_finite(self):
+        query, key, value = _inputs()
+        is_visible = np.arange(DIMS.S) != 1
+        key = np.where(is_visible[:, None, None], key, np.float32(1e20))
+        mask = is_visible[None, None, None]
+
+        @functools.partial(jax.jit, static_argnums=0)
+        def second(attend, query):
+            def loss(query):
+                return jnp.sin(attend(query, key, value, mask=mask)).sum()
+
+            return jax.grad(lambda query: (jax.grad(loss)(query) ** 2).sum())(query)
+
+        got = second(functools.partial(chunked_attention, chunk_size=4), query)
+        np.testing.assert_allclose(got, second(dot_product_attention, query), atol=1e-4, rtol=1e-4)
+
     def test_forward_mode_is_refused_and_derivatives_of_gradients_work(self):
         query, key, value = _inputs()
         with pytest.raises(TypeError, match="custom_vjp"):

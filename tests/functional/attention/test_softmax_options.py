@@ -287,6 +287,21 @@ class TestMerge:
 
         np.testing.assert_allclose(*run(*_inputs(), np.array([0.5, -1, 0, 2], np.float32)), atol=1e-5)
 
+    @both
+    def test_a_sink_of_minus_infinity_is_none_in_gradients_too(self, attend):
+        query, key, value = _inputs()
+        mask = np.arange(query.shape[1])[None, None, :, None] != 2  # a query without keys
+
+        @jax.jit
+        @jax.grad
+        def gradient(sinks):
+            out, lse = attend(query, key, value, mask=mask, sinks=sinks, return_lse=True)
+            return out.sum() + jnp.where(jnp.isfinite(lse), lse, 0).sum()
+
+        got = gradient(np.array([-np.inf, 0, 1, -np.inf], np.float32))
+        assert np.isfinite(got).all()
+        np.testing.assert_allclose(got[np.array([0, 3])], 0, atol=1e-5)
+
     def test_sizes_that_do_not_fit(self):
         out, lse = jnp.zeros((1, 2, 3, 4)), jnp.zeros((1, 3, 2))
         with pytest.raises(ValueError, match="one lse per output, got 2 outputs and 1 lses"):

@@ -85,6 +85,12 @@ def test_summaries_are_sums_of_blocks():
     assert np.abs(expected[1]).min() > 0
 
 
+def test_an_empty_batch_has_weights_of_summaries_too():
+    empty = {name: array if name.endswith("bias") else array[:0] for name, array in arrays().items()}
+    out, weights = transient_global_attention(**empty, block_size=BLOCK, return_weights=True)
+    assert (out.shape, weights.shape) == ((0, T, N, U), (0, N, T, T // BLOCK + T))
+
+
 def test_memory_is_linear_forward_and_backward():
     """Not of all pairs: 2 heads of 4,096 tokens would be 128 MiB."""
 

@@ -234,7 +234,8 @@ def attend(
             """Updates the state of these queries with chunk j of the keys."""
             logits, visible, value, _ = _scores(options, queries_i, keys, extras, i, j, shift)
             largest = jnp.maximum(running.largest, jnp.where(visible, logits, hidden_logit(logits.dtype)).max(axis=-1))
-            weights = jnp.where(visible, jnp.exp(logits - largest[..., None]), jnp.zeros((), logits.dtype))
+            # Hidden logits may be huge: the derivative of their exponential would be infinite, times 0.
+            weights = jnp.exp(jnp.where(visible, logits - largest[..., None], -jnp.inf))
             rescaling = jnp.exp(running.largest - largest)  # of the sums so far, which used the previous maximum
             dropped = dropout(weights, options.dropout_rate, _chunk_rng(rng, keys, i, j)).astype(value.dtype)
             mixed = jnp.einsum("BKGTS,BKSU->BKGTU", dropped, value, preferred_element_type=logits.dtype)
@@ -309,8 +310,8 @@ def add_gradients(
             """Adds the gradients between these queries and chunk j of the keys to `sums`."""
             query_gradient, key_gradients = sums
             logits, visible, value, logits_vjp = _scores(options, queries_i, keys, extras, i, j, shift)
-            weights = jnp.exp(logits - saved_i.largest[..., None]) / saved_i.total[..., None]
-            weights = jnp.where(visible, weights, jnp.zeros((), dtype))
+            shifted = jnp.where(visible, logits - saved_i.largest[..., None], -jnp.inf)
+            weights = jnp.exp(shifted) / saved_i.total[..., None]
             chunk_rng = _chunk_rng(rng, keys, i, j)
             dropped = dropout(weights, options.dropout_rate, chunk_rng).astype(value.dtype)
             out_gradient = cotangent_i.astype(value.dtype)

@@ -435,7 +435,11 @@ def _log_sum_exp(
 ) -> Float[Array, "B N T"]:
     """Returns the logarithm of the softmax denominator; minus infinity for a query without keys and without a sink."""
     lse = jax.nn.logsumexp(logits, axis=-1, where=mask)
-    return lse if sink is None else jnp.logaddexp(lse, sink[..., 0])
+    if sink is None:
+        return lse
+    sink = sink[..., 0]
+    # The gradient of `logaddexp` is NaN where both are minus infinity.
+    return jnp.where(sink == -jnp.inf, lse, jnp.logaddexp(lse, jnp.maximum(sink, hidden_logit(lse.dtype))))
 
 
 def _sink_logits(sinks: Float[Array, " N"] | None, logits: Float[Array, "B N T S"]) -> Float[Array, "1 N 1 1"] | None:

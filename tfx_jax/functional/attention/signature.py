@@ -472,6 +472,8 @@ def zeros_where_empty(attention: Callable[_P, _R]) -> Callable[_P, _R]:
         if query.size and key.size:
             return attention(*args, **kwargs)
         (b, t, n, _), s, u = query.shape, key.shape[1], value.shape[-1]
+        if (summary_key := kwargs.get("summary_key")) is not None:  # weights of summaries come first
+            s += cast(Any, summary_key).shape[1]
         shapes = dict(zip(EXTRA_OUTPUTS, ((b, n, t, s), (b, n, t), (b, n, t, s), (b, n, t)), strict=True))
         dtype = jnp.promote_types(query.dtype, jnp.float32)
         sinks: Any = kwargs.get("sinks")
