@@ -292,6 +292,14 @@ def test_jobset_follows_the_schemas(capfd):
     assert pod["serviceAccountName"] == "trainer"
 
 
+@pytest.mark.parametrize("text", ["1e-3", "-1E3", "0o17", "y", "N", "1."])
+def test_jobset_quotes_what_kubernetes_reads_as_a_number_or_a_boolean(text, capfd):
+    """PyYAML reads these as text without quotes; kubectl does not."""
+    printed = dry_run(capfd, "jobset", f"--service-account={text}")
+    assert f"serviceAccountName: '{text}'\n" in printed
+    assert "- name: tfx-jax\n" in printed
+
+
 @pytest.mark.parametrize(
     ("topology", "chips_per_host", "num_hosts"), [("4x4", 4, 4), ("2x4", 8, 1), ("2x2x4", 4, 4), ("1x1", 1, 1)]
 )

@@ -36,6 +36,13 @@ _GENERATIONS = {
 }
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that kubectl, unlike PyYAML, reads as a number or a boolean, such as 1e-3, 0o17 and y."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"([-+]?\.?\d.*|[yYnN])$"), None)
+
+
 def add_options(parser: Parser) -> None:
     """Adds the flags of this target."""
     parser.add_argument("--name", type=dns_label, required=True, help="name of the JobSet")
@@ -70,7 +77,7 @@ def plan(options: argparse.Namespace, command: Sequence[str]) -> Plan:
       UserError: if the command has a relative --workdir, or the topology does not divide into hosts.
     """
     require_shared_workdir(command)
-    text = yaml.safe_dump(manifest(options, command), sort_keys=False, allow_unicode=True)
+    text = yaml.dump(manifest(options, command), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     # Not `apply`, which silently does nothing if a finished JobSet of this name still exists.
     start = functools.partial(execute, ["kubectl", "create", "--filename=-"], text)
     generation = _GENERATIONS.get(options.accelerator)
