@@ -26,6 +26,7 @@ import numpy as np
 import PIL.Image
 import pytest
 import scipy.io.wavfile
+import tokenizers
 from flax import nnx
 
 import tfx_jax
@@ -103,6 +104,24 @@ def test_completions_are_those_of_generate(client, model):
     stopped = client.post("/v1/completions", json=body | {"prompt": texts[0], "stop": stop}).json()["choices"][0]
     assert stopped["text"] == found[0][: found[0].index(stop)]
     assert stopped["finish_reason"] == "stop"
+
+
+@pytest.mark.slow
+@pytest.mark.compiles(30, "a program of generation, twice")
+def test_spaces_of_whole_words_are_those_of_generate(tmp_path, draw_model):
+    save_small_gpt(tmp_path, draw_model)
+    vocabulary = {"<|endoftext|>": 0} | {f"▁w{index}": index for index in range(1, 257)}
+    pipeline = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<|endoftext|>"))
+    pipeline.pre_tokenizer, pipeline.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+    pipeline.save(str(tmp_path / "tokenizer.json"))
+    model = tfx_jax.load(tmp_path)
+    worker = ModelWorker(model)
+    job = Job("generate", ["w7", "w7 "], sampling=Sampling(temperature=0), max_tokens=4)
+    answers = worker.submit(job).result.result(timeout=120)
+    worker.close()
+    texts = [text for text, *_ in answers]
+    assert texts == tfx_jax.generate(model, ["w7", "w7 "], max_new_tokens=4, temperature=0)
+    assert [text[0] for text in texts] == [" ", "w"]
 
 
 @pytest.mark.slow
@@ -1031,7 +1050,7 @@ def test_streamed_text_is_the_whole_text(cleans_up, stop):
     ]
     tokenizer = Letters(cleans_up)
     rows, ids = model_worker._Rows(), [ord(letter) for letter in text]
-    rows.start(jobs, [False, True], tokenizer, [3])
+    rows.start(jobs, [False, True], [None, None], tokenizer, [3])
     num_seen = 0
     for token in ids[:-1]:  # the program does not show the last token
         num_seen += 1
@@ -1057,8 +1076,8 @@ class Letters:
     def __init__(self, cleans_up):
         self._cleans_up = cleans_up
 
-    def stream(self):
-        return TextStream(lambda ids: "".join(map(chr, ids)))
+    def stream(self, context=()):
+        return TextStream(lambda ids: "".join(map(chr, ids)), context)
 
     def clean_up(self, text):
         return hf_tokenizer._clean_up(text) if self._cleans_up else text

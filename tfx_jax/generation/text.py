@@ -138,7 +138,7 @@ class GeneratedText(NamedTuple):
     """Number of generated tokens, without EOS but with those of a stop string."""
 
 
-class _Continued(NamedTuple):
+class Continued(NamedTuple):
     """A prompt that is continued: in some tokenizers, the new text begins with a space because of its last word."""
 
     ids: Sequence[int]
@@ -146,6 +146,12 @@ class _Continued(NamedTuple):
     """The decoded ids."""
     has_own_space: bool
     """Whether the prompt ends with white space that its decoded ids lack: then the new text needs no space."""
+
+    @classmethod
+    def of(cls, tokenizer: HFTokenizer, prompt: str, ids: Sequence[int]) -> "Continued":
+        """Returns a prompt with its ids."""
+        text = tokenizer.decode(ids)
+        return cls(ids, text, prompt[-1:].isspace() and not text[-1:].isspace())
 
 
 class TextGenerator:
@@ -259,14 +265,13 @@ class TextGenerator:
         texts = [until_stop(self._text(*pair), self._stop) for pair in zip(outputs, continued, strict=True)]
         return [GeneratedText(text, len(ids)) for text, ids in zip(texts, outputs, strict=True)]
 
-    def _continued(self, prompt: str | Sequence[int], ids: Sequence[int]) -> _Continued | None:
+    def _continued(self, prompt: str | Sequence[int], ids: Sequence[int]) -> Continued | None:
         """Returns a prompt that is continued; None for one that is answered, or that is given as tokens."""
         if not (self.continues_prompts and isinstance(prompt, str)):
             return None
-        text = self._tokenizer.decode(ids)
-        return _Continued(ids, text, prompt[-1:].isspace() and not text[-1:].isspace())
+        return Continued.of(self._tokenizer, prompt, ids)
 
-    def _text(self, ids: Sequence[int], prompt: _Continued | None) -> str:
+    def _text(self, ids: Sequence[int], prompt: Continued | None) -> str:
         """Returns the text of new tokens, which depends on the last word of the prompt if they continue one."""
         if prompt is None:
             return self._tokenizer.decode(ids)
@@ -444,7 +449,7 @@ class _StopObserver:
         self._tokenizer, self._stops, self._on_text = tokenizer, stops, on_text
         self.restart()
 
-    def restart(self, prompts: Sequence[_Continued | None] = (), *, is_silent: bool = False) -> None:
+    def restart(self, prompts: Sequence[Continued | None] = (), *, is_silent: bool = False) -> None:
         """Resets the state for a new batch; `prompts` are those that are continued, `is_silent` disables streaming."""
         self._prompts, self._is_silent = prompts, is_silent
         self._streams: dict[int, TextStream] = {}

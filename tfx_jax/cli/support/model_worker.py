@@ -15,7 +15,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -25,11 +25,12 @@ from tfx_jax.cli.support.attention_view import AttentionView
 from tfx_jax.data.sources.audio import read_wav
 from tfx_jax.data.sources.images import read_center, read_image
 from tfx_jax.data.sources.lines import is_blank
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError, one_line
 from tfx_jax.functional.audio import WHISPER_SAMPLE_RATE
 from tfx_jax.generation import DecodeDriver, Sampling, Transcriber
 from tfx_jax.generation.decoding import check_prompt
-from tfx_jax.generation.text import until_stop
+from tfx_jax.generation.text import Continued, until_stop
 from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech
 from tfx_jax.tasks.vision.captioning import CaptioningTask
@@ -348,12 +349,14 @@ class ModelWorker:
         rows = [(job, ids) for job in batch for ids in job.prompts or ()]
         seed = self._seeds.randrange(2**32) if batch[0].seed is None else batch[0].seed
         blanks = [self._is_unanswerable(job, index) for job in batch for index in range(len(job.prompts or ()))]
+        prompts = [self._continued(job, index, ids) for job in batch for index, ids in enumerate(job.prompts or ())]
         outputs: list[Any] = []
         while (start := len(outputs)) < len(rows):
             end = start + 1
             while end < len(rows) and self._rows_fit(rows[start : end + 1]):
                 end += 1
-            outputs += self._generate_rows(rows[start:end], blanks[start:end], seed=seed, first=start)
+            part = slice(start, end)
+            outputs += self._generate_rows(rows[part], blanks[part], prompts[part], seed=seed, first=start)
         self.num_tokens += sum(num_tokens for _, num_tokens, *_ in outputs)
         remaining = iter(outputs)
         return [[next(remaining) for _ in job.prompts or ()] for job in batch]
@@ -362,8 +365,20 @@ class ModelWorker:
         """Whether a prompt is a blank source, whose text is empty."""
         return not self._continues and not job.is_chat and is_blank(job.inputs[index])
 
+    def _continued(self, job: Job, index: int, ids: list[int]) -> Continued | None:
+        """Returns a prompt that is continued; None for one that is answered."""
+        if job.is_chat or not self._continues:
+            return None
+        return Continued.of(cast(HFTokenizer, self.model.tokenizer), job.inputs[index], ids)
+
     def _generate_rows(
-        self, rows: list[tuple[Job, list[int]]], blanks: list[bool], *, seed: int, first: int
+        self,
+        rows: list[tuple[Job, list[int]]],
+        blanks: list[bool],
+        continued: list[Continued | None],
+        *,
+        seed: int,
+        first: int,
     ) -> list[tuple[str, int, str, int]]:
         """Generates with one program; `first` is the number of the first row, which its samples depend on.
 
@@ -384,7 +399,7 @@ class ModelWorker:
                 self._drivers.popitem(last=False)
             self._drivers[key] = self._make_driver(sampling, self._rows)
         self._drivers.move_to_end(key)
-        self._rows.start(jobs, blanks, self.model.tokenizer, self.model.eos_ids)
+        self._rows.start(jobs, blanks, continued, self.model.tokenizer, self.model.eos_ids)
         decoder: Any = _TemperedDecoder(self._decoder, np.float32(temperature or 1.0))
         outputs = self._drivers[key](decoder, prompts, max_new_tokens=lambda _: length, seed=seed, first=first)
         return [(*self._rows.finish(row, ids), len(prompts[row])) for row, ids in enumerate(outputs)]
@@ -480,10 +495,18 @@ class _Rows:
     The final text of a row is made of the same characters as its streamed parts.
     """
 
-    def start(self, jobs: Sequence[Job], blanks: Sequence[bool], tokenizer: Any, eos_ids: Sequence[int]) -> None:
+    def start(
+        self,
+        jobs: Sequence[Job],
+        blanks: Sequence[bool],
+        continued: Sequence[Continued | None],
+        tokenizer: Any,
+        eos_ids: Sequence[int],
+    ) -> None:
         """Begins a batch whose rows belong to these requests; texts of `blanks` are empty."""
         self._jobs, self._blanks, self._tokenizer, self._eos_ids = jobs, blanks, tokenizer, frozenset(eos_ids)
-        self._streams = [tokenizer.stream() for _ in jobs]
+        self._streams = [tokenizer.stream(() if prompt is None else prompt.ids) for prompt in continued]
+        self._have_space = [prompt is not None and prompt.has_own_space for prompt in continued]
         self._texts, self._counts, self._num_shown = [""] * len(jobs), [0] * len(jobs), [0] * len(jobs)
         self._num_unstable = _NUM_UNSTABLE if tokenizer.clean_up(" .") == "." else 0
 
@@ -522,7 +545,10 @@ class _Rows:
     def _push(self, row: int, token: int) -> None:
         """Adds a token to the text of a row."""
         self._counts[row] += 1
-        self._texts[row] += self._streams[row].push(token)
+        part = self._streams[row].push(token)
+        if self._have_space[row] and not self._texts[row]:
+            part = part.removeprefix(" ")
+        self._texts[row] += part
 
     def _text(self, row: int) -> tuple[str, bool]:
         """Returns the text of a row before its first stop string, and whether there is one."""
