@@ -71,6 +71,7 @@ FOLDERS = {
     "Llama tied": {"tie_word_embeddings": True},
     "Llama llama3": {"rope_parameters": LLAMA3},
     "Llama yarn": {"rope_parameters": YARN},
+    "Llama yarn with two factors": {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
     "Llama linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
     "Mistral": {"sliding_window": 4},
     "Mistral without window": {"sliding_window": None},
@@ -202,6 +203,27 @@ def test_logits_are_not_divided_by_zero(tmp_path, divisor):
 @pytest.mark.parametrize(
     ("folder", "fields", "message"),
     [
+        (
+            "Gemma3",
+            {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "rope_parameters: sliding_attention is {'rope_type': 'linear', 'factor': 2.0}, but only a rope_theta is",
+        ),
+        (
+            "Gemma3",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types has 2 entries for num_hidden",
+        ),
+        (
+            "Gemma3",
+            {"layer_types": ["sliding_attention", "chunked"] * 2},
+            "layer_types is 'chunked', but only sliding_",
+        ),
+        (
+            "Gemma3",
+            {"layer_types": LEFT_OUT, "sliding_window_pattern": 0},
+            "sliding_window_pattern is 0: need a number",
+        ),
+        ("Llama", {"rope_scaling": YARN}, "rope_parameters and rope_scaling differ: leave one of them out"),
         ("StableLm", {"head_dim": 16}, "head_dim is 16, but only 8 is supported"),
         (
             "StableLm",
@@ -216,9 +238,9 @@ def test_logits_are_not_divided_by_zero(tmp_path, divisor):
         ),
     ],
 )
-def test_heads_that_are_refused(tmp_path, folder, fields, message):
-    config = getattr(transformers, f"{folder}Config")(**SIZES | {"pad_token_id": 0})
-    getattr(transformers, f"{folder}ForCausalLM")(config).save_pretrained(tmp_path)
+def test_options_that_are_refused(tmp_path, folder, fields, message):
+    net = getattr(transformers, f"{folder}ForCausalLM")
+    net(net.config_class(**SIZES | {"pad_token_id": 0})).save_pretrained(tmp_path)
     change_config(tmp_path, **fields)
     assert_refused(tmp_path, message)
 

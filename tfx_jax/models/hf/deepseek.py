@@ -74,7 +74,7 @@ _TOP_K_METHODS = {"greedy": "all", "group_limited_greedy": "groups", "noaux_tc":
 
 def _scaled_logits(fields: Fields, config: LlamaConfig, d_k: int) -> dict[str, Any]:
     """Returns the options of YaRN's factor of the logits, "mscale", which here is part of the scale of the logits."""
-    parameters = fields.get("rope_parameters", {}) or fields.get("rope_scaling", {})
+    parameters = fields.rotary()
     factors = parameters.get("mscale"), parameters.get("mscale_all_dim")
     if not any(factors):
         return {}
@@ -83,9 +83,8 @@ def _scaled_logits(fields: Fields, config: LlamaConfig, d_k: int) -> dict[str, A
             f"rope_parameters: mscale is {factors[0]!r} and mscale_all_dim {factors[1]!r}, but only equal ones of YaRN "
             "are supported"
         )
-    rotary = dataclasses.replace(config.rotary, attention_factor=config.rotary.attention_factor or 1.0)
-    factor = 0.1 * factors[0] * math.log(rotary.factor) + 1
-    return {"rotary": rotary, "attention_scale": d_k**-0.5 * factor * factor}
+    factor = 0.1 * factors[0] * math.log(config.rotary.factor) + 1
+    return {"attention_scale": d_k**-0.5 * factor * factor}
 
 
 def write_options(architecture: str, config: LlamaConfig, values: dict[str, Any]) -> None:

@@ -55,6 +55,21 @@ class Fields:
         """Returns the same values with other names: `names` maps the names that callers use to those in the file."""
         return Fields(self._values, self._path, names)
 
+    def with_defaults(self, values: Mapping[str, Any]) -> "Fields":
+        """Returns the fields with `values` for those that are missing; null in the file is not missing."""
+        return Fields({**values, **self._values}, self._path, self._names)
+
+    def rotary(self) -> dict[str, Any]:
+        """Returns "rope_parameters" or, in folders of older versions, "rope_scaling"; empty if both are absent.
+
+        Raises:
+          UserError: if there are both and they differ.
+        """
+        parameters, scaling = self.get("rope_parameters", {}), self.get("rope_scaling", {})
+        if parameters and scaling and parameters != scaling:
+            raise UserError(f"{self._path}: rope_parameters and rope_scaling differ: leave one of them out")
+        return parameters or scaling
+
     def nested(self, name: str) -> "Fields":
         """Returns the fields of the JSON object in the field `name`, such as "text_config"; empty without one.
 

@@ -76,8 +76,47 @@ _WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM", 
 _WITHOUT_WINDOWS += ("StableLmForCausalLM", deepseek.V2, deepseek.V3, qwen3_next.NAME)
 # Modules with what only some architectures have, in `read_options`, `write_options` and `attention_rows`.
 _EXTENSIONS = {deepseek.V2: deepseek, deepseek.V3: deepseek, qwen3_next.NAME: qwen3_next}
-# Every layer has the window if "layer_types" is absent.
+# Every layer has the window; transformers does not read "layer_types".
 _WITHOUT_LAYER_TYPES = ("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
+# Values of absent fields, as in transformers, if they are not those of Llama.
+_QWEN = {"vocab_size": 151_936, "max_position_embeddings": 32_768}
+_GEMMA = {"vocab_size": 256_000, "max_position_embeddings": 8192, "head_dim": 256}
+_GEMMA2 = {"hidden_size": 2304, "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4}
+_GEMMA2 |= {"intermediate_size": 9216, "sliding_window": 4096}
+_MISTRAL = {"intermediate_size": 14_336, "max_position_embeddings": 131_072, "num_key_value_heads": 8}
+_SMALL = {"hidden_size": 2048, "num_attention_heads": 16}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "MistralForCausalLM": {**_MISTRAL, "sliding_window": 4096},
+    "MixtralForCausalLM": {**_MISTRAL, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "Qwen2ForCausalLM": {**_QWEN, "intermediate_size": 22_016, "num_key_value_heads": 32, "sliding_window": 4096},
+    "Qwen3ForCausalLM": {**_QWEN, "intermediate_size": 22_016, "num_key_value_heads": 32, "sliding_window": 4096}
+    | {"head_dim": 128},
+    "Qwen2MoeForCausalLM": {**_QWEN, **_SMALL, "num_hidden_layers": 24, "intermediate_size": 5632}
+    | {"num_key_value_heads": 16, "sliding_window": 4096},
+    "Qwen3MoeForCausalLM": {**_QWEN, "hidden_size": 2048, "num_hidden_layers": 24, "intermediate_size": 6144}
+    | {"num_key_value_heads": 4, "sliding_window": 4096},
+    qwen3_next.NAME: {**_QWEN, **_SMALL, "num_hidden_layers": 48, "intermediate_size": 5632, "num_key_value_heads": 2},
+    "GemmaForCausalLM": {**_GEMMA, "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+    | {"num_key_value_heads": 16, "intermediate_size": 24_576},
+    "Gemma2ForCausalLM": {**_GEMMA, **_GEMMA2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "Gemma3ForCausalLM": {**_GEMMA, **_GEMMA2, "vocab_size": 262_208, "max_position_embeddings": 131_072}
+    | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    "Olmo2ForCausalLM": {"vocab_size": 50_304, "rms_norm_eps": 1e-5},
+    "SmolLM3ForCausalLM": {**_SMALL, "vocab_size": 128_256, "max_position_embeddings": 32_768}
+    | {"num_hidden_layers": 36, "num_key_value_heads": 4, "tie_word_embeddings": True, "rope_theta": 2e6},
+    "Phi3ForCausalLM": {"vocab_size": 32_064, "hidden_size": 3072, "intermediate_size": 8192, "rms_norm_eps": 1e-5}
+    | {"max_position_embeddings": 4096},
+    "GptOssForCausalLM": {"vocab_size": 201_088, "hidden_size": 2880, "num_hidden_layers": 36, "head_dim": 64}
+    | {"num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 2880, "rms_norm_eps": 1e-5}
+    | {"max_position_embeddings": 131_072, "attention_bias": True, "sliding_window": 128, "rope_theta": 150_000.0},
+    "StableLmForCausalLM": {"vocab_size": 50_304, "hidden_size": 2560, "intermediate_size": 6912}
+    | {"max_position_embeddings": 4096},
+    deepseek.V2: {"vocab_size": 102_400, "q_lora_rank": 1536},
+    deepseek.V3: {"vocab_size": 129_280, "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128}
+    | {"intermediate_size": 18_432, "max_position_embeddings": 4096, "q_lora_rank": 1536},
+}
+# "rope_parameters" of a gpt-oss without them.
+_GPT_OSS_ROTARY = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 _PAD_IDS = {"Phi3ForCausalLM": 32_000, "SmolLM3ForCausalLM": 128_004}  # defaults of transformers
 # Sizes if config.json has none: experts, experts of a token, hidden units of an expert and of the shared network.
 _QWEN_EXPERTS = {"Qwen2MoeForCausalLM": (60, 4, 1408, 5632), "Qwen3MoeForCausalLM": (128, 8, 768, 0)}
@@ -108,6 +147,8 @@ _ROTARY_NUMBERS = {
     "beta_slow": "beta_slow",
     "attention_factor": "attention_factor",
 }
+# Numbers of YaRN that give the attention factor of a folder without one.
+_YARN_SCALES = ("mscale", "mscale_all_dim")
 
 
 def read_config(architecture: str, fields: Fields) -> LlamaConfig:
@@ -116,6 +157,7 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
     Raises:
       UserError: for an option that the model does not support.
     """
+    fields = fields.with_defaults(_DEFAULTS.get(architecture, {}))
     fields.require(mlp_bias=False, pretraining_tp=1)
     if architecture == "GptOssForCausalLM":
         fields.require(swiglu_alpha=1.702)
@@ -152,7 +194,7 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
         name = "hidden_activation" if is_gemma else "hidden_act"
         options["activation"] = fields.choose(name, ACTIVATIONS, _activation(is_gemma))
     d_ff = fields.get("intermediate_size", 11_008)
-    rotary, window_base = _rotary(fields, _FRACTIONS.get(architecture, 1.0))
+    rotary, window_base = _rotary(architecture, fields)
     if rotary.fraction != 1.0 and architecture not in _FRACTIONS:
         raise UserError(f"partial_rotary_factor is {rotary.fraction}, but only {', '.join(_FRACTIONS)} have it")
     # transformers gives an odd number of features other frequencies than ours.
@@ -246,12 +288,14 @@ def _with_capacity(experts: ExpertsConfig) -> ExpertsConfig:
     return dataclasses.replace(experts, capacity_factor=1.25 * experts.experts_per_token)
 
 
-def _rotary(fields: Fields, default_fraction: float) -> tuple[RotaryConfig, float | None]:
+def _rotary(architecture: str, fields: Fields) -> tuple[RotaryConfig, float | None]:
     """Returns the rotary positions, and the rotary base of window layers, or None if it is the same."""
-    parameters = fields.get("rope_parameters", {}) or fields.get("rope_scaling", {})
+    parameters = fields.rotary() or (_GPT_OSS_ROTARY if architecture == "GptOssForCausalLM" else {})
     window_base = fields.optional("rope_local_base_freq", float)
     if "full_attention" in parameters:  # Gemma 3: a set for each kind of layer
         window = _rotary_values(parameters.get("sliding_attention") or {})
+        if window.get("rope_type", "default") != "default" or "partial_rotary_factor" in window:
+            raise UserError(f"rope_parameters: sliding_attention is {window!r:.80}, but only a rope_theta is supported")
         parameters, window_base = parameters["full_attention"], window.get("rope_theta", window_base)
     parameters = _rotary_values(parameters)
     scaling = parameters.get("rope_type", parameters.get("type", "default"))
@@ -259,7 +303,8 @@ def _rotary(fields: Fields, default_fraction: float) -> tuple[RotaryConfig, floa
     if not isinstance(scaling, str) or scaling not in _SCALINGS:
         raise UserError(f"rope_parameters: rope_type is {scaling!r}, but only {', '.join(_SCALINGS)} are supported")
     base = parameters.get("rope_theta", fields.get("rope_theta", 10_000.0))
-    fraction = parameters.get("partial_rotary_factor", fields.get("partial_rotary_factor", default_fraction))
+    fraction = fields.get("partial_rotary_factor", _FRACTIONS.get(architecture, 1.0))
+    fraction = parameters.get("partial_rotary_factor", fraction)
     values: dict[str, Any] = {"base": float(base), "fraction": float(fraction), "scaling": _SCALINGS[scaling]}
     if scaling == "yarn":
         values["is_truncated"] = bool(parameters.get("truncate", True))
@@ -280,8 +325,12 @@ def _rotary(fields: Fields, default_fraction: float) -> tuple[RotaryConfig, floa
                 )
             values["factor"] = values.get("factor", length / values["original_max_length"])
             values["short_factors"], values["long_factors"] = (tuple(map(float, numbers)) for numbers in factors)
-        elif scaling == "yarn" and "original_max_length" not in values:
-            values["original_max_length"] = length
+        elif scaling == "yarn":
+            values.setdefault("original_max_length", length)
+            scales: list[Any] = [parameters.get(name) for name in _YARN_SCALES]
+            if all(scales):
+                growth = 0.1 * math.log(max(values.get("factor", 1.0), 1.0))
+                values.setdefault("attention_factor", (growth * scales[0] + 1) / (growth * scales[1] + 1))
     return RotaryConfig(**values), window_base
 
 
@@ -290,7 +339,7 @@ def _rotary_values(parameters: Any) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         raise UserError(f"rope_parameters: {parameters!r:.80} is not an object: fetch config.json again")
     values = {name: value for name, value in parameters.items() if value is not None}
-    for name in ("rope_theta", "partial_rotary_factor", *_ROTARY_NUMBERS):
+    for name in ("rope_theta", "partial_rotary_factor", *_YARN_SCALES, *_ROTARY_NUMBERS):
         if name in values and not _is_numbers([values[name]]):
             raise UserError(f"rope_parameters: {name} is {values[name]!r:.80}, not a number: fetch config.json again")
     return values
@@ -311,15 +360,32 @@ def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionC
     window = fields.optional("sliding_window", int)
     if window is None or not fields.get("use_sliding_window", not architecture.startswith("Qwen")):
         return AttentionConfig()
-    types = fields.get("layer_types", [])
-    if not types and architecture in _WITHOUT_LAYER_TYPES:
-        types = ["sliding_attention"] * num_layers
-    if not types and architecture == "GptOssForCausalLM":
-        types = [("sliding_attention", "full_attention")[index % 2] for index in range(num_layers)]
+    types = _layer_types(architecture, fields, num_layers)
     if "sliding_attention" not in types:
         return AttentionConfig()
-    names = shortest_pattern(["window" if kind == "sliding_attention" else "dense" for kind in types])
+    kinds = {"sliding_attention": "window", "full_attention": "dense"}
+    names = shortest_pattern([fields.chosen("layer_types", kind, kinds) for kind in types])
     return AttentionConfig(",".join(names), AttentionOptions(window=window - 1))
+
+
+def _layer_types(architecture: str, fields: Fields, num_layers: int) -> list[str]:
+    """Returns the kind of each layer: "layer_types" or, in older folders, what transformers computes without it."""
+    types = [] if architecture in _WITHOUT_LAYER_TYPES else fields.get("layer_types", [])
+    if types:
+        if len(types) != num_layers:
+            raise UserError(f"layer_types has {len(types)} entries for num_hidden_layers={num_layers}")
+        return types
+    first = fields.get("max_window_layers", 28)  # of a Qwen2Moe, one more than the last
+    every = fields.get("sliding_window_pattern", 6) if architecture == "Gemma3ForCausalLM" else 2
+    if every < 1:
+        raise UserError(f"sliding_window_pattern is {every}: need a number above 0")
+    has_window = {
+        **dict.fromkeys(_WITHOUT_LAYER_TYPES, lambda index: True),
+        **dict.fromkeys(("Qwen2ForCausalLM", "Qwen3ForCausalLM"), lambda index: index >= first),
+        "Qwen2MoeForCausalLM": lambda index: index % 2 == 0 and index < first,
+        "SmolLM3ForCausalLM": lambda index: (index + 1) % _no_rotary_every(fields, num_layers) == 0,
+    }.get(architecture, lambda index: (index + 1) % every != 0)  # Gemma 2 and 3, gpt-oss
+    return [("sliding_attention" if has_window(index) else "full_attention") for index in range(num_layers)]
 
 
 def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:

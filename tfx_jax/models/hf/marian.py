@@ -56,6 +56,7 @@ def read_config(architecture: str, fields: Fields) -> TransformerConfig:
     """Returns the configuration for the fields of a folder's config.json."""
     vocab_size, pad_id, start_id, eos_id = _TOKENS[architecture]
     is_marian = architecture == "MarianMTModel"
+    fields = fields.with_defaults({"decoder_ffn_dim": 4096, "decoder_attention_heads": 16})
     vocab_size, d_ff = fields.get("vocab_size", vocab_size), fields.get("encoder_ffn_dim", 4096)
     num_heads, num_layers = fields.get("encoder_attention_heads", 16), fields.get("encoder_layers", 12)
     options = dict(_OPTIONS[architecture])
@@ -95,6 +96,7 @@ def read_config(architecture: str, fields: Fields) -> TransformerConfig:
 
 def read_classifier_config(architecture: str, fields: Fields) -> TransformerConfig:
     """Returns the configuration for the fields of a folder with one of `CLASSIFIERS`."""
+    fields = fields.with_defaults({"num_labels": 3})
     return dataclasses.replace(
         read_config(CLASSIFIERS[architecture], fields),
         logits_bias=False,

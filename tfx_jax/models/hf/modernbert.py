@@ -56,8 +56,9 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
     Raises:
       UserError: for an option that the model does not support.
     """
+    fields = fields.with_defaults({"classifier_activation": "gelu"})
     fields.require(attention_bias=False, mlp_bias=False, norm_bias=False, decoder_bias=True, classifier_bias=False)
-    fields.require(attention_dropout=0.0, embedding_dropout=0.0, mlp_dropout=0.0)
+    fields.require(rope_scaling=None, attention_dropout=0.0, embedding_dropout=0.0, mlp_dropout=0.0)
     activation = fields.choose("hidden_activation", ACTIVATIONS, "gelu")
     if "ForMaskedLM" in architecture:
         fields.require(classifier_activation=fields.get("hidden_activation", "gelu"))

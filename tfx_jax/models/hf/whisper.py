@@ -12,6 +12,7 @@ ARCHITECTURE = "WhisperForConditionalGeneration"
 
 def read_config(fields: Fields) -> WhisperConfig:
     """Returns the configuration for the fields of a folder's config.json."""
+    fields = fields.with_defaults({"decoder_ffn_dim": 1536, "decoder_attention_heads": 6})
     num_heads, d_ff = fields.get("encoder_attention_heads", 6), fields.get("encoder_ffn_dim", 1536)
     fields.require(decoder_attention_heads=num_heads, decoder_ffn_dim=d_ff, is_encoder_decoder=True)
     fields.require(scale_embedding=False, tie_word_embeddings=True, encoder_layerdrop=0.0, decoder_layerdrop=0.0)
