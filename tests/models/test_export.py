@@ -209,6 +209,14 @@ def test_the_usage_is_printed_for_what_run_does_not_read(inputs, arguments):
         exported_run.main(model, arguments)
 
 
+@pytest.mark.parametrize("prompt", [[1, 5], [-1]])
+def test_prompts_have_ids_of_the_vocabulary(prompt):
+    """Logits of other ids are NaN, and the next token would be 0."""
+    model = types.SimpleNamespace(settings={"vocab_size": 5})
+    with pytest.raises(ValueError, match=r"a prompt has an id outside 0 \.\. 4"):
+        exported_run.ExportedModel._padded_prompts(model, [[2], prompt])
+
+
 @pytest.mark.parametrize("rows", [[], [[]], [[1], []]])
 def test_rows_have_tokens(rows):
     with pytest.raises(ValueError, match="a row has no tokens: pass rows with at least one token each"):

@@ -246,7 +246,7 @@ def _decoding_programs(
         "prefill": exported_prefill,
         "step": _exported(step, specs, _spec((symbols["b"],), jnp.int32), cache_specs),
     }
-    settings = {"inputs": "tokens", "max_length": limit, "pad_id": abstract.pad_id}
+    settings = {"inputs": "tokens", "max_length": limit, "pad_id": abstract.pad_id, "vocab_size": abstract.vocab_size}
     return programs, settings | {"continues_inputs": abstract.continues_inputs}
 
 

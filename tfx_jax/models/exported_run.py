@@ -43,7 +43,7 @@ class ExportedModel:
         Each output begins with the settings' `first_ids`, which count as new tokens.
         """
         limit, eos_ids, pad_id = (self.settings[name] for name in ("max_length", "eos_ids", "pad_id"))
-        tokens, token_mask = _padded(prompts)
+        tokens, token_mask = self._padded_prompts(prompts)
         length = tokens.shape[1]
         total = length + max_new_tokens if self.settings["continues_inputs"] else max(length, max_new_tokens)
         if limit is not None and total > limit:
@@ -70,8 +70,16 @@ class ExportedModel:
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
         """Returns the logits of the first token after each prompt, [prompts, vocabulary], to sample from."""
-        cache, newest = self._prefill(self._weights, *_padded(prompts), np.zeros(1, bool))
+        cache, newest = self._prefill(self._weights, *self._padded_prompts(prompts), np.zeros(1, bool))
         return np.asarray(self._step(self._weights, newest, cache)[0])
+
+    def _padded_prompts(self, prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `_padded(prompts)`; raises ValueError for an id outside the vocabulary."""
+        tokens, token_mask = _padded(prompts)
+        vocab_size = self.settings["vocab_size"]
+        if tokens.min() < 0 or tokens.max() >= vocab_size:
+            raise ValueError(f"a prompt has an id outside 0 .. {vocab_size - 1}")
+        return tokens, token_mask
 
     def __call__(self, inputs: Any) -> dict[str, np.ndarray]:
         """Returns the outputs of an encoder or classifier by name.
