@@ -101,6 +101,17 @@ def test_repetition_penalty(penalty):
     assert Generator(make_model(), max_new_tokens=12, search=sampling)(PROMPTS) == want
 
 
+def test_a_repetition_penalty_leaves_tokens_of_a_source_alone():
+    """As in transformers. Sources of all tokens but one have their first answer's token in almost every case."""
+    config = TransformerConfig(vocab_size=V, num_layers=1, d_model=8, num_heads=2, d_ff=16, start_id=0)
+    model = drawn(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+    sources = [[token for token in range(1, V) if token != other] for other in (3, 5)]
+    generate = functools.partial(Generator, model, max_new_tokens=1)
+    free = generate(search=Sampling(temperature=0))(sources)
+    assert any(answer[0] in source for answer, source in zip(free, sources, strict=True))
+    assert generate(search=Sampling(temperature=0, repetition_penalty=1e6))(sources) == free
+
+
 def test_draws_depend_on_seed_and_row_alone():
     generator = Generator(make_model(), max_new_tokens=12, search=Sampling(top_k=9, top_p=0.9))
     first = generator(PROMPTS, seed=1)

@@ -81,7 +81,7 @@ class Sampling:
     top_k: int | None = None  # samples from this many of the most probable tokens
     top_p: float | None = None  # samples from the fewest tokens whose total probability reaches this value
     min_p: float | None = None  # samples from tokens with at least this share of the largest probability
-    repetition_penalty: float = 1.0  # above 1, tokens that occurred before are less probable
+    repetition_penalty: float = 1.0  # above 1, tokens of the text so far are less probable; a source does not count
     no_repeat_ngram_size: int = 0  # no sequence of this many tokens occurs twice; 0 allows it
 
     def __post_init__(self):
@@ -149,10 +149,11 @@ def decode(
         step_fn, cache = _constrained(step_fn, cache, vocab_size, first_ids, banned_ids, banned_next_ids)
     if isinstance(search, Sampling):
         if search.repetition_penalty != 1:
-            # Mark the tokens of each prompt as seen, [B, V]; `max` ignores tokens that are padding.
-            rows = jnp.arange(inputs.shape[0])[:, None]
-            exists = True if token_mask is None else token_mask
-            seen = jnp.zeros((inputs.shape[0], vocab_size), bool).at[rows, inputs].max(exists)
+            seen = jnp.zeros((inputs.shape[0], vocab_size), bool)
+            if decoder.continues_inputs:  # an output does not repeat tokens of its source
+                # Mark the tokens of each prompt as seen, [B, V]; `max` ignores tokens that are padding.
+                rows = jnp.arange(inputs.shape[0])[:, None]
+                seen = seen.at[rows, inputs].max(True if token_mask is None else token_mask)
             step_fn, cache = with_repetition_penalty(step_fn, cache, seen, search.repetition_penalty)
         if search.no_repeat_ngram_size:
             tokens, lengths = _tokens_before(decoder, inputs, token_mask)
