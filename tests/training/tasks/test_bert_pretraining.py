@@ -97,7 +97,8 @@ def test_documents_and_their_sentences(folder, documents):
 
 @pytest.mark.parametrize("documents", ["file", "lines", "articles"])
 def test_documents_of_the_grammar(folder, documents):
-    splits = tiny_config(folder, data__dataset="grammar", data__documents=documents).task.splits()
+    changes = {"data__train_file": "", "data__validation_file": ""}
+    splits = tiny_config(folder, data__dataset="grammar", data__documents=documents, **changes).task.splits()
     sentences = [sentence for document in grammar_documents("validation", 100) for sentence in document]
     if documents == "lines":  # each is a sentence: no pairs
         with pytest.raises(UserError, match=r'validation split: .*="lines" finds 616, none with two$'):
@@ -248,7 +249,7 @@ def test_training_learns_on_the_command_line(tmp_path, capsys):
     [
         ("One line. Two.\n", r'^next sentence prediction needs two documents, .* the train split: .*="file" finds 1$'),
         ("One line.\n\nTwo.\n", r"finds 2, none with two$"),
-        ("\n", "finds 0"),
+        ("\n", "the train split has no text, only blank lines: name another file"),
     ],
 )
 def test_text_without_pairs_is_refused(tmp_path, text, message):
