@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.hf.folders import redrawn
+from tests.models.hf.folders import assert_refused, redrawn
 from tests.nn.programs import jitted, normal
 from tfx_jax.models import hf
 from tfx_jax.nn import LoraConfig, adapt, merged
@@ -162,3 +162,37 @@ def test_gradients_of_adapters_are_those_of_peft(net, theirs, ours, their_folder
             for result, expected in pairs:
                 assert np.abs(expected).max() > 1e-3
                 np.testing.assert_allclose(result, expected, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which also changed the matrices below"),
+        ({"init_lora_weights": "olora", "target_modules": ["c_proj"]}, "init_lora_weights is 'olora', which also"),
+        ({"modules_to_save": ["wte"]}, "replaces transformer.wte.weight but not .* they are one shared parameter"),
+    ],
+)
+def test_what_peft_changed_outside_of_the_adapter_is_refused(tmp_path, options, message):
+    """Some starts change the frozen matrices, and a trained embedding is no longer the output layer."""
+    net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT))
+    net.save_pretrained(tmp_path / "base")
+    options = {"target_modules": ["c_attn"], "fan_in_fan_out": True, **options}
+    peft.get_peft_model(net, peft.LoraConfig(r=2, **options)).save_pretrained(tmp_path / "adapter")
+    change = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    change["base_model_name_or_path"] = str(tmp_path / "base")
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(change))
+    assert_refused(tmp_path / "adapter", message)
+
+
+def test_a_trained_embedding_that_is_also_the_output_layer_is_merged(tmp_path):
+    net = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT))
+    net.save_pretrained(tmp_path / "base")
+    net = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "base")  # which PEFT names as the base
+    config = peft.LoraConfig(
+        target_modules=["c_attn"], fan_in_fan_out=True, modules_to_save=["wte", "lm_head"], ensure_weight_tying=True
+    )
+    adapted = peft.get_peft_model(net, config)
+    with torch.no_grad():
+        next(param for name, param in adapted.named_parameters() if "wte.modules_to_save" in name).mul_(1.5)
+    adapted.save_pretrained(tmp_path / "adapter")
+    np.testing.assert_allclose(ours_of(hf.load(tmp_path / "adapter")), logits_of(adapted.eval()), atol=1e-4)

@@ -102,9 +102,7 @@ def _t5(architecture: str) -> Family:
     model = t5.ARCHITECTURES[architecture][0]
     prefix = "transformer." if model in t5.HEADS else ""  # of all tensors but those of the head
     below = re.escape(prefix)
-    copies = r"(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight"
-    if model is not T5:
-        copies = rf"{below}(encoder|decoder)\.embed_tokens\.weight"
+    shared = f"{prefix}shared.weight"
     has_decoder = model in (T5, T5Classifier)
     return Family(
         model,
@@ -119,7 +117,10 @@ def _t5(architecture: str) -> Family:
             rf"({below})?decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
             *([] if has_decoder else [r"decoder\..*"]),
         ),
-        copies=((copies, f"{'transformer.' if below else ''}shared.weight"),),
+        copies=(
+            (rf"{below}(encoder|decoder)\.embed_tokens\.weight", shared),
+            *(((r"lm_head\.weight", shared),) if model is T5 else ()),
+        ),
         fits=functools.partial(t5.fits, architecture),
     )
 
@@ -138,7 +139,8 @@ def _transformer(architecture: str) -> Family:
         completed=marian.as_marian,
         ignored=_COPIES_AND_POSITIONS,
         copies=(
-            (r"model\.(encoder|decoder)\.embed_tokens\.weight|lm_head\.weight", "model.shared.weight"),
+            (r"model\.(encoder|decoder)\.embed_tokens\.weight", "model.shared.weight"),
+            (r"lm_head\.weight", "model.shared.weight"),
             (r"lm_head\.weight", "model.decoder.embed_tokens.weight"),
         ),
         fits=functools.partial(marian.fits, architecture),
@@ -355,6 +357,8 @@ def load(
         _take_copies({row.tensor for row in rows}, tensors, prefix, family.copies)
         _refuse_unknown(rows, set(tensors.shapes), prefix, shapes, family.ignored)
         _refuse_other_copies({row.tensor for row in rows}, tensors, prefix, family.copies)
+        if isinstance(tensors, peft.AdaptedTensors):
+            tensors.check_copies({row.tensor for row in rows}, prefix, family.copies)
         options: dict[str, Any] = {"keep_bfloat16": keep_bfloat16}
         if shardings is not None:
             options["shardings"] = leaves_by_path(shardings(nnx.to_pure_dict(state)))

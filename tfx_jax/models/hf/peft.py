@@ -38,6 +38,8 @@ _REQUIRED: dict[str, Any] = {
     "alora_invocation_tokens": None,
     "arrow_config": None,
 }
+# Starts of adapters that leave the matrices of the model as they are; others, such as "pissa", change them.
+_STARTS = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
 # "task_type" by `kind` of a model's configuration.
 _TASKS = {"encoder_decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}
 
@@ -75,8 +77,14 @@ class AdaptedTensors(Tensors):
           UserError: as for `Tensors`; if the adapter does not fit the tensors or has an option that is not supported.
         """
         super().__init__(folder, renamed)
-        fields = Fields(read_json(adapter / CONFIG), adapter / CONFIG)
+        values = read_json(adapter / CONFIG)
+        fields = Fields(values, adapter / CONFIG)
         fields.require(**_REQUIRED)
+        if (start := values.get("init_lora_weights")) not in _STARTS:
+            raise UserError(
+                f"{adapter / CONFIG}: init_lora_weights is {start!r}, which also changed the matrices below it: "
+                "save it with PEFT's path_initial_model_for_weight_conversion"
+            )
         self._is_transposed = fields.get("fan_in_fan_out", False)
         self._parts: dict[str, dict[str, np.ndarray]] = {}  # "A", "B" and "magnitude" (DoRA) of each adapted tensor
         self._scales: dict[str, float] = {}  # factor of B A for each adapted tensor
@@ -111,6 +119,23 @@ class AdaptedTensors(Tensors):
                 raise UserError(
                     f"{adapter / WEIGHTS}: lora_magnitude_vector {magnitude_shape} does not fit {name} with "
                     f"use_dora={uses_dora}"
+                )
+
+    def check_copies(self, table_names: Collection[str], prefix: str, copies: Sequence[tuple[str, str]]) -> None:
+        """Raises UserError if a tensor was trained as a whole, but not its copies, which PEFT does not change with it.
+
+        Args:
+          table_names: names of the tensors in the table; these are no copies.
+          prefix: start of the names in the folder that the table omits.
+          copies: pairs (pattern, original) as in `Family`.
+        """
+        for pattern, original in copies:
+            separate = {*table_names, *(name.removeprefix(prefix) for name in self._replaced)}
+            is_whole = prefix + original in self._replaced and original in table_names
+            if is_whole and not any(re.fullmatch(pattern, name) for name in separate):
+                raise UserError(
+                    f"the adapter replaces {prefix + original} but not {pattern}, and here they are one shared "
+                    "parameter: list both in modules_to_save, with ensure_weight_tying=True"
                 )
 
     def _resolve(self, name: str, prefix: str) -> str | None:
