@@ -299,6 +299,25 @@ def test_without_kinds_of_layers_every_fourth_of_a_qwen3_next_has_dense_attentio
     assert hf.load(tmp_path).config.attention.names == ["gated_delta_rule"] * 3 + ["dense"]
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "attention"),
+    [
+        ("Mistral", {}, "window,dense"),
+        ("Phi3", {}, "window"),
+        ("Qwen3Moe", {**MOE, "use_sliding_window": True}, "window"),
+    ],
+)
+def test_kinds_of_layers_count_where_transformers_reads_them(tmp_path, name, options, attention):
+    """transformers makes a Ministral of a Mistral with kinds, and ignores those of the others."""
+    config = getattr(transformers, f"{name}Config")(**SIZES | {"sliding_window": 4, **options})
+    redrawn(getattr(transformers, f"{name}ForCausalLM")(config)).save_pretrained(tmp_path)
+    change_config(tmp_path, layer_types=["sliding_attention", "full_attention"] * 2)
+    ours = hf.load(tmp_path)
+    assert ours.config.attention.name == attention
+    want = logits_of(transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval())
+    np.testing.assert_allclose(jitted(lambda model: model(TOKENS))(ours), want, atol=1e-4 * np.abs(want).max())
+
+
 def test_a_rotary_key_is_no_larger_than_a_query():
     config = LlamaConfig(V, 64, 1, 32, 4, attention=AttentionConfig("latent", AttentionOptions(rope_size=9)))
     with pytest.raises(ValueError, match="rope_size=9 must be at most the size of a head, d_k=8"):

@@ -76,7 +76,7 @@ _WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM", 
 _WITHOUT_WINDOWS += ("StableLmForCausalLM", deepseek.V2, deepseek.V3, qwen3_next.NAME)
 # Modules with what only some architectures have, in `read_options`, `write_options` and `attention_rows`.
 _EXTENSIONS = {deepseek.V2: deepseek, deepseek.V3: deepseek, qwen3_next.NAME: qwen3_next}
-# Every layer has the window; transformers does not read "layer_types".
+# Every layer has the window. transformers reads "layer_types" of a Mistral only, which it then calls Ministral.
 _WITHOUT_LAYER_TYPES = ("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
 # Values of absent fields, as in transformers, if they are not those of Llama.
 _QWEN = {"vocab_size": 151_936, "max_position_embeddings": 32_768}
@@ -370,8 +370,8 @@ def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionC
 
 def _layer_types(architecture: str, fields: Fields, num_layers: int) -> list[str]:
     """Returns the kind of each layer: "layer_types" or, in older folders, what transformers computes without it."""
-    types = [] if architecture in _WITHOUT_LAYER_TYPES else fields.get("layer_types", [])
-    if types:
+    types = fields.get("layer_types", [])
+    if types and architecture not in _WITHOUT_LAYER_TYPES[1:]:
         if len(types) != num_layers:
             raise UserError(f"layer_types has {len(types)} entries for num_hidden_layers={num_layers}")
         return types
