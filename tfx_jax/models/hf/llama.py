@@ -76,8 +76,8 @@ _WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM", 
 _WITHOUT_WINDOWS += ("StableLmForCausalLM", deepseek.V2, deepseek.V3, qwen3_next.NAME)
 # Modules with what only some architectures have, in `read_options`, `write_options` and `attention_rows`.
 _EXTENSIONS = {deepseek.V2: deepseek, deepseek.V3: deepseek, qwen3_next.NAME: qwen3_next}
-# Every layer has the window. transformers reads "layer_types" of a Mistral only, which it then calls Ministral.
-_WITHOUT_LAYER_TYPES = ("MistralForCausalLM", "Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
+# Every layer has the window, and transformers does not read "layer_types".
+_WITHOUT_LAYER_TYPES = ("Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
 # Values of absent fields, as in transformers, if they are not those of Llama.
 _QWEN = {"vocab_size": 151_936, "max_position_embeddings": 32_768}
 _GEMMA = {"vocab_size": 256_000, "max_position_embeddings": 8192, "head_dim": 256}
@@ -371,7 +371,7 @@ def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionC
 def _layer_types(architecture: str, fields: Fields, num_layers: int) -> list[str]:
     """Returns the kind of each layer: "layer_types" or, in older folders, what transformers computes without it."""
     types = fields.get("layer_types", [])
-    if types and architecture not in _WITHOUT_LAYER_TYPES[1:]:
+    if types and architecture not in _WITHOUT_LAYER_TYPES:
         if len(types) != num_layers:
             raise UserError(f"layer_types has {len(types)} entries for num_hidden_layers={num_layers}")
         return types
@@ -380,7 +380,7 @@ def _layer_types(architecture: str, fields: Fields, num_layers: int) -> list[str
     if every < 1:
         raise UserError(f"sliding_window_pattern is {every}: need a number above 0")
     has_window = {
-        **dict.fromkeys(_WITHOUT_LAYER_TYPES, lambda index: True),
+        **dict.fromkeys(("MistralForCausalLM", *_WITHOUT_LAYER_TYPES), lambda index: True),
         **dict.fromkeys(("Qwen2ForCausalLM", "Qwen3ForCausalLM"), lambda index: index >= first),
         "Qwen2MoeForCausalLM": lambda index: index % 2 == 0 and index < first,
         "SmolLM3ForCausalLM": lambda index: (index + 1) % _no_rotary_every(fields, num_layers) == 0,
