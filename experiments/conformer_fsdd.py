@@ -36,6 +36,16 @@ files of dev.zip writes 98.67 % of them right (296), with the tenth of a second 
 of the files as they are, cut tightly, 97.0 %. Of 1,000 utterances of one digit, whose silence is drawn as in training,
 96.6 % are right (`evaluate --config.task.data.max_digits=1 --config.task.data.num_heldout=1000`).
 
+More steps help strings, not single digits: `--config.num_steps=5000`, seed 0, 100 minutes of a core of an AMD EPYC
+(AVX2) beside other work.
+
+    step                       1,000   2,000   3,000   4,000   5,000
+    word error rate, %          6.87    2.01    1.81    1.49    1.36
+    character error rate, %     2.34    1.17    1.13    0.84    0.84
+
+The mean of its last five checkpoints has 1.36 % too, and so has a search with eight prefixes. Of the 300 files 98.33 %
+are right (295: all five mistakes are of one speaker, Nicolas), of 1,000 utterances of one digit 97.4 %.
+
 What was wrong before: energies less their mean in the utterance, over their spread, which are those of its silence too.
 After 3,000 such steps 2.46 % of the words of strings were wrong, and of the 300 files with that silence 2.7 %, but
 20 % without. After 1,200 steps at one speed, silence always around, 94.1 % of 1,000 single digits were right. `large`:
