@@ -5,7 +5,6 @@ standard error.
 """
 
 import dataclasses
-import importlib.metadata
 import io
 import json
 import os
@@ -20,8 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
+from benchmarks.peers.machine import version
 from benchmarks.peers.measure import Result, Row, measure
 from benchmarks.peers.rows import attention_row, decoding_row, generating_row, gpt_training_row, training_row
+from benchmarks.peers.worker import cores
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "torch", "transformers")
 _SAVING = 20.0  # seconds in which a run that is told to end saves
@@ -64,17 +65,10 @@ def machine(options: Options) -> Iterator[dict[str, Any]]:
         "device": device.device_kind,
         "devices": jax.device_count(),
         "has_accelerator": device.platform in ("gpu", "tpu"),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: version(name) or "none" for name in _PACKAGES},
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 def correctness(options: Options) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from benchmarks.peers.machine import description, make
+from benchmarks.peers.machine import description, processor
 from benchmarks.peers.measure import measure
 from benchmarks.peers.report import as_json, draw, table, with_section
 from benchmarks.peers.rows import all_rows
@@ -59,8 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unknown row {', '.join(unknown)}; there are {', '.join(names)}")
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
-    if arguments.page is not None and not arguments.page.is_file():
-        parser.error(f"--page: {arguments.page} is not a file")
+    if arguments.page is not None:
+        if not arguments.page.is_file():
+            parser.error(f"--page: {arguments.page} is not a file")
+        try:
+            with_section(arguments.page.read_text(), "", "")
+        except ValueError as error:
+            parser.error(f"--page: {error}")
 
     arguments.output.mkdir(parents=True, exist_ok=True)
     results = []
@@ -75,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             (arguments.output / "peers.json").write_text(json.dumps(as_json(results)))
     draw(results, arguments.output / "peers.png")
     if arguments.page is not None:
-        arguments.page.write_text(with_section(arguments.page.read_text(), make(arguments.device), text))
+        arguments.page.write_text(with_section(arguments.page.read_text(), processor(arguments.device), text))
     print(text, end="")
     return 0
 

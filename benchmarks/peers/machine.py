@@ -15,10 +15,10 @@ _VENDORS = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
 _INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "amx_int8": "AMX"}
 
 
-def make(device: str) -> str:
+def processor(device: str) -> str:
     """Returns the make of the processor with its widest vectors ("AMD CPU, AVX2") or that of the GPU."""
     if device == "gpu":
-        # In a process of its own: this one must not take the memory that the sides need.
+        # Ask a separate process: JAX would reserve memory of the GPU here, which the sides need.
         command = [sys.executable, "-c", "import jax; print(jax.devices()[0].device_kind)"]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     vectors = [name for name in _instructions() if name.startswith("AVX")][-1:]
@@ -29,7 +29,8 @@ def description() -> str:
     """Returns a sentence with the processor, its instructions for matrices, its cores and the packages' versions."""
     name = _cpu("model name") or platform.processor() or platform.machine()
     hardware = [name, *_instructions(), f"{cores()} core{'s' * (cores() != 1)}"]
-    software = [f"Python {platform.python_version()}", *filter(None, map(_version, _PACKAGES))]
+    packages = [f"{package} {found}" for package in _PACKAGES if (found := version(package))]
+    software = [f"Python {platform.python_version()}", *packages]
     return f"{', '.join(hardware)}; {', '.join(software)}."
 
 
@@ -38,11 +39,12 @@ def _instructions() -> list[str]:
     return [name for flag, name in _INSTRUCTIONS.items() if flag in flags]
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str | None:
+    """Returns the version of an installed package; None without it."""
     try:
-        return f"{package} {importlib.metadata.version(package)}"
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return ""
+        return None
 
 
 def _cpu(field: str) -> str:

@@ -54,6 +54,17 @@ def test_a_page_has_one_section_for_each_machine():
         report.with_section("# Speed\n", "AMD CPU, AVX2", "first")
 
 
+@pytest.mark.parametrize(("text", "message"), [(None, "is not a file"), ("# Speed\n", "has no section '## Measured'")])
+def test_a_page_that_cannot_be_written_is_refused_before_the_measurement(tmp_path, capsys, text, message):
+    page = tmp_path / "speed.md"
+    if text is not None:
+        page.write_text(text)
+    with pytest.raises(SystemExit):
+        main(["--output", str(tmp_path / "peers"), "--page", str(page)])
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "peers").exists()
+
+
 CPUINFO = """processor\t: 0
 vendor_id\t: GenuineIntel
 model name\t: Intel(R) Xeon(R) Processor @ 2.60GHz
@@ -73,14 +84,14 @@ processor\t: 1
 def test_the_machine_is_named(tmp_path, monkeypatch, cpuinfo, make, start):
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(cpuinfo)
-    assert machine.make("cpu") == make
+    assert machine.processor("cpu") == make
     assert machine.description().startswith(start)
     assert f"jax {jax.__version__}, flax " in machine.description()
 
 
 def test_a_machine_without_linux_has_a_name(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
-    assert machine.make("cpu").endswith(" CPU")
+    assert machine.processor("cpu").endswith(" CPU")
     assert "core" in machine.description()
 
 
@@ -127,7 +138,7 @@ def test_from_processes_to_files(tmp_path, monkeypatch):
     text = (tmp_path / "peers.md").read_text()
     assert text.startswith(f"{machine.description()} 3 rounds.\n")
     assert text.count("\n| name ") == 1
-    assert page.read_text() == f"## Measured\n\n### {machine.make('cpu')}\n\n{text}\n## End\n"
+    assert page.read_text() == f"## Measured\n\n### {machine.processor('cpu')}\n\n{text}\n## End\n"
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])

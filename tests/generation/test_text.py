@@ -342,8 +342,8 @@ class Letters:
     def decode(self, ids):
         return "".join(chr(token + ord("a")) for token in ids)
 
-    def stream(self, context=()):
-        return TextStream(self.decode, context)
+    def stream(self, context=(), *, drops_space=False):
+        return TextStream(self.decode, context, drops_space=drops_space)
 
 
 @pytest.mark.parametrize("slide", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -154,6 +154,13 @@ class Continued(NamedTuple):
         return cls(ids, text, prompt[-1:].isspace() and not text[-1:].isspace())
 
 
+def stream_after(prompt: Continued | None, tokenizer: Any) -> TextStream:
+    """Returns a stream for the text that follows a prompt, or for one of its own if that is None."""
+    if prompt is None:
+        return tokenizer.stream()
+    return tokenizer.stream(prompt.ids, drops_space=prompt.has_own_space)
+
+
 class TextGenerator:
     """Generates text for prompts: continues them, or answers them with an encoder-decoder."""
 
@@ -464,11 +471,8 @@ class _StopObserver:
                 continue
             prompt = self._prompts[row] if row < len(self._prompts) else None
             if row not in self._streams:
-                self._streams[row] = self._tokenizer.stream(() if prompt is None else prompt.ids)
-            part = self._streams[row].push(token)
-            if prompt is not None and prompt.has_own_space and not self._texts.get(row):
-                part = part.removeprefix(" ")
-            text = self._texts[row] = self._texts.get(row, "") + part
+                self._streams[row] = stream_after(prompt, self._tokenizer)
+            text = self._texts[row] = self._texts.get(row, "") + self._streams[row].push(token)
             is_finished[row] = until_stop(text, self._stops) != text
         if self._on_text is not None and 0 in self._texts:
             # Withhold the last characters, which may be the beginning of a stop string.

@@ -112,9 +112,18 @@ class ClassificationBase(Generic[Config, Model, Rows]):
         """
         return self._splits[split]
 
+    def check_validation(self) -> None:
+        """Raises UserError if the validation split cannot be scored."""
+        self.rows("validation")
+
     def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
+        """Returns the training data, after `check_validation`: here rather than at the first evaluation.
+
+        Raises:
+          UserError: if a split cannot be used.
+        """
         if "validation" in self._splits:
-            self.rows("validation")  # raises for unusable data here, not at the first evaluation
+            self.check_validation()
         examples = self.encode(self.rows("train"))
         return train_batches(lambda epoch: examples, self.batch_spec, options)  # the same examples in every epoch
 

@@ -5,12 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import grain
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleList, LoaderOptions
+from tfx_jax.data.batching.batches import BatchSpec, ExampleList, LoaderOptions
 from tfx_jax.data.sources.splits import SPLITS, Split, Splits
 from tfx_jax.data.sources.tables import Table, read_table
 from tfx_jax.errors import UserError
@@ -342,16 +341,10 @@ class EventClassificationTask(ClassificationBase[EventClassificationConfig, Seq2
             examples.append(arrays | label_arrays(record.label))
         return ExampleList(examples, by="variable")
 
-    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """Returns the training data, after checking variables and labels of the validation split.
-
-        Raises:
-          UserError: if the validation split cannot be scored; checked here rather than at the first evaluation.
-        """
-        if "validation" in self._splits:
-            self._variable_ids(self._splits["validation"])
-            self._labels("validation")
-        return super().train_data(options)
+    def check_validation(self) -> None:
+        """Raises UserError if the variables or labels of the validation split cannot be scored."""
+        self._variable_ids(self._splits["validation"])
+        self._labels("validation")
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         return event_loss(model, batch, rngs)

@@ -30,7 +30,7 @@ from tfx_jax.errors import UserError, one_line
 from tfx_jax.functional.audio import WHISPER_SAMPLE_RATE
 from tfx_jax.generation import DecodeDriver, Sampling, Transcriber
 from tfx_jax.generation.decoding import check_prompt
-from tfx_jax.generation.text import Continued, until_stop
+from tfx_jax.generation.text import Continued, stream_after, until_stop
 from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech
 from tfx_jax.tasks.vision.captioning import CaptioningTask
@@ -505,8 +505,7 @@ class _Rows:
     ) -> None:
         """Begins a batch whose rows belong to these requests; texts of `blanks` are empty."""
         self._jobs, self._blanks, self._tokenizer, self._eos_ids = jobs, blanks, tokenizer, frozenset(eos_ids)
-        self._streams = [tokenizer.stream(() if prompt is None else prompt.ids) for prompt in continued]
-        self._have_space = [prompt is not None and prompt.has_own_space for prompt in continued]
+        self._streams = [stream_after(prompt, tokenizer) for prompt in continued]
         self._texts, self._counts, self._num_shown = [""] * len(jobs), [0] * len(jobs), [0] * len(jobs)
         self._num_unstable = _NUM_UNSTABLE if tokenizer.clean_up(" .") == "." else 0
 
@@ -545,10 +544,7 @@ class _Rows:
     def _push(self, row: int, token: int) -> None:
         """Adds a token to the text of a row."""
         self._counts[row] += 1
-        part = self._streams[row].push(token)
-        if self._have_space[row] and not self._texts[row]:
-            part = part.removeprefix(" ")
-        self._texts[row] += part
+        self._texts[row] += self._streams[row].push(token)
 
     def _text(self, row: int) -> tuple[str, bool]:
         """Returns the text of a row before its first stop string, and whether there is one."""

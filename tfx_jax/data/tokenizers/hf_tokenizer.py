@@ -425,12 +425,13 @@ class HFTokenizer(abc.ABC):
         """Removes spaces before punctuation marks if the configuration asks for it; `stream` leaves them."""
         return _clean_up(text) if self._cleans_up else text
 
-    def stream(self, context: Sequence[int] = ()) -> TextStream:
+    def stream(self, context: Sequence[int] = (), *, drops_space: bool = False) -> TextStream:
         """Returns an incremental decoder, whose parts together are `decode` of all ids, behind those of `context`.
 
-        It keeps spaces before punctuation marks, which `decode` removes for some folders.
+        It keeps spaces before punctuation marks, which `decode` removes for some folders. With `drops_space` the text
+        begins without a space.
         """
-        return TextStream(self._text, context)
+        return TextStream(self._text, context, drops_space=drops_space)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Returns each id's token as spelled in the vocabulary; "" for an id outside it."""

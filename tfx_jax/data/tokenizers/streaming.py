@@ -20,15 +20,18 @@ class TextStream:
     (['a', '', 'ß', '!'], '')
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()):
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = (), *, drops_space: bool = False
+    ):
         """Starts an empty text.
 
         Args:
           decode: returns the text of ids. Decoding more ids may only append to the text, except that incomplete
             characters at its end are completed.
           context: ids that the text continues; theirs is not returned.
+          drops_space: whether a space at the start of the text is left out, because the context's text ends with one.
         """
-        self._decode = decode
+        self._decode, self._drops_space = decode, drops_space
         self._context = list(context)  # ids whose text has been returned
         self._pending: list[int] = []  # later ids, whose text has not or only partly been returned
         self._text = decode(self._context) if self._context else ""  # text of context and pending ids
@@ -43,6 +46,8 @@ class TextStream:
         if num_final <= self._shown:
             return ""
         part = text[self._shown : num_final]
+        if self._drops_space:
+            part, self._drops_space = part.removeprefix(" "), False
         self._shown = num_final
         # A new context must not be white space only: `decode` may strip it, with the space of the next token.
         pending_text = self._decode(self._pending) if not num_broken else ""

@@ -449,13 +449,14 @@ def check_outputs(return_weights: bool, return_lse: bool) -> None:
         )
 
 
-def zeros_where_empty(attention: Callable[_P, _R]) -> Callable[_P, _R]:
+def zeros_where_empty(attention: Callable[_P, _R], *, front: str | None = None) -> Callable[_P, _R]:
     """Makes an attention return zeros for empty inputs, which blocks and reductions do not support.
 
     Zeros are also the output of a query that sees no key. For empty inputs only heads and dtypes are checked.
 
     Args:
       attention: a function of query [B, T, N, H], key [B, S, K, H], value [B, S, K, U] and options.
+      front: option with further keys, [B, G, K, H], whose weights come before those of `key`; None: there is none.
 
     Returns:
       The function with empty inputs handled. If B, T or S is 0, it returns zeros, [B, T, N, U], in the dtype of
@@ -472,8 +473,8 @@ def zeros_where_empty(attention: Callable[_P, _R]) -> Callable[_P, _R]:
         if query.size and key.size:
             return attention(*args, **kwargs)
         (b, t, n, _), s, u = query.shape, key.shape[1], value.shape[-1]
-        if (summary_key := kwargs.get("summary_key")) is not None:  # weights of summaries come first
-            s += cast(Any, summary_key).shape[1]
+        if front is not None and (further_key := cast(Any, kwargs.get(front))) is not None:
+            s += further_key.shape[1]
         shapes = dict(zip(EXTRA_OUTPUTS, ((b, n, t, s), (b, n, t), (b, n, t, s), (b, n, t)), strict=True))
         dtype = jnp.promote_types(query.dtype, jnp.float32)
         sinks: Any = kwargs.get("sinks")

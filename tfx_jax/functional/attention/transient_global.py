@@ -21,7 +21,7 @@ from tfx_jax.functional.attention.token_order import attend_in_order, order_toke
 
 @weights_on_request
 @shard_like_query
-@zeros_where_empty
+@functools.partial(zeros_where_empty, front="summary_key")
 def transient_global_attention(
     query: Float[Array, "B T N H"],
     key: Float[Array, "B T K H"],

@@ -5,13 +5,12 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-import grain
 import numpy as np
 from etils import epath
 from flax import nnx
 from jaxtyping import Array, Float
 
-from tfx_jax.data.batching.batches import Batch, BatchSpec, ExampleList, LoaderOptions
+from tfx_jax.data.batching.batches import BatchSpec, ExampleList, LoaderOptions
 from tfx_jax.data.sources.columns import is_table, read_columns
 from tfx_jax.data.sources.labeled import (
     LabeledPair,
@@ -183,16 +182,9 @@ class TextLabelTask(TextAttention, ClassificationBase[Config, Model, Any]):
         super().__init__(config, model_config, splits)
         self.tokenizer = tokenizer
 
-    def train_data(self, options: LoaderOptions) -> grain.IterDataset[Batch]:
-        """Returns the training data, after checking the labels of the validation split.
-
-        Raises:
-          UserError: if the validation split has a label that the training split lacks; checked here rather than at the
-            first evaluation.
-        """
-        if "validation" in self._splits:
-            check_labels(self._splits["validation"], self.labels, "the validation split")
-        return super().train_data(options)
+    def check_validation(self) -> None:
+        """Raises UserError if the validation split has a label that the training split lacks."""
+        check_labels(self._splits["validation"], self.labels, "the validation split")
 
     @property
     def inputs(self) -> tuple[str, ...]:
