@@ -82,14 +82,14 @@ def test_equals_the_equations_in_float64(pooling):
 
 @pytest.mark.parametrize("pooling", ["additive", "structured"])
 def test_padding_changes_nothing_bit_for_bit(pooling):
-    """Neither what stands there, not even an impossible variable, nor the order of rows, nor other rows."""
+    """Not what stands there, not even an impossible variable. The order of rows changes rounding at most."""
     model = make_model(pooling)
     logits = _run(model, *EVENTS)
     junk = VARIABLE + 1000, np.full_like(VALUE, 1e30), np.full_like(TIME, -7)
     changed = [np.where(MASK, part, other) for part, other in zip(EVENTS[:3], junk, strict=True)]
     np.testing.assert_array_equal(_run(model, *changed, MASK), logits)
-    order = [2, 0, 3, 1]
-    np.testing.assert_array_equal(_run(model, *(part[order] for part in EVENTS)), logits[order])
+    order = [2, 0, 3, 1]  # on some processors, in which order a matrix product adds depends on the place of a row
+    np.testing.assert_allclose(_run(model, *(part[order] for part in EVENTS)), logits[order], rtol=1e-6)
 
 
 def test_the_order_of_events_means_nothing():
