@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.rounds < 1:
         parser.error("--rounds must be at least 1")
     if arguments.page is not None:
+        if arguments.only:
+            parser.error("--page replaces all rows of this machine: leave --only out")
         if not arguments.page.is_file():
             parser.error(f"--page: {arguments.page} is not a file")
         try:

@@ -65,6 +65,15 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_measurement(tmp_pat
     assert not (tmp_path / "peers").exists()
 
 
+def test_a_page_does_not_lose_rows_to_a_run_of_some(tmp_path, capsys):
+    page = tmp_path / "speed.md"
+    page.write_text("## Measured\n\n## End\n")
+    with pytest.raises(SystemExit):
+        main(["--output", str(tmp_path / "peers"), "--only=decode_base", "--page", str(page)])
+    assert "leave --only out" in capsys.readouterr().err
+    assert not (tmp_path / "peers").exists()
+
+
 CPUINFO = """processor\t: 0
 vendor_id\t: GenuineIntel
 model name\t: Intel(R) Xeon(R) Processor @ 2.60GHz
