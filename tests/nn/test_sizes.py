@@ -10,17 +10,27 @@ from tests.attentions import ON_CPU, example
 from tfx_jax.functional.attention import SPECS
 from tfx_jax.models import BertConfig
 from tfx_jax.models.bert import Bert
-from tfx_jax.nn import MultiHeadAttention
+from tfx_jax.nn import FeedForward, Linear, MixtureOfExperts, MultiHeadAttention
 from tfx_jax.nn.attention import AttentionConfig
 from tfx_jax.nn.stack import _interleaved
 
 
 @pytest.mark.parametrize("number", [0, -1])
-@pytest.mark.parametrize("name", ["d_model", "num_heads", "d_k", "d_v", "num_kv_heads"])
-def test_sizes_of_attention_below_one_are_refused(name, number):
-    sizes = {"d_model": 8, "num_heads": 2} | {name: number}
-    with pytest.raises(ValueError, match=f"^{name} must be at least 1, got {number}$"):
-        MultiHeadAttention(**sizes, rngs=nnx.Rngs(0))
+@pytest.mark.parametrize(
+    ("layer", "sizes"),
+    [
+        (Linear, {"in_features": 8, "out_features": 2}),
+        (FeedForward, {"d_model": 8, "d_ff": 2}),
+        (MixtureOfExperts, {"d_model": 8, "d_ff": 2, "num_experts": 2}),
+        (MultiHeadAttention, dict.fromkeys(("d_model", "num_heads", "d_k", "d_v", "num_kv_heads", "num_key_heads"), 8)),
+        (MultiHeadAttention, dict.fromkeys(("d_model", "num_heads", "d_key_input", "d_value_input"), 8)),
+        (MultiHeadAttention, dict.fromkeys(("d_model", "num_heads", "d_out", "query_rank"), 8)),
+    ],
+)
+def test_sizes_below_one_are_refused(layer, sizes, number):
+    for name in sizes:
+        with pytest.raises(ValueError, match=f"^{name} must be at least 1, got {number}$"):
+            layer(**sizes | {name: number}, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("name", ON_CPU)

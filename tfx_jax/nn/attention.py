@@ -24,7 +24,7 @@ from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.signature import Bias, Mask, SegmentIds
 from tfx_jax.functional.attention.spec import CachedDecoding, HeadSizes, RecurrentDecoding, unbound
 from tfx_jax.functional.positions import ROTARY_SCALINGS, rotary_embedding, rotary_frequencies
-from tfx_jax.nn.basic import Linear, ShortConvolution
+from tfx_jax.nn.basic import Linear, ShortConvolution, check_sizes
 from tfx_jax.nn.distribution import current_distribution
 from tfx_jax.nn.lora import Frozen
 
@@ -170,10 +170,9 @@ class MultiHeadAttention(nnx.Module):
             raise TypeError(
                 "MultiHeadAttention needs d_model and num_heads: write MultiHeadAttention(512, 8, rngs=rngs)"
             )
-        sizes = {"d_model": d_model, "num_heads": num_heads, "d_k": d_k, "d_v": d_v, "num_kv_heads": num_kv_heads}
-        for name, size in sizes.items():
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
+        check_sizes(d_model=d_model, num_heads=num_heads, d_k=d_k, d_v=d_v, num_kv_heads=num_kv_heads)
+        check_sizes(num_key_heads=num_key_heads, query_rank=query_rank)
+        check_sizes(d_key_input=d_key_input, d_value_input=d_value_input, d_out=d_out)
         if d_k is None:
             if d_model % num_heads:
                 raise ValueError(f"d_model={d_model} is not divisible by num_heads={num_heads}; set d_k, the head size")

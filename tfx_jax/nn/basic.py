@@ -26,6 +26,13 @@ from tfx_jax.functional.positions import learned_positions
 _LECUN_NORMAL = nnx.initializers.lecun_normal()
 
 
+def check_sizes(**sizes: int | None) -> None:
+    """Raises ValueError for a size below 1, by name; None is a size that is not set."""
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}")
+
+
 class Buffer(nnx.Variable[Array]):
     """An array that belongs to a pretrained model but is not trained: it gets no gradient, and folders contain it."""
 
@@ -58,9 +65,13 @@ class Linear(nnx.Module):
           dtype: dtype of the computation.
           param_dtype: dtype of the parameters.
           rngs: stream `params`.
+
+        Raises:
+          ValueError: if a size is below 1.
         """
         self.in_features = (in_features,) if isinstance(in_features, int) else tuple(in_features)
         out = (out_features,) if isinstance(out_features, int) else tuple(out_features)
+        check_sizes(in_features=min(self.in_features), out_features=min(out))
         matrix = kernel_init(rngs.params(), (math.prod(self.in_features), math.prod(out)), param_dtype)
         self.out_features = out
         self.kernel = nnx.Param(matrix.reshape(*self.in_features, *out))
@@ -276,7 +287,11 @@ class FeedForward(nnx.Module):
           dtype: dtype of the computation.
           param_dtype: dtype of the parameters.
           rngs: stream `params`.
+
+        Raises:
+          ValueError: if a size is below 1.
         """
+        check_sizes(d_model=d_model, d_ff=d_ff)
         init = nnx.initializers.glorot_uniform()
         self.up = nnx.Param(init(rngs.params(), (d_model, d_ff), param_dtype))
         self.up_bias = nnx.Param(jnp.zeros(d_ff, param_dtype)) if use_bias else None

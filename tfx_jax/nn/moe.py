@@ -29,7 +29,7 @@ from tfx_jax.functional.moe import (
     top_k_routing,
 )
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, ExpertLoad, StepMetric
-from tfx_jax.nn.basic import Buffer, FeedForward, Linear
+from tfx_jax.nn.basic import Buffer, FeedForward, Linear, check_sizes
 from tfx_jax.nn.distribution import current_distribution
 from tfx_jax.nn.stack import stack_layers
 
@@ -204,7 +204,11 @@ class MixtureOfExperts(nnx.Module):
           param_dtype: dtype of the parameters.
           rngs: stream `params`.
           **options: options of `FeedForward` for the experts.
+
+        Raises:
+          ValueError: if a size is below 1.
         """
+        check_sizes(d_model=d_model, d_ff=d_ff, num_experts=num_experts)
         router = nnx.initializers.glorot_uniform()(rngs.params(), (d_model, num_experts), param_dtype)
         self.router: nnx.Variable[Array] = nnx.Param(router)  # a `Frozen` one in some fine-tunings
         self.router_bias = nnx.Param(jnp.zeros(num_experts, param_dtype)) if use_router_bias else None
