@@ -410,6 +410,21 @@ def test_frequencies_that_depend_on_a_length_take_no_packed_rows(rotary):
         layer(np.ones((1, 4, 8), np.float32), segment_ids=np.array([[1, 2, 2, 2]]))
 
 
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(1, 3), (2, 3), (3, 1), (3, 3)])
+def test_positions_are_one_for_each_token(num_queries, num_keys):
+    """A single position would rotate all keys of a memory alike."""
+    x, memory, positions = normal(3, 1, num_queries, 8), normal(4, 1, num_keys, 8), np.arange(num_queries)[None]
+
+    def attend():
+        return MultiHeadAttention(8, 2, rotary=RotaryConfig(), rngs=nnx.Rngs(0))(x, memory, positions=positions)
+
+    if num_queries == num_keys:
+        assert jax.eval_shape(attend).shape == x.shape
+        return
+    with pytest.raises(ValueError, match=rf"one entry for each of {num_keys} tokens, got shape \(1, {num_queries}\)"):
+        jax.eval_shape(attend)
+
+
 def test_what_a_flax_user_types_works():
     def shapes():
         rngs = nnx.Rngs(0)

@@ -268,7 +268,8 @@ class MultiHeadAttention(nnx.Module):
           mask: True where a query may attend, broadcastable to [B, N, T, S].
           is_causal: whether future keys are hidden.
           segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
-          positions: positions of the tokens of `x` in their sequences, for `rotary`; None means 0 .. T - 1.
+          positions: positions of the tokens of `x` in their sequences, for `rotary`, and of a memory of as many tokens;
+            None means 0 .. T - 1 and 0 .. S - 1.
           rngs: stream `dropout`; None means evaluation.
           return_weights: also return the attention weights, [B, N, T, S].
 
@@ -277,7 +278,8 @@ class MultiHeadAttention(nnx.Module):
 
         Raises:
           ValueError: if the layer has a short convolution and there is a memory or a mask of pairs, or `segment_ids`
-            are passed and the rotary frequencies depend on the length of a text.
+            are passed and the rotary frequencies depend on the length of a text; or if there is a rotation, and x or
+            the memory has not as many tokens as `positions`, which are those of both.
         """
         if self.query_convolution is not None and not (memory is None and value_memory is None):
             raise ValueError(
@@ -551,6 +553,9 @@ def with_positions(
       norm: normalization with a `scale` [H] or [N, H], for each head, or [N * H], for all heads together.
       rotary: rotary embedding.
       positions: positions of the tokens, [B or 1, T]; None means 0 .. T - 1.
+
+    Raises:
+      ValueError: if there are not as many positions as tokens.
     """
     if norm is not None:
         is_shared = norm.scale.shape[-1] != heads.shape[-1]  # one norm over all heads
@@ -558,6 +563,11 @@ def with_positions(
     if rotary is None:
         return heads
     positions = jnp.arange(heads.shape[1])[None] if positions is None else positions
+    if positions.shape[-1] != heads.shape[1]:  # one position would be that of all tokens
+        raise ValueError(
+            f"positions must have one entry for each of {heads.shape[1]} tokens, got shape {positions.shape}; for a "
+            "memory of another length call `project_memory` with its own positions, then `attend`"
+        )
     return rotary.rotate(heads, jnp.broadcast_to(positions, heads.shape[:2]))
 
 
