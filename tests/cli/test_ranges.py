@@ -32,10 +32,12 @@ def test_generate_refuses_numbers_out_of_range_before_it_loads_a_model(flag, val
         assert line.isprintable()
 
 
-@pytest.mark.parametrize("temperature", [-1.0, 1e-31, float("nan"), float("inf")])
-def test_sampling_refuses_temperatures_that_leave_no_finite_logit(temperature):
-    with pytest.raises(UserError, match=r"^temperature must be 0 or at least 1e-30, got"):
-        Sampling(temperature=temperature)
+@pytest.mark.parametrize("divisor", [-1.0, 1e-31, 1e31, float("nan"), float("inf")])
+def test_sampling_refuses_divisors_that_leave_no_finite_logit(divisor):
+    with pytest.raises(UserError, match=r"^temperature must be 0 or at least 1e-30 and at most 1e\+30, got"):
+        Sampling(temperature=divisor)
+    with pytest.raises(UserError, match=r"^repetition_penalty must be at least 1e-30 and at most 1e\+30, got"):
+        Sampling(repetition_penalty=divisor)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8", "float64"])

@@ -255,10 +255,10 @@ def test_refusals():
         with pytest.raises(UserError, match=rf"first_ids has the token id {first_ids[-1]}; use ids in 0 \.\. {V - 1}"):
             Generator(make_model(), first_ids=first_ids, max_new_tokens=4)
     for options, match in (
-        ({"temperature": -1}, "temperature must be 0 or at least 1e-30, got -1"),
+        ({"temperature": -1}, r"temperature must be 0 or at least 1e-30 and at most 1e\+30, got -1"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
-        ({"repetition_penalty": 0}, "repetition_penalty must be above 0, got 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be at least 1e-30 and .*, got 0"),
     ):
         with pytest.raises(UserError, match=match):
             Sampling(**options)

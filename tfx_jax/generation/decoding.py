@@ -6,7 +6,6 @@
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -21,12 +20,14 @@ from tfx_jax.arrays import to_device, to_host
 from tfx_jax.errors import UserError
 from tfx_jax.fields import MAX_BEAMS, MAX_LENGTH_PENALTY, at_least, documented, within
 from tfx_jax.functional.search import (
+    LARGEST_TEMPERATURE,
     LEAST_TEMPERATURE,
     LENGTH_PENALTY,
     Cache,
     StepFn,
     beam_search,
     greedy_search,
+    is_valid_divisor,
     sample,
     with_repetition_penalty,
     without_repeated_ngrams,
@@ -85,14 +86,20 @@ class Sampling:
     no_repeat_ngram_size: int = 0  # no sequence of this many tokens occurs twice; 0 allows it
 
     def __post_init__(self):
-        if self.temperature != 0 and not LEAST_TEMPERATURE <= self.temperature < math.inf:
-            raise UserError(f"temperature must be 0 or at least {LEAST_TEMPERATURE}, got {self.temperature}")
+        if self.temperature != 0 and not is_valid_divisor(self.temperature):
+            raise UserError(
+                f"temperature must be 0 or at least {LEAST_TEMPERATURE} and at most {LARGEST_TEMPERATURE}, got "
+                f"{self.temperature}"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top_k must be at least 1, got {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if not self.repetition_penalty > 0:
-            raise UserError(f"repetition_penalty must be above 0, got {self.repetition_penalty}")
+        if not is_valid_divisor(self.repetition_penalty):
+            raise UserError(
+                f"repetition_penalty must be at least {LEAST_TEMPERATURE} and at most {LARGEST_TEMPERATURE}, got "
+                f"{self.repetition_penalty}"
+            )
         if self.min_p is not None and not 0 <= self.min_p <= 1:
             raise UserError(f"min_p must be at least 0 and at most 1, got {self.min_p}")
         if self.no_repeat_ngram_size < 0:

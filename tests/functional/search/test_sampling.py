@@ -88,6 +88,7 @@ def test_draws_sequences_as_often_as_the_model_says():
         ({"top_k": 3, "top_p": 0.8}, {3: 0.2, 4: 0.3, 5: 0.4}),
         # Squared, 0.16 of 0.30 is in: 0.09 more make 0.83 of it.
         ({"temperature": 0.5, "top_p": 0.8}, {4: 0.3**2, 5: 0.4**2}),
+        ({"top_p": 1e-60}, {5: 1.0}),  # 0 in float32
     ],
 )
 def test_truncated_distributions(options, weights):
@@ -201,7 +202,8 @@ def test_scalar_cache_is_shared_and_compiled_once():
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"temperature": 0.0}, r"temperature must be in \[1e-30, inf\), got 0.0; use greedy_search"),
+        ({"temperature": 0.0}, r"temperature must be in \[1e-30, 1e\+30\], got 0.0; use greedy_search"),
+        ({"temperature": 1e31}, r"temperature must be .* got 1e\+31"),
         ({"temperature": -1.0}, "temperature must be .* got -1.0"),
         ({"temperature": math.nan}, "temperature must be .* got nan"),
         ({"top_k": 0}, "top_k must be .* got 0"),
