@@ -276,6 +276,15 @@ def test_paths_lead_to_no_file(client, path):
     assert json.loads(content["body"])["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"), [("PUT", "/health", "GET, HEAD"), ("GET", "/v1/completions", "POST")]
+)
+def test_methods_that_are_offered_are_named(client, method, path, allowed):
+    response = client.request(method, path)
+    assert "is not offered at this path" in message_of(response, 405)
+    assert ", ".join(sorted(response.headers["Allow"].split(", "))) == allowed
+
+
 def test_model_is_described_by_its_name(client):
     entry = client.get("/v1/models/small%20%3Cgpt%3E").json()
     assert [entry] == client.get("/v1/models").json()["data"]
@@ -329,6 +338,8 @@ def test_chats_of_openai_clients(client, jobs):
     assert [job.max_tokens for job in jobs] == [32, 32, 64 - len("u:" + "x" * 40 + " a:")]
     client.post("/v1/completions", json={"prompt": "a", "max_tokens": None})
     assert jobs[-1].max_tokens == 16
+    streamed = {"prompt": "a", "stream": True, "stream_options": {"include_usage": None}}
+    assert '"usage"' not in client.post("/v1/completions", json=streamed).text
     for name in ("presence_penalty", "n"):
         assert name in message_of(client.post("/v1/chat/completions", json=body | {name: 2}), 400)
 
@@ -447,6 +458,18 @@ def test_clients_see_no_paths(folder, monkeypatch):
         assert serve._name(argparse.Namespace(workdir=workdir, model=source)) == expected
     monkeypatch.chdir(folder)
     assert serve._name(argparse.Namespace(workdir=".", model=None)) == folder.name
+
+
+def test_clients_see_no_path_of_a_template_that_refuses(folder, tmp_path):
+    pytest.importorskip("jinja2", reason="templates need jinja2")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    template = "{{ raise_exception('roles must alternate') }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    app, worker = server.make_app(tfx_jax.load(tmp_path), "model")
+    with testclient.TestClient(app, base_url=HOST) as client:
+        response = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})
+    worker.close()
+    assert message_of(response, 400) == "the chat template refuses the conversation: roles must alternate"
 
 
 def test_other_addresses_are_served_on_request_only():

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -288,7 +288,8 @@ class _App:
 
     async def _not_found(self, request: Request, error: Any) -> Response:
         offered = ", ".join(sorted(self._paths))
-        return _error(error.status_code, f"{request.method} is not offered at this path; this model has {offered}")
+        message = f"{request.method} is not offered at this path; this model has {offered}"
+        return _error(error.status_code, message, error.headers)  # for 405, Allow
 
     async def _page(self, request: Request) -> Response:
         worker = self._worker
@@ -574,7 +575,7 @@ def request_schemas(worker: ModelWorker, max_tokens: int) -> dict[str, Any]:
         "presence_penalty": neutral,
         "frequency_penalty": neutral,
         "stream": {"type": "boolean"},
-        "stream_options": _object({"include_usage": {"type": "boolean"}}),
+        "stream_options": _object({"include_usage": {"type": ["boolean", "null"]}}),
         "max_tokens": count,
         "max_completion_tokens": count,
         "temperature": {"type": "number", "minimum": 0, "maximum": 10},
@@ -734,8 +735,9 @@ def _error_body(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}
 
 
-def _error(status: int, message: str) -> Response:
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     """Returns an error; the connection ends where a body may remain unread."""
-    headers = {"Connection": "close"} if status in (403, 408, 413, 415, 421) else {}
+    headers = dict(headers or {})
+    headers |= {"Connection": "close"} if status in (403, 408, 413, 415, 421) else {}
     headers |= {"Retry-After": "1"} if status == 503 else {}
     return JSONResponse(_error_body(status, message), status, headers=headers)

@@ -30,12 +30,12 @@ class ChatTemplate:
         Args:
           source: the template, in Jinja's language.
           special_tokens: what the template can read besides the messages, such as "bos_token" and "eos_token".
-          where: file of the template, for errors.
+          where: file of the template, for errors in it.
 
         Raises:
           UserError: if jinja2 is missing or the template has an error.
         """
-        self._special_tokens, self._where = dict(special_tokens), where
+        self._special_tokens = dict(special_tokens)
         try:
             import jinja2
         except ImportError as error:
@@ -62,7 +62,8 @@ class ChatTemplate:
         try:
             return self._template.render(messages=[dict(m) for m in messages], **options, **self._special_tokens)
         except Exception as error:  # of the template's own program: any
-            raise UserError(f"{self._where} refuses the conversation: {one_line(error)}") from None
+            # Without the file of the template: clients of `tfx-jax serve` see this.
+            raise UserError(f"the chat template refuses the conversation: {one_line(error)}") from None
 
     def encode(self, tokenizer: HFTokenizer, messages: Sequence[Message]) -> list[int]:
         """Returns the token ids of a conversation, up to the beginning of the model's reply.
