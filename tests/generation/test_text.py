@@ -1,6 +1,7 @@
 """Generation against loops that read everything again for each token; ends, stops, shapes, refusals."""
 
 import functools
+import itertools
 import types
 
 import jax
@@ -291,13 +292,13 @@ def test_a_continuation_depends_on_no_other_prompt_and_on_no_other_limit(kind, n
         assert [text[:6] for text in found] == alone
 
 
-def sliding_naive(prompt, length):
+def sliding_naive(prompt, length, choose=lambda logits, tokens: int(logits.argmax())):
     """Greedy: when no position is left, reads the most recent half again, or as much as leaves room for the rest."""
     tokens, start = list(prompt), max(0, len(prompt) - max(MAX_LENGTH - length, MAX_LENGTH // 2))
     for done in range(length):
         if len(tokens) - start == MAX_LENGTH:
             start = len(tokens) - max(MAX_LENGTH - (length - done), MAX_LENGTH // 2)
-        tokens.append(int(logits_after(tokens[start:]).argmax()))
+        tokens.append(choose(logits_after(tokens[start:]), tokens))
     return tokens[len(prompt) :]
 
 
@@ -316,6 +317,33 @@ def test_sliding_continues_from_the_most_recent_tokens(prompt_length, length):
     expected = sliding_naive(prompt, length)
     assert Generator(make_model(), slide=True, observer=observe, **options)([prompt]) == [expected]
     assert seen == expected[:-1]
+
+
+def unrepeated(logits, tokens):
+    """The most probable token that completes no pair of successive tokens again."""
+    followers = {second for first, second in itertools.pairwise(tokens) if first == tokens[-1]}
+    return max(set(range(V)) - followers, key=lambda token: logits[token])
+
+
+@pytest.mark.parametrize(
+    ("options", "choose"),
+    [({"no_repeat_ngram_size": 2}, unrepeated), ({"repetition_penalty": 1.5}, None)],
+    ids=["ngrams", "penalty"],
+)
+def test_sliding_remembers_what_the_model_no_longer_reads(options, choose):
+    """Of a text that is longer than the model's positions, and of a prompt that is."""
+    choose = choose or penalised(options["repetition_penalty"])
+    search = Sampling(temperature=0, **options)
+    prompt = np.random.default_rng(0).integers(0, V, 50).tolist()
+    expected = sliding_naive(prompt, 60, choose)
+    assert expected != sliding_naive(prompt, 60)
+    assert Generator(make_model(), slide=True, max_new_tokens=60, search=search)([prompt]) == [expected]
+
+
+def test_every_output_begins_with_tokens_that_repeat_what_a_prompt_has():
+    search = Sampling(temperature=0, no_repeat_ngram_size=2)
+    generator = Generator(make_model(), first_ids=[2, 19], max_new_tokens=5, search=search)
+    assert generator([[3, 2, 19, 4]]) == [[2, 19, *naive([3, 2, 19, 4, 2, 19], 3, unrepeated)]]
 
 
 def test_sliding_samples_anew_in_each_part_and_ends_where_told():

@@ -124,6 +124,7 @@ def decode(
     first_ids: Sequence[int] | Int[Array, " F"] = (),
     banned_ids: Sequence[int] = (),
     banned_next_ids: Sequence[int] = (),
+    earlier: tuple[Int[Array, "B E"], Bool[Array, "B E"]] | None = None,
     observer: Observer | None = None,
 ) -> Int[Array, "B L"]:
     """Encodes a batch of inputs and generates until every row has ended; for use inside `jax.jit`.
@@ -142,6 +143,8 @@ def decode(
       first_ids: tokens that every output begins with, such as the target language; they count as new tokens.
       banned_ids: tokens that are never generated.
       banned_next_ids: tokens that are not generated as the first one after `first_ids`.
+      earlier: tokens of each text before its input, which the model does not read, and which of them are tokens, not
+        padding: the repetition penalty and repeated n-grams of a text that the model continues count them.
       observer: called with the tokens of every step while the program runs; only for `Sampling`.
 
     Returns:
@@ -152,20 +155,21 @@ def decode(
     cache, start = decoder.init_cache(memory, max_length=max_length, num_beams=num_beams)
     limits: dict[str, Any] = {"max_length": max_length, "length_limits": length_limits}
     step_fn, vocab_size = decoder.step, decoder.vocab_size
+    if isinstance(search, Sampling):
+        text, exists = _text_so_far(decoder, inputs, token_mask, earlier)
+        if search.repetition_penalty != 1:
+            # Mark the tokens of each text as seen, [B, V]; `max` ignores tokens that are padding.
+            seen = jnp.zeros((inputs.shape[0], vocab_size), bool)
+            seen = seen.at[jnp.arange(inputs.shape[0])[:, None], text].max(exists)
+            step_fn, cache = with_repetition_penalty(step_fn, cache, seen, search.repetition_penalty)
+        if search.no_repeat_ngram_size:
+            tokens, exists = left_aligned(text, exists)
+            lengths = jnp.maximum(exists.sum(axis=1) - 1, 0)  # the last token of a text is the first step's input
+            options = {"size": search.no_repeat_ngram_size, "max_length": max_length}
+            step_fn, cache = without_repeated_ngrams(step_fn, cache, tokens, lengths, **options)
     if len(first_ids) or banned_ids or banned_next_ids:
         step_fn, cache = _constrained(step_fn, cache, vocab_size, first_ids, banned_ids, banned_next_ids)
     if isinstance(search, Sampling):
-        if search.repetition_penalty != 1:
-            seen = jnp.zeros((inputs.shape[0], vocab_size), bool)
-            if decoder.continues_inputs:  # an output does not repeat tokens of its source
-                # Mark the tokens of each prompt as seen, [B, V]; `max` ignores tokens that are padding.
-                rows = jnp.arange(inputs.shape[0])[:, None]
-                seen = seen.at[rows, inputs].max(True if token_mask is None else token_mask)
-            step_fn, cache = with_repetition_penalty(step_fn, cache, seen, search.repetition_penalty)
-        if search.no_repeat_ngram_size:
-            tokens, lengths = _tokens_before(decoder, inputs, token_mask)
-            options = {"size": search.no_repeat_ngram_size, "max_length": max_length}
-            step_fn, cache = without_repeated_ngrams(step_fn, cache, tokens, lengths, **options)
         step_fn, cache = _with_end(step_fn, cache, vocab_size, eos_ids, observer)
         limits |= {"rng": jax.random.key(0) if rng is None else rng, "row_ids": row_ids}
         return _sample(step_fn, cache, start, search, vocab_size, **limits)
@@ -181,14 +185,19 @@ def decode(
     return jnp.where(tokens == pad_id, _NO_TOKEN, tokens)
 
 
-def _tokens_before(
-    decoder: Decoder, inputs: Array, token_mask: Array | None
-) -> tuple[Int[Array, "B P"], Int[Array, " B"]]:
-    """Returns the tokens before the first step's input and their number: a prompt without its last token, or none."""
+def _text_so_far(
+    decoder: Decoder, inputs: Array, token_mask: Array | None, earlier: tuple[Array, Array] | None
+) -> tuple[Int[Array, "B P"], Bool[Array, "B P"]]:
+    """Returns the tokens that an output continues, and which are no padding; none for a source, which is no part of it.
+
+    The arguments are those of `decode`.
+    """
     if not decoder.continues_inputs:
-        return jnp.zeros((inputs.shape[0], 0), jnp.int32), jnp.zeros(inputs.shape[0], jnp.int32)
-    tokens, exists = left_aligned(inputs, jnp.ones(inputs.shape, bool) if token_mask is None else token_mask)
-    return tokens, jnp.maximum(exists.sum(axis=1) - 1, 0)
+        return jnp.zeros((inputs.shape[0], 0), jnp.int32), jnp.zeros((inputs.shape[0], 0), bool)
+    exists = jnp.ones(inputs.shape, bool) if token_mask is None else token_mask
+    if earlier is None:
+        return inputs, exists
+    return jnp.concatenate([earlier[0], inputs], axis=1), jnp.concatenate([earlier[1], exists], axis=1)
 
 
 def _sample(step_fn: StepFn, cache: Cache, start: Array, search: Sampling, end: int, **options: Any) -> Array:
@@ -271,6 +280,7 @@ class DecodeDriver:
         tokens_per_batch: int | None = None,
         seed: int = 0,
         first: int = 0,
+        earlier: Sequence[Sequence[int]] | None = None,
         on_batch: Callable[[int], object] | None = None,
     ) -> list[list[int]]:
         """Decodes each input.
@@ -283,6 +293,7 @@ class DecodeDriver:
           tokens_per_batch: number of input tokens per batch, padding included; None makes one batch of all inputs.
           seed: sampling seed. The samples of an input depend on the seed and on the input's number only.
           first: number of the first input, for callers that process inputs in parts.
+          earlier: tokens of each text before its input, which only options against repetition read, see `decode`.
           on_batch: called after each batch with the number of its inputs.
 
         Returns:
@@ -312,6 +323,10 @@ class DecodeDriver:
             limits = [max_new_tokens(len(inputs[member])) for member in members] + [1] * num_copies
             length = padded(max(map(len, rows)))
             padded_tokens, token_mask = _padded_batch(rows, length)
+            tokens_before = None
+            if earlier is not None:
+                before = [earlier[index] for index in row_ids]
+                tokens_before = _padded_batch(before, 1 << max(map(len, before)).bit_length())
             tokens = self._run(
                 decoder,
                 padded_tokens,
@@ -319,6 +334,7 @@ class DecodeDriver:
                 np.array(limits, np.int32),
                 jax.random.key(seed),
                 first + row_ids,
+                earlier=tokens_before,
                 max_length=max_new_tokens(length),
             )
             for member, row in zip(members, to_host(tokens).tolist(), strict=False):

@@ -73,6 +73,9 @@ class Generator:
             )
         self._max_new_tokens, self._eos_ids = max_new_tokens, frozenset(eos_ids)
         self._slide, self._observer = slide, observer
+        self._forbids_repetition = isinstance(search, Sampling) and (
+            search.repetition_penalty != 1 or search.no_repeat_ngram_size > 0
+        )
 
     @property
     def continues_prompts(self) -> bool:
@@ -114,11 +117,17 @@ class Generator:
             remaining = self._max_new_tokens - len(new_tokens)
             # Leave room for all remaining tokens, but read at least half of the positions.
             context_length = max(num_positions - remaining, num_positions // 2, 1)
-            context = [*prompt, *new_tokens][-context_length:]
+            text = [*prompt, *new_tokens]
+            earlier, context = text[:-context_length], text[-context_length:]
             count = min(remaining, num_positions - len(context))
             part_seed = int(np.random.SeedSequence([seed, part]).generate_state(1)[0]) if part else seed
             (newest,) = self._driver(
-                self._decoder, [context], max_new_tokens=lambda _, count=count: count, seed=part_seed, first=number
+                self._decoder,
+                [context],
+                max_new_tokens=lambda _, count=count: count,
+                seed=part_seed,
+                first=number,
+                earlier=[earlier] if earlier and self._forbids_repetition else None,
             )
             new_tokens += newest
             if len(newest) < count or len(new_tokens) >= self._max_new_tokens or newest[-1] in self._eos_ids:
