@@ -11,6 +11,7 @@ from flax import nnx
 from scipy.special import log_softmax, softmax
 
 from tests.data.tokenizers_made_here import make_tokenizer
+from tfx_jax.data.tokenizers.hf_tokenizer import _clean_up
 from tfx_jax.data.tokenizers.streaming import TextStream
 from tfx_jax.errors import UserError
 from tfx_jax.generation.decoding import BeamSearch, Sampling
@@ -373,6 +374,9 @@ class Letters:
     def stream(self, context=(), *, drops_space=False):
         return TextStream(self.decode, context, drops_space=drops_space)
 
+    def clean_up(self, text):
+        return text
+
 
 @pytest.mark.parametrize("slide", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_first_of_several_texts_is_streamed_to_its_end(slide):
@@ -382,6 +386,34 @@ def test_the_first_of_several_texts_is_streamed_to_its_end(slide):
     texts = generator(["abcde" * (3 if slide else 1), "g"])
     assert "".join(parts) == texts[0].text != texts[1].text
     assert len(texts[0].text) == options["max_new_tokens"]
+
+
+class Words(Letters):
+    """Words and punctuation marks, before which `decode` removes the spaces that `stream` leaves."""
+
+    def clean_up(self, text):
+        return _clean_up(text)
+
+    def decode(self, ids):
+        return self.clean_up(self.join(ids))
+
+    def join(self, ids):
+        return "".join((" ,", " a", " does", " n't")[token % 4] for token in ids)
+
+    def stream(self, context=(), *, drops_space=False):
+        return TextStream(self.join, context, drops_space=drops_space)
+
+
+@pytest.mark.parametrize("stop", [[], ["does,"]])
+def test_a_streamed_text_has_no_spaces_before_punctuation_either(stop):
+    """At a stop string that only the text without these spaces has, the program ends too."""
+    parts = []
+    generator = TextGenerator(make_model(), Words(), on_text=parts.append, stop=stop, max_new_tokens=30, search=GREEDY)
+    (output,) = generator(["hi"])
+    whole = Words().decode(Generator(make_model(), max_new_tokens=30, search=GREEDY)([[7, 8]])[0])
+    assert "".join(parts) == output.text == (whole[: whole.index("does,")] if stop else whole)
+    assert len(parts) > 2
+    assert (output.num_tokens == 30) == (not stop)
 
 
 TEXTS = ["the man runs in the park", "the child sleeps , and the man sings", "she reads the book to the child"]

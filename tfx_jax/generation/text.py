@@ -170,6 +170,11 @@ def stream_after(prompt: Continued | None, tokenizer: Any) -> TextStream:
     return tokenizer.stream(prompt.ids, drops_space=prompt.has_own_space)
 
 
+def num_unstable(tokenizer: Any) -> int:
+    """Returns how many characters at the end of a growing text may still change by `HFTokenizer.clean_up`."""
+    return 8 if tokenizer.clean_up(" .") == "." else 0
+
+
 class TextGenerator:
     """Generates text for prompts: continues them, or answers them with an encoder-decoder."""
 
@@ -469,7 +474,7 @@ class _StopObserver:
         """Resets the state for a new batch; `prompts` are those that are continued, `is_silent` disables streaming."""
         self._prompts, self._is_silent = prompts, is_silent
         self._streams: dict[int, TextStream] = {}
-        self._texts: dict[int, str] = {}
+        self._texts: dict[int, str] = {}  # as the streams return them, before `clean_up`
         self._num_shown = 0  # number of streamed characters of the first text
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
@@ -481,11 +486,13 @@ class _StopObserver:
             prompt = self._prompts[row] if row < len(self._prompts) else None
             if row not in self._streams:
                 self._streams[row] = stream_after(prompt, self._tokenizer)
-            text = self._texts[row] = self._texts.get(row, "") + self._streams[row].push(token)
+            self._texts[row] = self._texts.get(row, "") + self._streams[row].push(token)
+            text = self._tokenizer.clean_up(self._texts[row])
             is_finished[row] = until_stop(text, self._stops) != text
         if self._on_text is not None and 0 in self._texts:
-            # Withhold the last characters, which may be the beginning of a stop string.
-            self._show(self._texts[0], num_withheld=max(map(len, self._stops), default=1) - 1)
+            # The last characters may be the beginning of a stop string.
+            num_withheld = max(map(len, self._stops), default=1) - 1 + num_unstable(self._tokenizer)
+            self._show(self._tokenizer.clean_up(self._texts[0]), num_withheld)
         return is_finished
 
     def finish(self, text: str) -> None:

@@ -30,7 +30,7 @@ from tfx_jax.errors import UserError, one_line
 from tfx_jax.functional.audio import WHISPER_SAMPLE_RATE
 from tfx_jax.generation import DecodeDriver, Sampling, Transcriber
 from tfx_jax.generation.decoding import check_prompt
-from tfx_jax.generation.text import Continued, stream_after, until_stop
+from tfx_jax.generation.text import Continued, num_unstable, stream_after, until_stop
 from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech
 from tfx_jax.tasks.vision.captioning import CaptioningTask
@@ -43,7 +43,6 @@ MAX_BATCH_TOKENS = 2**15  # rows * (prompt + new tokens) of one call, padding in
 MAX_ATTENTION_WEIGHTS = 2**24  # tokens^2 * heads * layers: each weight is about 16 bytes of the page
 _MAX_PROGRAMS = 64  # compiled programs that are kept
 _MIN_PROMPT = 16  # shorter prompts are padded to this length
-_NUM_UNSTABLE = 8  # characters at the end of a text that removing spaces before punctuation may still change
 _UPLOAD = "the file"  # what messages call an uploaded file
 
 
@@ -507,7 +506,7 @@ class _Rows:
         self._jobs, self._blanks, self._tokenizer, self._eos_ids = jobs, blanks, tokenizer, frozenset(eos_ids)
         self._streams = [stream_after(prompt, tokenizer) for prompt in continued]
         self._texts, self._counts, self._num_shown = [""] * len(jobs), [0] * len(jobs), [0] * len(jobs)
-        self._num_unstable = _NUM_UNSTABLE if tokenizer.clean_up(" .") == "." else 0
+        self._num_unstable = num_unstable(tokenizer)
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
         """Adds the newest token of each row, [B] int32, -1 if none; returns True for rows to stop, [B]."""
