@@ -1,16 +1,26 @@
 """A training on paper: what is read from the program, what is predicted, what would fit."""
 
 import dataclasses
+import math
 import re
 
 import jax
 import pytest
 
 from tests.training.configs import default_config
+from tfx_jax.cli.train import load_config_file
 from tfx_jax.errors import UserError
 from tfx_jax.models import GPTConfig, TransformerConfig
 from tfx_jax.planning.chips import CHIPS
-from tfx_jax.planning.plan import Plan, _record_failure, _set_times, alternatives, plan_training, variants
+from tfx_jax.planning.plan import (
+    Plan,
+    _record_failure,
+    _set_times,
+    alternatives,
+    plan_step,
+    plan_training,
+    variants,
+)
 from tfx_jax.planning.programs import Collective, Kernel, Operation, Program
 from tfx_jax.planning.topologies import TOPOLOGIES
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
@@ -36,6 +46,16 @@ def test_simulated_devices_have_a_program_and_no_prediction():
     assert plan.collectives["all-reduce"]["bytes"] >= 2 * 7 / 8 * 4 * plan.num_params
     assert plan.peak_bytes > plan.argument_bytes > 3 * 4 * plan.num_params
     assert (plan.predicted_step_seconds, plan.predicted_mfu, plan.bound) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "num_axes", "unit"),
+    [("vit_digits:test", "image", 1, "image"), ("captioning_shapes:test", "caption", 2, "token")],
+)
+def test_rates_count_images_or_positions_of_sequences_not_rows_of_pixels(name, array, num_axes, unit):
+    plan = plan_step(load_config_file(name, []), jax.devices()[:1]).plan
+    assert len(plan.batch["image"]) == 4
+    assert (plan.tokens, plan.unit) == (math.prod(plan.batch[array][:num_axes]), unit)
 
 
 def test_the_vocabulary_has_to_be_said():

@@ -162,6 +162,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "bound": plan.bound,
         "predicted_step_seconds": plan.predicted_step_seconds,
         "is_bound": plan.is_bound,
+        "unit": plan.unit,
         "predicted_tokens_per_second": _rate(plan),
         "predicted_mfu": plan.predicted_mfu,
         "dearest": [{"source": source, "seconds": seconds} for source, seconds in plan.operations],
@@ -204,11 +205,13 @@ def described(plan: Plan, *, remedy: str | None = None, cost: dict[str, float] |
         utilization = "" if mfu is None else f", MFU {mfu:.1%}"
         at_least, at_most = ("at least ", "at most ") if plan.is_bound else ("", "")
         lines.append(
-            f"prediction   {at_least}{1e3 * seconds:.2f} ms a step, {at_most}{_rate(plan):,.0f} tokens/s{utilization}"
+            f"prediction   {at_least}{1e3 * seconds:.2f} ms a step, {at_most}{_rate(plan):,.0f} {plan.unit}s/s"
+            f"{utilization}"
         )
     if cost is not None:
         lines.append(
-            f"cost         {cost['training']:,.2f} for the training, {cost['million_tokens']:.4f} for a million tokens"
+            f"cost         {cost['training']:,.2f} for the training, {cost['million_tokens']:.4f} for a million "
+            f"{plan.unit}s"
         )
     for source, seconds in plan.operations:
         lines.append(f"slowest      {1e3 * seconds:7.2f} ms  {source}")
@@ -237,7 +240,7 @@ def _search(config: ExperimentConfig, devices: Sequence[Any], arguments: argpars
         return 0 if fitting else 1
     for flags, plan in fitting:
         seconds = plan.predicted_step_seconds
-        predicted = "" if seconds is None else f"{1e3 * seconds:9.2f} ms  {_rate(plan):12,.0f} tokens/s  "
+        predicted = "" if seconds is None else f"{1e3 * seconds:9.2f} ms  {_rate(plan):12,.0f} {plan.unit}s/s  "
         print(f"{predicted}{plan.peak_bytes / _GIB:6.2f} GiB  {flags}")
     for flags, plan, error in results:
         if plan is None or not plan.fits:
@@ -286,7 +289,7 @@ def _devices(topology: str, num_slices: int) -> Sequence[Any]:
 
 
 def _rate(plan: Plan) -> float | None:
-    """Returns the predicted tokens per second; None without a predicted time."""
+    """Returns the predicted tokens, or what else `Plan.unit` names, per second; None without a predicted time."""
     return None if plan.predicted_step_seconds is None else plan.tokens / plan.predicted_step_seconds
 
 

@@ -46,7 +46,8 @@ class Plan:
       temporary_bytes: bytes of temporary buffers per device.
       peak_bytes: bytes needed at the same time per device.
       model_flops: model FLOPs of a step on all devices, see `tfx_jax.training.flops`.
-      tokens: positions of a batch, including padding.
+      tokens: positions of a batch, including padding; the examples of a batch that has images and no sequences.
+      unit: what `tokens` counts.
       collectives: for each kind of collective, their number per step and the bytes that leave each device.
       async_share: fraction of those bytes that is sent while the device computes.
       seconds: lower bounds of the step time by resource: "compute" (peak FLOP/s), "memory" (parameters and optimizer
@@ -69,6 +70,7 @@ class Plan:
     peak_bytes: int = 0
     model_flops: int = 0
     tokens: int = 0
+    unit: str = "token"
     collectives: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     async_share: float = 0.0
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -171,6 +173,8 @@ def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
     make_this_model = functools.partial(make_model, config, task)
     setup = make_train_setup(config, make_this_model, task.loss, mesh, make_carry=make_carry)
     shapes = {name: array.shape for name, array in planned.batch.items()}
+    # Sequences are [B, T] or [B, T, D]; images have four axes.
+    num_positions = [math.prod(shape[:2]) for shape in shapes.values() if 2 <= len(shape) <= 3]
     kind = mesh.devices.flat[0].device_kind
     processes = sorted({device.process_index for device in mesh.devices.flat})
     plan = Plan(
@@ -182,7 +186,8 @@ def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
         hosts=(len(processes), process_shard(mesh, processes[0]).count),
         memory_bytes=CHIPS[kind].program_memory if kind in CHIPS else None,
         model_flops=training_flops(make_this_model, task.loss, planned.batch, make_carry=make_carry),
-        tokens=max(shape[0] * shape[1] for shape in shapes.values() if len(shape) > 1),
+        tokens=max(num_positions, default=next(iter(shapes.values()))[0]),
+        unit="token" if num_positions else task.unit,
     )
     batch = {
         name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=batch_sharding(mesh, len(array.shape)))
