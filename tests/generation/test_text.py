@@ -264,6 +264,13 @@ def test_refusals():
     ):
         with pytest.raises(UserError, match=match):
             Sampling(**options)
+    for options, match in (
+        ({"beam_size": 0}, "beam_size must be at least 1 and at most .*, got 0"),
+        ({"length_penalty": -1.0}, "length_penalty must be at least 0 and at most .*, got -1.0"),
+        ({"length_penalty": float("nan")}, "length_penalty must be .*, got nan"),
+    ):
+        with pytest.raises(UserError, match=match):
+            BeamSearch(**options)
 
 
 ATTENTIONS = {
@@ -447,6 +454,8 @@ def test_beam_search_has_no_options_of_sampling():
     for name, value in {"temperature": 0, "top_k": 1, "min_p": 0.1, "repetition_penalty": 2.0}.items():
         with pytest.raises(UserError, match=rf"^{name} needs sampling, but beam_size is above 1 \(beam search\)"):
             generate(loaded(make_model()), "a", beam_size=2, **{name: value})
+    with pytest.raises(UserError, match="beam_size must be at least 1"):  # not sampling
+        generate(loaded(make_model()), "a", beam_size=0)
     with pytest.raises(TypeError):
         Sampling(0.5)
 

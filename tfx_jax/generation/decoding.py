@@ -64,10 +64,22 @@ class Greedy:
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
-    """Takes the best hypothesis of `tfx_jax.functional.beam_search`."""
+    """Takes the best hypothesis of `tfx_jax.functional.beam_search`.
+
+    Raises:
+      UserError: if a value is out of range.
+    """
 
     beam_size: int = 4
     length_penalty: float = LENGTH_PENALTY
+
+    def __post_init__(self):
+        if not 1 <= self.beam_size <= MAX_BEAMS:
+            raise UserError(f"beam_size must be at least 1 and at most {MAX_BEAMS:,}, got {self.beam_size}")
+        if not 0 <= self.length_penalty <= MAX_LENGTH_PENALTY:
+            raise UserError(
+                f"length_penalty must be at least 0 and at most {MAX_LENGTH_PENALTY}, got {self.length_penalty}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -417,10 +417,10 @@ def generate(
         no_repeat_ngram_size=no_repeat_ngram_size,
     )
     search: Search = sampling
-    if beam_size > 1:
+    if beam_size != 1:
+        search = BeamSearch(beam_size, length_penalty)
         if names := [option.name for option in dataclasses.fields(Sampling) if _is_set(sampling, option)]:
             raise UserError(f"{names[0]} needs sampling, but beam_size is above 1 (beam search): leave one of them out")
-        search = BeamSearch(beam_size, length_penalty)
     generator = TextGenerator(
         model.model,
         model.tokenizer,
