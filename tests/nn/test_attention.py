@@ -13,7 +13,7 @@ from flax import nnx
 from tests.nn.programs import draw, initial, jitted, normal, params_of
 from tfx_jax.functional import dot_product_attention
 from tfx_jax.nn import LayerNorm, Linear, MultiHeadAttention, RMSNorm
-from tfx_jax.nn.attention import RotaryConfig
+from tfx_jax.nn.attention import AttentionConfig, AttentionOptions, RotaryConfig
 
 B, T, S, D, N, K, H, U = 2, 5, 7, 12, 4, 2, 3, 6
 D_KEY, D_VALUE, D_OUT = 8, 10, 9
@@ -394,6 +394,18 @@ def test_a_convolution_is_for_the_tokens_of_one_sequence():
         _abstract(D, N, convolution_width=-1)
     with pytest.raises(ValueError, match=r"convolution_width must be 0 with attention_axes, .* got 2"):
         _abstract(D, N, convolution_width=2, attention_axes=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("config", "d_k", "size"),
+    [(AttentionConfig(), 7, 7), (AttentionConfig("latent", AttentionOptions(rope_size=3)), 8, 3)],
+    ids=["dense", "latent"],
+)
+def test_rotary_positions_need_pairs_of_features(config, d_k, size):
+    rngs = nnx.Rngs(0)
+    attention_fn = config.make(num_heads=1, d_k=d_k, rngs=rngs)
+    with pytest.raises(ValueError, match=f"rotary positions rotate pairs of features, but a head has {size}: set an"):
+        MultiHeadAttention(8, 1, d_k=d_k, attention_fn=attention_fn, rotary=RotaryConfig(), rngs=rngs)
 
 
 @pytest.mark.parametrize(

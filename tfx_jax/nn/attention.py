@@ -159,7 +159,8 @@ class MultiHeadAttention(nnx.Module):
         Raises:
           TypeError: for a missing size or an unknown argument.
           ValueError: if a size is below 1, `d_k` is None and num_heads does not divide d_model, num_kv_heads does not
-            divide num_heads, there is a convolution over several axes, or `d_v` is set and the attention determines it.
+            divide num_heads, there is a convolution over several axes, `d_v` is set and the attention determines it, or
+            a head with rotary positions has an odd size.
         """
         if unknown:
             raise TypeError(
@@ -210,6 +211,9 @@ class MultiHeadAttention(nnx.Module):
         self.query_norm, self.key_norm, self.value_norm = query_norm, key_norm, value_norm
         self.query_rank_norm = query_rank_norm
         self.rotary = self.key_rotary = rotary
+        if rotary is not None and (d_k % 2 or sizes.key % 2):
+            size = d_k if d_k % 2 else sizes.key
+            raise ValueError(f"rotary positions rotate pairs of features, but a head has {size}: set an even size")
         if rotary is not None and sizes.key < d_k:  # only the first features of a query meet a key
             self.rotary = dataclasses.replace(rotary, fraction=rotary.fraction * sizes.key / d_k)
         if convolution_width < 0:
