@@ -223,6 +223,24 @@ def test_logits_are_not_divided_by_zero(tmp_path, divisor):
             {"layer_types": LEFT_OUT, "sliding_window_pattern": 0},
             "sliding_window_pattern is 0: need a number",
         ),
+        (
+            "Gemma3",
+            {"rope_parameters": {"sliding_attention": {"type": "linear", "factor": 2.0}}},
+            "rope_parameters: sliding_attention is {'type': 'linear', 'factor': 2.0}, but only a rope_theta is",
+        ),
+        (
+            "Gemma3",
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+            "rope_parameters has no full_attention and no sliding_attention, as a Gemma 3 needs",
+        ),
+        ("Gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0.0, not above 0"),
+        ("SmolLM3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0: need a number above 0"),
+        (
+            "SmolLM3",
+            {"layer_types": ["sliding_attention"] * 4, "sliding_window": 4, "use_sliding_window": False},
+            "layer_types has sliding_attention, but use_sliding_window is false",
+        ),
+        ("GptOss", {"head_dim": 7}, "rotary positions rotate pairs of features, but a head has 7: set an even size"),
         ("Llama", {"rope_scaling": YARN}, "rope_parameters and rope_scaling differ: leave one of them out"),
         ("StableLm", {"head_dim": 16}, "head_dim is 16, but only 8 is supported"),
         (
@@ -256,6 +274,7 @@ def test_options_that_are_refused(tmp_path, folder, fields, message):
         ({"scoring_func": "softmax"}, "scoring_func is 'softmax', but only 'sigmoid' is supported"),
         ({"attention_bias": True}, "attention_bias is True, but only False is supported"),
         ({"rope_interleave": False}, "rope_interleave is False, but only True is supported"),
+        ({"head_dim": 8}, "head_dim is 8, but only 4 is supported"),
         ({"topk_method": "random"}, "topk_method is 'random', but only greedy, group_limited_greedy, noaux_tc are"),
         ({"topk_group": 1}, r"config.json: experts: 1 groups of 2 experts are too few for 3 experts of a token"),
         ({"num_hidden_layers": 1}, "there is a tensor model.layers.1.* for which the model has no place"),
@@ -316,6 +335,26 @@ def test_kinds_of_layers_count_where_transformers_reads_them(tmp_path, name, opt
     assert ours.config.attention.name == attention
     want = logits_of(transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval())
     np.testing.assert_allclose(jitted(lambda model: model(TOKENS))(ours), want, atol=1e-4 * np.abs(want).max())
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("Gemma", {"hidden_act": "relu", "hidden_activation": "silu"}),
+        ("Gemma", {"hidden_act": "gelu"}),
+        ("Mistral", {"rope_local_base_freq": 50.0, "use_sliding_window": False, "layer_types": LEFT_OUT}),
+        ("SmolLM3", {"use_sliding_window": LEFT_OUT, "layer_types": LEFT_OUT}),
+        ("Gemma3", {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}}),
+    ],
+)
+def test_fields_that_only_some_architectures_read(tmp_path, name, fields):
+    config = getattr(transformers, {"Gemma3": "Gemma3Text"}.get(name, name) + "Config")
+    net = redrawn(getattr(transformers, f"{name}ForCausalLM")(config(**SIZES | {"sliding_window": 4})))
+    net.save_pretrained(tmp_path)
+    change_config(tmp_path, **fields)
+    want = logits_of(transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval())
+    got = jitted(lambda model: model(TOKENS))(hf.load(tmp_path))
+    np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
 
 
 def test_a_rotary_key_is_no_larger_than_a_query():

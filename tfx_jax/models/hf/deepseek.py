@@ -33,6 +33,8 @@ def read_options(architecture: str, fields: Fields, config: LlamaConfig) -> dict
     fields.require(attention_bias=False, rope_interleave=True, moe_layer_freq=1, num_key_value_heads=num_heads)
     fields.require(scoring_func="sigmoid" if is_v3 else "softmax", **({} if is_v3 else {"norm_topk_prob": False}))
     rope_size, d_ff = fields.get("qk_rope_head_dim", 64), fields.get("moe_intermediate_size", 2048 if is_v3 else 1407)
+    if is_v3:  # transformers replaces the other's
+        fields.require(head_dim=rope_size)
     options = AttentionOptions(
         rope_size=rope_size,
         latent_size=fields.get("kv_lora_rank", 512),

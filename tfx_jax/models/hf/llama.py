@@ -76,6 +76,9 @@ _WITHOUT_WINDOWS = ("LlamaForCausalLM", "GemmaForCausalLM", "Olmo2ForCausalLM", 
 _WITHOUT_WINDOWS += ("StableLmForCausalLM", deepseek.V2, deepseek.V3, qwen3_next.NAME)
 # Modules with what only some architectures have, in `read_options`, `write_options` and `attention_rows`.
 _EXTENSIONS = {deepseek.V2: deepseek, deepseek.V3: deepseek, qwen3_next.NAME: qwen3_next}
+# transformers reads "use_sliding_window", false by default.
+_WITH_WINDOW_SWITCH = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM")
+_WITH_WINDOW_SWITCH += ("SmolLM3ForCausalLM",)
 # Every layer has the window, and transformers does not read "layer_types".
 _WITHOUT_LAYER_TYPES = ("Phi3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM")
 # Values of absent fields, as in transformers, if they are not those of Llama.
@@ -181,7 +184,10 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
     if is_gemma:
         options["embedding_scale"] = math.sqrt(d_model)
     if architecture in _LATER_GEMMAS:
-        options["attention_scale"] = float(fields.get("query_pre_attn_scalar", 256)) ** -0.5
+        scalar = float(fields.get("query_pre_attn_scalar", 256))
+        if scalar <= 0:
+            raise UserError(f"query_pre_attn_scalar is {scalar}, not above 0")
+        options["attention_scale"] = scalar**-0.5
         options["attention_soft_cap"] = fields.optional("attn_logit_softcapping", float)
         options["logits_soft_cap"] = fields.optional("final_logit_softcapping", float)
     if architecture == "GraniteForCausalLM":
@@ -191,8 +197,7 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
     if architecture == "GptOssForCausalLM":
         options["ff_limit"] = fields.get("swiglu_limit", 7.0)
     else:
-        name = "hidden_activation" if is_gemma else "hidden_act"
-        options["activation"] = fields.choose(name, ACTIVATIONS, _activation(is_gemma))
+        options["activation"] = fields.choose(*_activation(architecture))
     d_ff = fields.get("intermediate_size", 11_008)
     rotary, window_base = _rotary(architecture, fields)
     if rotary.fraction != 1.0 and architecture not in _FRACTIONS:
@@ -232,9 +237,14 @@ def _max_length(fields: Fields, rotary: RotaryConfig) -> int:
     return round(length * rotary.factor) if rotary.scaling == "dynamic" else length
 
 
-def _activation(is_gemma: bool) -> str:
-    """Returns the activation that a config.json means if it names none."""
-    return "gelu_pytorch_tanh" if is_gemma else "silu"
+def _activation(architecture: str) -> tuple[str, dict[str, str], str]:
+    """Returns the name of the activation's field in config.json, our names of its values, and its default."""
+    if architecture == "GemmaForCausalLM":
+        # Its first folders have "gelu" and mean the tanh approximation.
+        return "hidden_act", {**ACTIVATIONS, "gelu": "gelu_tanh"}, "gelu_pytorch_tanh"
+    if architecture in _LATER_GEMMAS:
+        return "hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"
+    return "hidden_act", ACTIVATIONS, "silu"
 
 
 def _norm_epsilon(architecture: str) -> tuple[str, float]:
@@ -246,6 +256,8 @@ def _no_rotary_every(fields: Fields, num_layers: int) -> int:
     """Returns n if every n-th layer has no rotary positions, checking that "no_rope_layers" says the same."""
     layers = fields.get("no_rope_layers", [])
     every = fields.get("no_rope_layer_interval", 4)
+    if every < 1:
+        raise UserError(f"no_rope_layer_interval is {every}: need a number above 0")
     expected = [int((index + 1) % every != 0) for index in range(num_layers)]  # 1 for layers with rotary positions
     if layers and layers != expected:
         raise UserError("no_rope_layers is not every no_rope_layer_interval-th layer")
@@ -291,12 +303,14 @@ def _with_capacity(experts: ExpertsConfig) -> ExpertsConfig:
 def _rotary(architecture: str, fields: Fields) -> tuple[RotaryConfig, float | None]:
     """Returns the rotary positions, and the rotary base of window layers, or None if it is the same."""
     parameters = fields.rotary() or (_GPT_OSS_ROTARY if architecture == "GptOssForCausalLM" else {})
-    window_base = fields.optional("rope_local_base_freq", float)
-    if "full_attention" in parameters:  # Gemma 3: a set for each kind of layer
+    window_base = fields.optional("rope_local_base_freq", float) if architecture == "Gemma3ForCausalLM" else None
+    if "full_attention" in parameters or "sliding_attention" in parameters:  # Gemma 3: a set for each kind of layer
         window = _rotary_values(parameters.get("sliding_attention") or {})
-        if window.get("rope_type", "default") != "default" or "partial_rotary_factor" in window:
+        if window.get("rope_type", window.get("type", "default")) != "default" or "partial_rotary_factor" in window:
             raise UserError(f"rope_parameters: sliding_attention is {window!r:.80}, but only a rope_theta is supported")
-        parameters, window_base = parameters["full_attention"], window.get("rope_theta", window_base)
+        parameters, window_base = parameters.get("full_attention", {}), window.get("rope_theta", window_base)
+    elif architecture == "Gemma3ForCausalLM" and fields.get("rope_parameters", {}):  # transformers ignores them
+        raise UserError("rope_parameters has no full_attention and no sliding_attention, as a Gemma 3 needs")
     parameters = _rotary_values(parameters)
     scaling = parameters.get("rope_type", parameters.get("type", "default"))
     scaling = "longrope" if scaling == "su" else scaling  # the name in the first folders of Phi-3
@@ -358,7 +372,10 @@ def _attention(architecture: str, fields: Fields, num_layers: int) -> AttentionC
     if architecture in _WITHOUT_WINDOWS:
         return AttentionConfig()
     window = fields.optional("sliding_window", int)
-    if window is None or not fields.get("use_sliding_window", not architecture.startswith("Qwen")):
+    is_used = architecture not in _WITH_WINDOW_SWITCH or fields.get("use_sliding_window", False)
+    if window is None or not is_used:
+        if architecture == "SmolLM3ForCausalLM" and window and "sliding_attention" in fields.get("layer_types", []):
+            raise UserError("layer_types has sliding_attention, but use_sliding_window is false")
         return AttentionConfig()
     types = _layer_types(architecture, fields, num_layers)
     if "sliding_attention" not in types:
@@ -390,7 +407,6 @@ def _layer_types(architecture: str, fields: Fields, num_layers: int) -> list[str
 
 def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
     """Returns the fields of config.json for a configuration. Options that they cannot express are lost; see `fits`."""
-    is_gemma = architecture in _GEMMAS
     values: dict[str, Any] = {
         "model_type": next(kind for kind, name in MODEL_TYPES.items() if name == architecture),
         "architectures": [architecture],
@@ -404,7 +420,7 @@ def write_config(architecture: str, config: LlamaConfig) -> dict[str, Any]:
         "num_key_value_heads": config.num_kv_heads or config.num_heads,
         "head_dim": config.head_size,
         "intermediate_size": config.d_ff,
-        "hidden_activation" if is_gemma else "hidden_act": activation_field(
+        _activation(architecture)[0]: activation_field(
             "swish" if architecture == "GptOssForCausalLM" else config.activation
         ),
         _norm_epsilon(architecture)[0]: config.norm_epsilon,
