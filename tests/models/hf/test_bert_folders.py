@@ -114,6 +114,8 @@ def test_modernbert_comes_back(tmp_path, num_layers):
         ({"num_hidden_layers": 1}, "num_hidden_layers is 1 and global_attn_every_n_layers 3: too few"),
         ({"layer_types": ["sliding_attention"] * 22}, "the first of 22 layers must see all"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "only the default rope_type is supported"),
+        ({"rope_parameters": {"sliding_attention": {"type": "linear"}}}, "only the default rope_type is supported"),
+        ({"sliding_window": 7, "local_attention": 16}, "sliding_window is 7, but only 8 is supported"),
     ],
 )
 def test_a_modernbert_that_differs_is_refused(tmp_path, fields, message):

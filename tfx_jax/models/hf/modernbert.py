@@ -84,11 +84,13 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
     divisors = [size for size in range(1, count + 1) if count % size == 0]
     period = next(size for size in divisors if names == names[:size] * (count // size))
     has_windows = "window" in names
-    window = AttentionOptions(window=fields.get("local_attention", 128) // 2) if has_windows else AttentionOptions()
+    radius = fields.get("local_attention", 128) // 2
+    fields.require(sliding_window=radius)  # which takes precedence in transformers
+    window = AttentionOptions(window=radius) if has_windows else AttentionOptions()
     bases = {"full_attention": fields.get("global_rope_theta", 160_000.0)}
     bases["sliding_attention"] = fields.get("local_rope_theta", 10_000.0)
     for kind, values in fields.get("rope_parameters", {}).items():
-        if kind not in bases or values.get("rope_type", "default") != "default":
+        if kind not in bases or values.get("rope_type", values.get("type", "default")) != "default":
             raise UserError(f"rope_parameters has {kind}: {values!r}, but only the default rope_type is supported")
         bases[kind] = values.get("rope_theta", bases[kind])
     return BertConfig(
