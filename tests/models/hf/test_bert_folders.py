@@ -86,6 +86,7 @@ def test_relatives_come_back_under_their_names(tmp_path, encoder, is_tied):
         ("albert", {"inner_group_num": 2}, "inner_group_num is 2, but only 1 is supported"),
         ("distilbert", {"activation": "tanh"}, "activation is 'tanh', but only gelu_new, "),
         ("distilbert", {"n_heads": "2"}, "n_heads is '2', not of type int"),
+        ("distilbert", {"n_heads": 2, "num_attention_heads": 4}, "num_attention_heads is 4, but only 2 is supported"),
     ],
 )
 def test_relatives_that_differ_are_refused(tmp_path, model_type, fields, message):

@@ -387,6 +387,7 @@ def test_code_of_the_folder_is_not_run(folder):
         ({"n_layer": True}, "n_layer is True, not of type int"),
         ({"n_head": 3}, "d_model=4 is not divisible by num_heads=3"),
         ({"n_head": 0}, "config.json: "),
+        ({"num_attention_heads": 4}, "num_attention_heads is 4, but only 2 is supported"),
         ({"n_layer": 0}, "num_layers must be at least 1, got 0"),
         ({"n_embd": -4}, "config.json: "),
         ({"n_layer": 3}, r"the tensor transformer\.h\.2\..* is missing"),

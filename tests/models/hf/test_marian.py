@@ -111,6 +111,7 @@ def test_older_folders_have_copies_and_sinusoids(tmp_path):
         ({"decoder_vocab_size": V + 1}, "decoder_vocab_size is 42, but only 41 is supported"),
         ({"decoder_ffn_dim": 24}, "decoder_ffn_dim is 24, but only 20 is supported"),
         ({"decoder_attention_heads": 2}, "decoder_attention_heads is 2, but only 3 is supported"),
+        ({"num_attention_heads": 2}, "num_attention_heads is 2, but only 3 is supported"),
         ({"share_encoder_decoder_embeddings": False}, "there is a tensor model.shared.weight, for which"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
         ({"encoder_layerdrop": 0.1}, "encoder_layerdrop is 0.1, but only 0.0 is supported"),

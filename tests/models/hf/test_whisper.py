@@ -66,6 +66,9 @@ def test_sizes_that_differ_are_refused(tmp_path):
     hf.save(make_model(), tmp_path)
     change_config(tmp_path, decoder_ffn_dim=41)
     assert_refused(tmp_path, "decoder_ffn_dim is 41, but only 40 is supported")
+    hf.save(make_model(), tmp_path)
+    change_config(tmp_path, num_attention_heads=1)  # also a name of the number in the encoder
+    assert_refused(tmp_path, "num_attention_heads is 1, but only 3 is supported")
     with pytest.raises(ValueError, match=r"frames of shape \(99, 20\), but the model reads \(100, 20\)"):
         jax.eval_shape(make_model().encode, np.zeros((1, 99, 20), np.float32))
     with pytest.raises(ValueError, match="activation must be one of"):

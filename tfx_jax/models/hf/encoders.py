@@ -86,8 +86,9 @@ class Encoder:
         Sizes are those of the folder or, where it leaves them out, `self.defaults`. What all folders of the family have
         in common, such as shared layers, is in `self.options`.
         """
-        fields = fields.renamed(self.fields)
+        in_file, fields = fields, fields.renamed(self.fields)
         config = bert.read_sizes(architecture, fields, **self.defaults)
+        in_file.require(num_attention_heads=config.num_heads)  # another name of "n_heads" in transformers
         options = dict(self.options)
         # This option only says whether there are segments, the configuration counts them.
         if options.pop("num_segments", True) is False:

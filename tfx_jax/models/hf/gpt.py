@@ -39,13 +39,13 @@ def read_gpt1_config(fields: Fields) -> GPTConfig:
 
 def _common(fields: Fields, max_length: int) -> dict[str, Any]:
     """Returns the options of GPT and GPT-2 that are in fields of the same names; `max_length` is the default of one."""
-    dropout_rate = fields.get("resid_pdrop", 0.1)
-    fields.require(embd_pdrop=dropout_rate)
+    dropout_rate, num_heads = fields.get("resid_pdrop", 0.1), fields.get("n_head", 12)
+    fields.require(embd_pdrop=dropout_rate, num_attention_heads=num_heads)  # another name of n_head in transformers
     return {
         "max_length": fields.get("n_positions", max_length),
         "num_layers": fields.get("n_layer", 12),
         "d_model": fields.get("n_embd", 768),
-        "num_heads": fields.get("n_head", 12),
+        "num_heads": num_heads,
         "dropout_rate": float(dropout_rate),
         "attention_dropout_rate": float(fields.get("attn_pdrop", 0.1)),
         "layer_norm_epsilon": fields.get("layer_norm_epsilon", 1e-5),

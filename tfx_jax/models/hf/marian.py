@@ -70,6 +70,7 @@ def read_config(architecture: str, fields: Fields) -> TransformerConfig:
         if is_marian:
             fields.require(decoder_vocab_size=vocab_size)
     fields.require(is_encoder_decoder=True, decoder_ffn_dim=d_ff, decoder_attention_heads=num_heads)
+    fields.require(num_attention_heads=num_heads)  # another name of "encoder_attention_heads" in transformers
     if is_marian:
         fields.require(encoder_layerdrop=0.0, decoder_layerdrop=0.0)
     if architecture == "M2M100ForConditionalGeneration":

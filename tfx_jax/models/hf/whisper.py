@@ -15,6 +15,8 @@ def read_config(fields: Fields) -> WhisperConfig:
     fields = fields.with_defaults({"decoder_ffn_dim": 1536, "decoder_attention_heads": 6})
     num_heads, d_ff = fields.get("encoder_attention_heads", 6), fields.get("encoder_ffn_dim", 1536)
     fields.require(decoder_attention_heads=num_heads, decoder_ffn_dim=d_ff, is_encoder_decoder=True)
+    # Other names of "encoder_attention_heads" in transformers.
+    fields.require(num_attention_heads=num_heads, num_key_value_heads=num_heads)
     fields.require(scale_embedding=False, tie_word_embeddings=True, encoder_layerdrop=0.0, decoder_layerdrop=0.0)
     return WhisperConfig(
         vocab_size=fields.get("vocab_size", 51_865),
