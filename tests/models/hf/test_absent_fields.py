@@ -63,3 +63,12 @@ def test_absent_fields_mean_what_they_mean_to_transformers(architecture: str):
         whole = json.loads(json.dumps(kind(**copy.deepcopy(values)).to_dict()))
         short = read(architecture, values)
         assert short is None or short == read(architecture, whole), values
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field"),
+    [("DeepseekV3ForCausalLM", "norm_topk_prob"), ("T5ForConditionalGeneration", "scale_decoder_outputs")],
+)
+def test_null_is_false(architecture: str, field: str):
+    """Both are true by default."""
+    assert read(architecture, {field: None}) == read(architecture, {field: False}) != read(architecture, {})

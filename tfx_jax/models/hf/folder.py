@@ -80,13 +80,15 @@ class Fields:
     def get(self, name: str, default: Any) -> Any:
         """Returns a field's value, or `default` if the field is missing or null.
 
+        Null is false where `default` is true or false, as in transformers.
+
         Raises:
           UserError: if the value does not have the type of `default` or is a NaN or infinite float.
         """
         name = self._name(name)
         value = self._values.get(name)
         if value is None:
-            return default
+            return False if type(default) is bool and name in self._values else default
         kinds = (int, float) if isinstance(default, float) else (type(default),)
         if type(value) not in kinds:
             raise UserError(f"{self._path}: {name} is {value!r}, not of type {type(default).__name__}")
@@ -95,8 +97,10 @@ class Fields:
         return value
 
     def optional(self, name: str, kind: type) -> Any:
-        """Returns a field's value of type `kind`, or None if the field is missing or null."""
-        return None if self._values.get(self._name(name)) is None else self.get(name, kind())
+        """Returns a field's value of type `kind`, or None if it is missing or null; null is false for `bool`."""
+        name_in_file = self._name(name)
+        is_missing = name_in_file not in self._values or (kind is not bool and self._values[name_in_file] is None)
+        return None if is_missing else self.get(name, kind())
 
     def require(self, **fields: Any) -> None:
         """Raises UserError if a field has another value than the given one; a missing field is accepted."""
