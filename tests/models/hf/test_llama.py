@@ -1,5 +1,6 @@
 """Llama and its relatives against transformers, with random weights."""
 
+import copy
 import dataclasses
 import functools
 
@@ -21,6 +22,7 @@ from tests.models.hf.folders import (
 from tests.nn.programs import draw, jitted, started
 from tfx_jax.functional import greedy_search
 from tfx_jax.models import Llama, LlamaBody, LlamaClassifier, LlamaConfig, hf
+from tfx_jax.models.hf.folder import Fields
 from tfx_jax.models.hf.llama import ARCHITECTURES, BODIES, CLASSIFIERS
 from tfx_jax.models.llama import NormOfEachHead
 from tfx_jax.nn import AttentionConfig, AttentionOptions, RotaryConfig
@@ -398,6 +400,33 @@ def test_a_scale_that_has_no_inverse_square_is_saved(tmp_path, multiplier):
     """Gemma's folders have the inverse square of the scale."""
     config = LlamaConfig(V, 64, 1, 32, 4, num_kv_heads=2, d_ff=48, attention_scale=multiplier)
     assert_comes_back(draw(lambda: Llama(config, rngs=nnx.Rngs(0))), tmp_path)
+
+
+@pytest.mark.parametrize("beside", [{}, {"original_max_position_embeddings": 32}])
+@pytest.mark.parametrize("name", ["Llama", "Gemma3"])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {name: value for name, value in LLAMA3.items() if name != "original_max_position_embeddings"},
+        LLAMA3,
+        YARN,
+        {**YARN, "factor": None},
+    ],
+)
+def test_lengths_and_factors_of_rotary_positions(name, parameters, beside):
+    """Those that are missing, and those beside "rope_parameters"."""
+    if name == "Gemma3":
+        parameters = {"full_attention": parameters, "sliding_attention": {"rope_type": "default"}}
+    values = {"max_position_embeddings": 64, "head_dim": 32, "rope_parameters": parameters, **beside}
+    kind = "full_attention" if name == "Gemma3" else None
+    config = getattr(transformers, {"Gemma3": "Gemma3Text"}.get(name, name) + "Config").from_dict(copy.deepcopy(values))
+    rope_type = (config.rope_parameters[kind] if kind else config.rope_parameters)["rope_type"]
+    compute = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[rope_type]
+    want, factor = compute(config, "cpu", layer_type=kind)
+    ours = hf.FAMILIES[f"{name}ForCausalLM"].read_config(Fields(values, "config.json")).rotary
+    got = ours.frequencies(32)
+    np.testing.assert_allclose(got[0], want, rtol=1e-5)
+    assert got[1] == pytest.approx(factor)
 
 
 SHORT, LONG = [1.0, 1.5, 2.0, 2.5], [1.0, 4.0, 6.0, 9.0]

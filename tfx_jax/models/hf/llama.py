@@ -303,13 +303,16 @@ def _with_capacity(experts: ExpertsConfig) -> ExpertsConfig:
 def _rotary(architecture: str, fields: Fields) -> tuple[RotaryConfig, float | None]:
     """Returns the rotary positions, and the rotary base of window layers, or None if it is the same."""
     parameters = fields.rotary() or (_GPT_OSS_ROTARY if architecture == "GptOssForCausalLM" else {})
-    window_base = fields.optional("rope_local_base_freq", float) if architecture == "Gemma3ForCausalLM" else None
-    if "full_attention" in parameters or "sliding_attention" in parameters:  # Gemma 3: a set for each kind of layer
+    is_by_layer = architecture == "Gemma3ForCausalLM"  # a set of parameters for each kind of layer
+    window_base = fields.optional("rope_local_base_freq", float) if is_by_layer else None
+    # The original length beside "rope_parameters" has precedence, but not over those of a kind of layer.
+    original = None if is_by_layer else fields.optional("original_max_position_embeddings", int)
+    if "full_attention" in parameters or "sliding_attention" in parameters:
         window = _rotary_values(parameters.get("sliding_attention") or {})
         if window.get("rope_type", window.get("type", "default")) != "default" or "partial_rotary_factor" in window:
             raise UserError(f"rope_parameters: sliding_attention is {window!r:.80}, but only a rope_theta is supported")
         parameters, window_base = parameters.get("full_attention", {}), window.get("rope_theta", window_base)
-    elif architecture == "Gemma3ForCausalLM" and fields.get("rope_parameters", {}):  # transformers ignores them
+    elif is_by_layer and fields.get("rope_parameters", {}):  # transformers ignores them
         raise UserError("rope_parameters has no full_attention and no sliding_attention, as a Gemma 3 needs")
     parameters = _rotary_values(parameters)
     scaling = parameters.get("rope_type", parameters.get("type", "default"))
@@ -327,10 +330,9 @@ def _rotary(architecture: str, fields: Fields) -> tuple[RotaryConfig, float | No
         length = fields.get("max_position_embeddings", 2048)
         if scaling == "dynamic":
             values["original_max_length"] = length
-        elif scaling == "longrope":
-            # Phi-3 has the original length beside "rope_parameters", and it has precedence there.
-            original = fields.optional("original_max_position_embeddings", int)
+        elif scaling != "linear":
             values["original_max_length"] = original or values.get("original_max_length", length)
+        if scaling == "longrope":
             factors: list[Any] = [parameters.get(f"{name}_factor") for name in ("short", "long")]
             if not all(map(_is_numbers, factors)) or values["original_max_length"] <= 0:
                 raise UserError(
@@ -340,10 +342,10 @@ def _rotary(architecture: str, fields: Fields) -> tuple[RotaryConfig, float | No
             values["factor"] = values.get("factor", length / values["original_max_length"])
             values["short_factors"], values["long_factors"] = (tuple(map(float, numbers)) for numbers in factors)
         elif scaling == "yarn":
-            values.setdefault("original_max_length", length)
+            values["factor"] = values.get("factor", length / max(values["original_max_length"], 1))
             scales: list[Any] = [parameters.get(name) for name in _YARN_SCALES]
             if all(scales):
-                growth = 0.1 * math.log(max(values.get("factor", 1.0), 1.0))
+                growth = 0.1 * math.log(max(values["factor"], 1.0))
                 values.setdefault("attention_factor", (growth * scales[0] + 1) / (growth * scales[1] + 1))
     return RotaryConfig(**values), window_base
 
