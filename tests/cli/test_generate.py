@@ -117,7 +117,7 @@ def test_an_error_does_not_follow_the_prompt_on_its_line(generate):
 def test_a_prompt_slides(generate):
     options = ("--max-new-tokens=100", "--temperature=0", "--slide")
     status, out, err = generate(*options, "--json")
-    assert (status, err) == (0, "")
+    assert (status, err) in [(0, ""), (0, "answered 4 lines\n")]  # the latter on a machine that takes half a minute
     assert [json.loads(line)["tokens"] for line in out.splitlines()] == [100] * len(PROMPTS)
     assert (
         generate(*options, "--stream", lines=PROMPTS[:1])[1]
