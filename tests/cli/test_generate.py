@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import shutil
 import sys
 import types
 
@@ -255,6 +256,14 @@ def test_a_model_that_is_no_numbers_generates_on_demand_only(generate, folder, t
     )
     status, out, _ = generate("--max-new-tokens=24", "--temperature=0", "--allow-nonfinite", model=tmp_path)
     assert (status, len(out.splitlines())) == (0, len(PROMPTS))
+
+
+def test_a_folder_does_not_choose_the_search(generate, folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    fields = {"eos_token_id": [0], "num_beams": 3, "do_sample": True, "temperature": 5.0, "no_repeat_ngram_size": 1}
+    (tmp_path / "generation_config.json").write_text(json.dumps(fields))
+    options = ("--max-new-tokens=24", "--temperature=0")
+    assert generate(*options, model=tmp_path) == generate(*options)
 
 
 def test_models_that_do_not_generate(generate, folder, tmp_path, draw_model):
