@@ -117,8 +117,9 @@ class Echo:
     def max_input_length(self, max_new_tokens):
         return None
 
-    def __call__(self, decoder, inputs, token_mask, *_, max_length):
+    def __call__(self, decoder, inputs, token_mask, *_, max_length, earlier):
         self.shapes.append(inputs.shape)
+        assert earlier is None
         assert max_length == inputs.shape[1] + 50
         return np.where(token_mask, inputs, -1)
 
