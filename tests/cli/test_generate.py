@@ -264,6 +264,9 @@ def test_a_folder_does_not_choose_the_search(generate, folder, tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps(fields))
     options = ("--max-new-tokens=24", "--temperature=0")
     assert generate(*options, model=tmp_path) == generate(*options)
+    models = [tfx_jax.load(path) for path in (tmp_path, folder)]
+    texts = [tfx_jax.generate(model, PROMPTS[0], temperature=0, max_new_tokens=24) for model in models]
+    assert texts[0] == texts[1]
 
 
 def test_models_that_do_not_generate(generate, folder, tmp_path, draw_model):

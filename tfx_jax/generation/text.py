@@ -164,7 +164,7 @@ class Continued(NamedTuple):
 
 
 def stream_after(prompt: Continued | None, tokenizer: Any) -> TextStream:
-    """Returns a stream for the text that follows a prompt, or for one of its own if that is None."""
+    """Returns a stream for the text after a prompt; None: the text is an answer of its own, such as a translation."""
     if prompt is None:
         return tokenizer.stream()
     return tokenizer.stream(prompt.ids, drops_space=prompt.has_own_space)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from tfx_jax.nn.basic import check_sizes
 from tfx_jax.nn.lora import Frozen
 
 Layer = TypeVar("Layer", bound=nnx.Module)
@@ -52,8 +53,7 @@ def stack_layers(
       ValueError: if `num_layers` is below 1 or not a multiple of the number of functions.
     """
     make_kinds = make_layer if isinstance(make_layer, Sequence) else [make_layer]
-    if num_layers < 1:
-        raise ValueError(f"num_layers must be at least 1, got {num_layers}")
+    check_sizes(num_layers=num_layers)
     if num_layers % len(make_kinds):
         raise ValueError(f"num_layers={num_layers} must be a multiple of {len(make_kinds)}, the layers of the pattern")
 
