@@ -225,6 +225,7 @@ def test_no_lines(generate):
         (["--beam=2", "--repetition-penalty=2"], "--repetition-penalty needs sampling"),
         (["--beam=2", "--no-repeat-ngram-size=2"], "--no-repeat-ngram-size needs sampling"),
         (["--beam=2", "--slide"], "--slide and --chat need sampling"),
+        (["--length-penalty=1"], "--length-penalty needs beam search: set --beam above 1 as well"),
         (["--min-p=1.5"], "min_p must be at least 0 and at most 1, got 1.5"),
         (["--chat"], "has no chat template, neither chat_template.jinja nor chat_template in tokenizer_config.json"),
         (["--stream", "--json"], "choose one of them"),

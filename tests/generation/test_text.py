@@ -460,6 +460,11 @@ def test_beam_search_has_no_options_of_sampling():
         Sampling(0.5)
 
 
+def test_sampling_has_no_length_penalty():
+    with pytest.raises(UserError, match="length_penalty needs beam search: set beam_size above 1 as well"):
+        generate(loaded(make_model()), "a", length_penalty=1.0)
+
+
 def test_speech_is_no_prompt():
     with pytest.raises(UserError, match=r"a Whisper reads speech, not text: use tfx_jax\.generation\.Transcriber or"):
         generate(loaded(Whisper.__new__(Whisper)), "a")

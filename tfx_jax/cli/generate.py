@@ -228,6 +228,8 @@ def _check(arguments: argparse.Namespace) -> None:
     ):
         if arguments.beam > 1 and is_set:
             raise UserError(f"{flag} needs sampling, but --beam is above 1 (beam search): leave one of them out")
+    if arguments.beam == 1 and arguments.length_penalty != LENGTH_PENALTY:
+        raise UserError("--length-penalty needs beam search: set --beam above 1 as well")
     if arguments.stream and arguments.json:
         raise UserError("--stream prints each token at once, --json only complete texts: choose one of them")
     if arguments.beam > 1 and (arguments.slide or arguments.chat):

@@ -49,14 +49,16 @@ class Transcriber:
           banned_ids: tokens that are never generated, such as signs that are not spoken.
           banned_next_ids: tokens that a transcript does not begin with.
           beam_size: above 1, beam search instead of greedy search.
-          length_penalty: exponent of the length penalty of beam search.
+          length_penalty: exponent of the length penalty of beam search; without one, it must be left out.
           is_multilingual: False for a model of English only, whose tokenizer may have tokens of languages as well.
 
         Raises:
-          UserError: if `beam_size` is below 1.
+          UserError: if `beam_size` is below 1, or 1 with a `length_penalty`.
         """
         if beam_size < 1:
             raise UserError(f"beam_size must be at least 1, got {beam_size}")
+        if beam_size == 1 and length_penalty != LENGTH_PENALTY:
+            raise UserError("length_penalty needs beam search: set beam_size above 1 as well")
         config = model.config
         self.model, self._decoder, self._tokenizer = model, model.decoder(), tokenizer
         self.max_samples = config.num_frames * WHISPER_HOP

@@ -387,7 +387,7 @@ def generate(
       repetition_penalty: above 1, tokens that occurred before are less probable.
       no_repeat_ngram_size: no sequence of this many tokens occurs twice; 0 allows it.
       beam_size: above 1, beam search instead of sampling, whose options must then be left out.
-      length_penalty: exponent of the length penalty of beam search.
+      length_penalty: exponent of the length penalty of beam search; without one, it must be left out.
       stop: strings that end a text; they are not part of it.
       on_text: for streaming, called with each new part of the first text as soon as it is final.
       seed: sampling seed.
@@ -401,7 +401,7 @@ def generate(
 
     Raises:
       UserError: if the model does not generate text, an argument is out of range, or an option of sampling is combined
-        with beam search.
+        with beam search, or the length penalty with sampling.
     """
     check_is_loaded(model)
     if not isinstance(model.model, DecodingModel):
@@ -417,6 +417,8 @@ def generate(
         no_repeat_ngram_size=no_repeat_ngram_size,
     )
     search: Search = sampling
+    if beam_size == 1 and length_penalty != LENGTH_PENALTY:
+        raise UserError("length_penalty needs beam search: set beam_size above 1 as well")
     if beam_size != 1:
         search = BeamSearch(beam_size, length_penalty)
         if names := [option.name for option in dataclasses.fields(Sampling) if _is_set(sampling, option)]:

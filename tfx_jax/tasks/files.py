@@ -3,7 +3,6 @@
 import dataclasses
 import glob
 import os
-import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -118,16 +117,16 @@ def check_share(data: Any) -> None:
 
 FROM_FILES = ("files", "folder", "fsdd")
 """Values of `dataset` for which data are read from the files or folders that the configuration names."""
-_NAMES = re.compile("(train|validation|test)_(file|source|target|folder)|validation_(share|pairs)")
+_KINDS = ("file", "folder", "source", "target")
+FILE_FIELDS = tuple(f"{split}_{kind}" for split in ("train", "validation", "test") for kind in _KINDS)
+"""Fields of data that name files or folders."""
 
 
 def named_fields(data: Any) -> list[str]:
     """Returns the fields that name files and folders, or a share of them, and do not have their defaults."""
-    return [
-        field.name
-        for field in dataclasses.fields(data)
-        if _NAMES.fullmatch(field.name) and getattr(data, field.name) != field.default
-    ]
+    names = (*FILE_FIELDS, "validation_share", "validation_pairs")
+    fields = [field for field in dataclasses.fields(data) if field.name in names]
+    return [field.name for field in fields if getattr(data, field.name) != field.default]
 
 
 def check_dataset(data: Any) -> None:

@@ -317,6 +317,24 @@ def test_damaged_header(folder, place):
     assert_refused(folder, r"model\.safetensors is damaged or cut short")
 
 
+def test_eight_bit_floats_are_named(folder):
+    path = folder / "model.safetensors"
+    size = int.from_bytes(path.read_bytes()[:8], "little")
+    header, data = json.loads(path.read_bytes()[8 : 8 + size]), path.read_bytes()[8 + size :]
+    changed = b""
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        start, stop = entry["data_offsets"]
+        if name == "transformer.wpe.weight":
+            entry["dtype"], stop = "F8_E4M3", start + (stop - start) // 4
+        entry["data_offsets"] = [len(changed), len(changed) + stop - start]
+        changed += data[start:stop]
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + changed)
+    assert_refused(folder, r"wpe\.weight has the dtype F8_E4M3, which is not read: quantized weights need a folder")
+
+
 @pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin", 3, ""])
 def test_index_that_points_elsewhere(folder, file):
     (folder / "model.safetensors").replace(folder.parent / "secret.safetensors")

@@ -111,6 +111,8 @@ def test_what_cannot_be_transcribed(transcriber, tmp_path, folder):
         transcriber(np.zeros((99, 2), np.float32))
     with pytest.raises(UserError, match="beam_size must be at least 1, got 0"):
         Transcriber(make_model(), transcriber._tokenizer, beam_size=0)
+    with pytest.raises(UserError, match="length_penalty needs beam search: set beam_size above 1 as well"):
+        Transcriber(make_model(), transcriber._tokenizer, length_penalty=1.0)
     config = GPTConfig(vocab_size=9, max_length=8, num_layers=1, d_model=8, num_heads=2)
     hf.save(draw(lambda: GPT(config, rngs=nnx.Rngs(0))), tmp_path)
     with pytest.raises(UserError, match="holds a GPT, which does not transcribe: name a Whisper"):

@@ -242,7 +242,10 @@ class _Map:
         """Returns a view of a tensor."""
         entry = self._entries[name]
         if entry["dtype"] not in _DTYPES:
-            raise ValueError(f"{name} has the dtype {entry['dtype']}")
+            raise UserError(
+                f"{name} has the dtype {entry['dtype']}, which is not read: quantized weights need a folder with float "
+                "weights instead"
+            )
         start, stop = entry["data_offsets"]
         shape, dtype = entry["shape"], np.dtype(_DTYPES[entry["dtype"]])
         if stop - start != math.prod(shape) * dtype.itemsize or self._start + stop > len(self._bytes):

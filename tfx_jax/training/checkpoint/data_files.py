@@ -18,12 +18,11 @@ from etils import epath
 
 from tfx_jax.errors import UserError
 from tfx_jax.files import is_local
-from tfx_jax.tasks.files import FROM_FILES, named_paths
+from tfx_jax.tasks.files import FILE_FIELDS, FROM_FILES, named_paths
 from tfx_jax.training.checkpoint.artifacts import has_checkpoints, read_sealed, write_sealed
 from tfx_jax.training.sharding.distributed import is_primary, process0_first
 
 _RECORD = "data.json"
-_FIELDS = [f"{split}_{kind}" for split in ("train", "validation") for kind in ("file", "folder", "source", "target")]
 _BLOCK, _NUM_BLOCKS = 1 << 20, 1 << 10
 
 _Record = dict[str, Any]
@@ -76,7 +75,7 @@ def _named(data: Any) -> dict[str, epath.Path]:
     """Returns the existing files and folders that the configuration names, by keys such as "train_file: a.txt"."""
     if getattr(data, "dataset", "") not in FROM_FILES:
         return {}
-    fields = {field: getattr(data, field, "") for field in _FIELDS}
+    fields = {field: getattr(data, field, "") for field in FILE_FIELDS if not field.startswith("test_")}
     return {
         f"{field}: {os.fspath(path)}": path
         for field, names in fields.items()
