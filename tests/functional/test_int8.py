@@ -1,5 +1,8 @@
 """Eight-bit products against float64, and the bound on what rounding costs."""
 
+import math
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfx_jax.functional import int8_product, quantize_rows
+from tfx_jax.functional.layers import Int8Matrix, linear
 
+_linear = jax.jit(linear, static_argnames="num_axes")
 _quantize = jax.jit(quantize_rows)
 _product = jax.jit(int8_product)
 
@@ -40,6 +45,21 @@ def test_product_is_that_of_the_rounded_matrices(rows, dtype):
     np.testing.assert_allclose(out, rounded_x @ rounded_w.T, rtol=2e-6, atol=1e-5)
     exact = np.asarray(x, np.float64) @ np.asarray(weights, np.float64).T
     assert np.sqrt(np.square(out - exact).mean() / np.square(exact).mean()) < 0.02
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [((12,), (4, 5)), ((4, 5), (12,)), ((6,), (7,))])
+def test_linear_takes_a_matrix_of_eight_bits(inputs, outputs):
+    """x [*batch, *in] and W [*in, *out] with several axes, as for heads: the product of matrices, and its bias."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 3, *inputs)).astype(np.float32)
+    weights, bias = (rng.normal(size=shape).astype(np.float32) for shape in ((*inputs, *outputs), outputs))
+    d, n = math.prod(inputs), math.prod(outputs)
+    values, scales = _quantize(weights.reshape(d, n).T)
+    matrix = Int8Matrix(values.reshape(*outputs, d), scales.reshape(outputs))
+    out = _linear(x, matrix, bias, num_axes=len(inputs))
+    want = np.asarray(_product(x.reshape(6, d), values, scales)) + bias.reshape(n)
+    np.testing.assert_allclose(out, want.reshape(2, 3, *outputs), atol=1e-5)
+    chex.assert_type([out, _linear(x.astype(jnp.bfloat16), matrix, num_axes=len(inputs))], [jnp.float32, jnp.bfloat16])
 
 
 def test_rows_too_small_for_a_normal_scale_are_zeros():

@@ -364,6 +364,25 @@ def test_integers_are_refused_where_nothing_would_use_them(kind):
     assert make_model(kind, "lsh").decoder().fused is None
 
 
+@pytest.mark.parametrize(("kind", "name"), GENERATING)
+def test_weights_of_eight_bits_read_the_source_or_the_prompt_and_decode(kind, name):
+    model = make_model(kind, name)
+    if any(map(fusing_obstacle, model.stacks if kind.startswith(("gpt", "llama")) else [model.decoder_layers])):
+        with pytest.raises(UserError, match="int8 needs a model whose attention decodes from a cache"):
+            model.decoder(int8=True)
+        return
+
+    @functools.partial(jax.jit, static_argnames="int8")
+    def logits(model, int8):
+        inputs = TOKENS[:, :PROMPT] if kind.startswith(("gpt", "llama")) else SOURCE
+        step_fn, cache, start = started(model.decoder(int8=int8), jnp.asarray(inputs), max_length=1)
+        return step_fn(start, cache)[0]
+
+    exact, rounded = (np.asarray(logits(model, int8)) for int8 in (False, True))
+    error = np.sqrt(np.square(exact - rounded).mean() / np.square(exact).mean())
+    assert 1e-4 < error < 0.2, error
+
+
 def test_a_folder_is_refused_where_it_cannot_say_which_attention_a_model_has(tmp_path):
     with pytest.raises(ValueError, match="no Hugging Face architecture supports window attention"):
         hf.save(make_model("gpt", "window"), tmp_path)

@@ -297,6 +297,13 @@ def test_eight_bits_decode_nearly_the_same():
     assert 1e-4 < error < 0.05
 
 
+def test_eight_bits_also_read_the_prompt():
+    keys = jitted(lambda decoder: [past.key for past in decoder.encode(TOKENS).past])
+    exact, rounded = (keys(make_model().decoder(int8=int8)) for int8 in (False, True))
+    for want, got in zip(exact, rounded, strict=True):
+        assert 1e-4 < np.sqrt(np.square(want - got).mean() / np.square(want).mean()) < 0.05
+
+
 def test_decoding_refuses_what_has_no_position():
     with pytest.raises(ValueError, match="9 tokens of prompt and 16 more, but the model has max_length=24"):
         jax.eval_shape(lambda: started(make_model().decoder(), TOKENS, max_length=16)[1])

@@ -121,6 +121,12 @@ def test_eight_bits_decode_nearly_the_same(make_model):
     assert 0 < np.abs(rounded - exact).max() < 0.1 * np.abs(exact).max()
 
 
+def test_eight_bits_also_encode(make_model):
+    encode = jitted(lambda decoder: decoder.encode(SOURCE).output)
+    exact, rounded = (encode(make_model().decoder(int8=int8)) for int8 in (False, True))
+    assert 0 < np.abs(rounded - exact).max() < 0.1 * np.abs(exact).max()
+
+
 def test_as_many_rows_as_beams_were_announced(make_model):
     def step(model):
         step_fn, cache, start = started(model.decoder(), SOURCE, max_length=T, num_beams=2)

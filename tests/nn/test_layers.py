@@ -10,11 +10,12 @@ import pytest
 from flax import nnx
 
 from tests.nn.programs import draw, jitted, normal
-from tfx_jax.functional import alibi_bias, retention
+from tfx_jax.functional import alibi_bias, gated_delta_rule, retention
 from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, MultiHeadAttention, RMSNorm
 from tfx_jax.nn.attention import KVCache, RotaryConfig
 from tfx_jax.nn.decoding import fused_step, fusing_obstacle, init_fused_cache
-from tfx_jax.nn.layers import FusedKVCache, FusedLinear, Residual, fused
+from tfx_jax.nn.layers import FusedKVCache, FusedLinear, Residual, fused, quantized
+from tfx_jax.nn.stack import stack_layers
 
 B, W, S, T, D, N, H, U, F = 2, 3, 7, 5, 12, 4, 2, 5, 20
 MASK = (np.arange(S)[None, :] < np.array([S, 3])[:, None])[:, None, None, :]
@@ -376,6 +377,38 @@ def test_steps_with_weights_of_eight_bits_are_near():
     error = np.sqrt(np.square(rounded - exact).mean() / np.square(exact).mean())
     assert 1e-4 < error < 0.05
     assert jax.eval_shape(lambda: fused(layer, int8=True).feed_forward.up.kernel[...]).dtype == jnp.int8
+
+
+_quantized = jax.jit(quantized)
+
+
+def test_a_quantized_layer_reads_sequences_nearly_as_before():
+    layer, x = _encoder_layer(use_output_gate=True), normal(2, B, T, D)
+    run = jitted(lambda layer, x: layer(x, is_causal=True)[0])
+    exact, rounded = run(layer, x), run(_quantized(layer), x)
+    error = np.sqrt(np.square(rounded - exact).mean() / np.square(exact).mean())
+    assert 1e-4 < error < 0.05
+    assert {leaf.dtype for leaf in jax.tree.leaves(layer)} == {np.dtype(np.float32)}  # it is a copy that is quantized
+
+
+def test_what_is_quantized_of_a_stack():
+    """The matrices of projections and feed-forward networks, each for itself; no gates, norms and biases."""
+
+    def make(rngs):
+        attention = _attention(rngs=rngs, attention_fn=gated_delta_rule)
+        return EncoderLayer(attention, FeedForward(D, F, rngs=rngs), functools.partial(Residual, D))
+
+    layers = draw(lambda: stack_layers(make, 3, nnx.Rngs(0)))
+    small = _quantized(layers)
+    assert {name for name, value in nnx.to_flat_state(nnx.state(small)) if value[...].dtype == jnp.int8} == {
+        *(("self_attention", name, "kernel") for name in ("query", "key", "value", "out")),
+        *(("feed_forward", name) for name in ("up", "down")),
+    }
+    kernel, query = np.asarray(layers.self_attention.query.kernel[...]), small.self_attention.query
+    values, scales = np.asarray(query.kernel[...], np.float32), np.asarray(query.kernel_scales[...])
+    assert (values.shape, scales.shape) == ((3, N, H, D), (3, N, H))
+    restored = np.moveaxis(values * scales[..., None], -1, 1)
+    assert (np.abs(restored - kernel) <= np.abs(kernel).max(axis=1, keepdims=True) / 254 * 1.01).all()
 
 
 @pytest.mark.parametrize("int8", [False, True])

@@ -44,9 +44,16 @@ class LowRankSum(NamedTuple):
     magnitude: Float[Array, "*out"] | None = None
 
 
+class Int8Matrix(NamedTuple):
+    """A matrix W for `linear`, which multiplies by `int8_product`: the rows of W^T, from `quantize_rows`."""
+
+    values: Int8[Array, "*out D"]
+    scales: Float[Array, "*out"]
+
+
 def linear(
     x: Float[Array, "*batch_and_in"],
-    kernel: Float[Array, "*in_and_out"] | LowRankSum,
+    kernel: Float[Array, "*in_and_out"] | LowRankSum | Int8Matrix,
     bias: Float[Array, "*out"] | None = None,
     *,
     num_axes: int = 1,
@@ -61,7 +68,7 @@ def linear(
     Args:
       x: [*batch, *in]; the sum runs over the last `num_axes` axes.
       kernel: W, [*in, *out], in the dtype of `x` or a more precise one; or W + A B (LoRA: Hu et al., 2021,
-        https://arxiv.org/abs/2106.09685), with or without a magnitude.
+        https://arxiv.org/abs/2106.09685), with or without a magnitude; or W in int8, without a gradient.
       bias: b, [*out]; None means 0.
       num_axes: number of axes of *in.
 
@@ -82,6 +89,11 @@ def linear(
         y = linear(x, kernel.kernel, num_axes=num_axes) + low_rank
         scale = scale.reshape((1,) * (y.ndim - scale.ndim) + scale.shape)
         y = (y.astype(np.promote_types(x.dtype, scale.dtype)) * scale).astype(x.dtype)
+        return y if bias is None else add_bias(y, bias)
+    if isinstance(kernel, Int8Matrix):
+        rows = x.reshape(*x.shape[: x.ndim - num_axes], -1)
+        y = int8_product(rows, kernel.values.reshape(-1, rows.shape[-1]), kernel.scales.reshape(-1)).astype(x.dtype)
+        y = y.reshape(*rows.shape[:-1], *kernel.scales.shape)
         return y if bias is None else add_bias(y, bias)
     if x.dtype == kernel.dtype:
         y = _product(x, kernel, tuple(range(num_axes)), x.dtype)

@@ -20,6 +20,7 @@ from tfx_jax.nn.decoding import (
     init_replay,
     project_memories,
     replay_step,
+    with_int8_stacks,
 )
 from tfx_jax.nn.layers import DecoderLayer, EncoderLayer
 from tfx_jax.nn.stack import scan_layers
@@ -260,11 +261,11 @@ class EncoderDecoderDecoder(nnx.Module):
     continues_inputs = False
 
     def __init__(self, model: EncoderDecoder, *, int8: bool = False):
-        """Fuses the decoder's weights for decoding; `model` is not changed and its encoder is used directly."""
+        """Fuses the decoder's weights for decoding; `model` is not changed and, without `int8`, its encoder is used."""
         output = model.output()
         bias = None if model.logits_bias is None else model.logits_bias[...]
-        self.model = model
         self.fused = fuse_for_decoding([model.decoder_layers], output.table[...], bias, dtype=output.dtype, int8=int8)
+        self.model = with_int8_stacks(model, "encoder_layers") if int8 else model
 
     @property
     def vocab_size(self) -> int:

@@ -18,6 +18,7 @@ from tfx_jax.nn.decoding import (
     init_fused_cache,
     init_replay,
     replay_step,
+    with_int8_stacks,
 )
 from tfx_jax.nn.layers import EncoderLayer
 from tfx_jax.nn.stack import per_layer, scan_stacks
@@ -159,10 +160,11 @@ class LanguageModelDecoder(nnx.Module):
     pad_id = -1
 
     def __init__(self, model: LanguageModel, *, int8: bool = False):
-        """Fuses the layers' weights for decoding; `model` is not changed and reads the prompts."""
+        """Fuses the layers' weights for decoding; `model` is not changed and, without `int8`, reads the prompts."""
         output = model.output()
-        self.model = model
         self.fused = fuse_for_decoding(model.stacks, output.table[...], dtype=output.dtype, int8=int8)
+        names = ["decoder_layers"] if model.first_layers is None else ["first_layers", "decoder_layers"]
+        self.model = with_int8_stacks(model, *names) if int8 else model
 
     @property
     def vocab_size(self) -> int:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.functional.convolution import last_tokens, short_convolution
 from tfx_jax.functional.layers import (
+    Int8Matrix,
     dropout,
     feed_forward,
     layer_norm,
@@ -119,11 +120,14 @@ class ShortConvolution(nnx.Module):
 
 
 def matrix_of(module: nnx.Module, name: str) -> Any:
-    """Returns the matrix `name` of a module, with the adapter that `tfx_jax.nn.lora` may have put beside it.
+    """Returns the matrix `name` of a module as a kernel of `tfx_jax.functional.linear`.
 
-    The result is an array or a `LowRankSum`, a kernel of `tfx_jax.functional.linear`.
+    It is an array; a `LowRankSum`, if `tfx_jax.nn.lora` has put an adapter beside it; or an `Int8Matrix`, if it has the
+    scales of `tfx_jax.nn.layers.quantized`.
     """
     param, adapter = getattr(module, name), getattr(module, f"{name}_adapter", None)
+    if (scales := getattr(module, f"{name}_scales", None)) is not None:
+        return Int8Matrix(param[...], scales[...])
     return param[...] if adapter is None else adapter.beside(param[...])
 
 

@@ -5,14 +5,15 @@ The searches of `tfx_jax.functional.search` call `Decoder.step` only.
 
 Models of the layers of `tfx_jax.nn.layers` decode by `fused_step`, which runs `step` of each layer. Training uses
 parameters that shard and restore well: stacked layers, with separate projections for query, key and value.
-`fuse_for_decoding` splits the stack and rearranges the weights. Attentions that cannot decode from a cache use
+`fuse_for_decoding` splits the stack and rearranges the weights; `with_int8_stacks` quantizes those that read the source
+or the prompt. Attentions that cannot decode from a cache use
 `replay_step`, which processes all tokens again.
 """
 
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +27,20 @@ from tfx_jax.functional.attention.spec import RecurrentDecoding
 from tfx_jax.functional.search import BeamInvariant, Cache
 from tfx_jax.nn.attention import KVCache, LearnedAttention, MultiHeadAttention, decoding_of
 from tfx_jax.nn.basic import FeedForward
-from tfx_jax.nn.layers import ConvolvedPast, DecoderLayer, EncoderLayer, FusedKVCache, FusedLinear, Residual, fused
+from tfx_jax.nn.layers import (
+    ConvolvedPast,
+    DecoderLayer,
+    EncoderLayer,
+    FusedKVCache,
+    FusedLinear,
+    Residual,
+    fused,
+    quantized,
+)
 from tfx_jax.nn.moe import MixtureOfExperts
 from tfx_jax.nn.stack import LayerGroup, map_layers, unstack_layers
+
+Model = TypeVar("Model", bound=nnx.Module)
 
 
 class Decoder(Protocol):
@@ -170,6 +182,17 @@ def fuse_for_decoding(
 def _fuse(layers: Any, table: Array, bias: Array | None, *, dtype: DTypeLike, int8: bool) -> FusedDecoder:
     """Makes a `FusedDecoder` in one compiled program."""
     return FusedDecoder(layers, table.T, bias, dtype=dtype, int8=int8)
+
+
+def with_int8_stacks(model: Model, *names: str) -> Model:
+    """Returns a copy of a model whose stacks of layers `names` read a source or a prompt in int8, see `quantized`."""
+    model = jax.tree.map(lambda x: x, model)  # a copy, whose stacks are replaced below
+    for name in names:
+        setattr(model, name, _quantized(getattr(model, name)))
+    return model
+
+
+_quantized = jax.jit(quantized)
 
 
 class DecodingConstants(NamedTuple):

@@ -32,7 +32,7 @@ from tfx_jax.nn.attention import (
     with_positions,
 )
 from tfx_jax.nn.basic import FeedForward, LayerNorm, Linear, drop
-from tfx_jax.nn.lora import merged
+from tfx_jax.nn.lora import matrices_of, merged
 from tfx_jax.nn.moe import MixtureOfExperts
 
 
@@ -364,6 +364,27 @@ def fused(layer: Layer, *, int8: bool = False) -> Layer:
     elif layer.feed_forward.shared is not None:
         layer.feed_forward.shared = FusedFeedForward(layer.feed_forward.shared, int8=int8)
     return layer
+
+
+_PROJECTIONS = ("query_down", "query", "key", "value", "output_gate", "out")
+
+
+def quantized(layers: Layer) -> Layer:
+    """Returns a copy of a layer, or of a stack, that multiplies in int8 with the matrices that `fused` quantizes.
+
+    It is for many tokens at once, as a source or a prompt has; experts and routers are left as they are.
+    """
+    layers = jax.tree.map(lambda x: x, merged(layers))  # a copy, whose matrices are replaced below
+    for path, owner, name, num_inputs, num_axes in [*matrices_of(layers)]:
+        if name == "kernel" and path.split("/")[-2] not in _PROJECTIONS:
+            continue
+        kernel = getattr(owner, name)[...]  # [*stack, *in, *out]
+        num_stack_axes = kernel.ndim - num_axes
+        stack, out = kernel.shape[:num_stack_axes], kernel.shape[num_stack_axes + num_inputs :]
+        values, scales = quantize_rows(jnp.moveaxis(kernel.reshape(*stack, -1, *out), num_stack_axes, -1))
+        setattr(owner, name, nnx.Param(values))
+        setattr(owner, f"{name}_scales", nnx.Param(scales))
+    return layers
 
 
 def _fused_part(attention: Any) -> "FusedSelfAttention":
