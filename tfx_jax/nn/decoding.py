@@ -6,8 +6,7 @@ The searches of `tfx_jax.functional.search` call `Decoder.step` only.
 Models of the layers of `tfx_jax.nn.layers` decode by `fused_step`, which runs `step` of each layer. Training uses
 parameters that shard and restore well: stacked layers, with separate projections for query, key and value.
 `fuse_for_decoding` splits the stack and rearranges the weights; `with_int8_stacks` quantizes those that read the source
-or the prompt. Attentions that cannot decode from a cache use
-`replay_step`, which processes all tokens again.
+or the prompt. Attentions that cannot decode from a cache use `replay_step`, which processes all tokens again.
 """
 
 import functools
@@ -125,7 +124,8 @@ class DecodingModel(Protocol):
 def project_memories(layers: DecoderLayer, memory: Float[Array, "B S D"]) -> list[FusedKVCache]:
     """Projects the encoder's output to the keys and values of the cross-attention of each layer of a stack."""
     keys, values = map_layers(lambda layer: layer.cross_attention.project_memory(memory), layers)  # [L, B, S, K, _]
-    return [FusedKVCache.of(key, value) for key, value in zip(keys, values, strict=True)]
+    memories = [FusedKVCache.of(key, value) for key, value in zip(keys, values, strict=True)]
+    return jax.lax.optimization_barrier(memories)  # or XLA for CPUs would transpose the values again in every step
 
 
 class FusedDecoder(nnx.Module):
