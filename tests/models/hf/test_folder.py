@@ -332,7 +332,7 @@ def test_eight_bit_floats_are_named(folder):
         changed += data[start:stop]
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + changed)
-    assert_refused(folder, r"wpe\.weight has the dtype F8_E4M3, which is not read: quantized weights need a folder")
+    assert_refused(folder, r"wpe\.weight has the dtype F8_E4M3, which is not read: take a folder whose weights are not")
 
 
 @pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin", 3, ""])

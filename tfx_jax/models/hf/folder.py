@@ -241,10 +241,9 @@ class _Map:
     def tensor(self, name: str) -> np.ndarray:
         """Returns a view of a tensor."""
         entry = self._entries[name]
-        if entry["dtype"] not in _DTYPES:
+        if (stored := entry["dtype"]) not in _DTYPES:
             raise UserError(
-                f"{name} has the dtype {entry['dtype']}, which is not read: quantized weights need a folder with float "
-                "weights instead"
+                f"{name} has the dtype {stored}, which is not read: take a folder whose weights are not quantized"
             )
         start, stop = entry["data_offsets"]
         shape, dtype = entry["shape"], np.dtype(_DTYPES[entry["dtype"]])
