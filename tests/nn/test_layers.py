@@ -15,6 +15,7 @@ from tfx_jax.nn import DecoderLayer, EncoderLayer, FeedForward, LayerNorm, Multi
 from tfx_jax.nn.attention import KVCache, RotaryConfig
 from tfx_jax.nn.decoding import fused_step, fusing_obstacle, init_fused_cache
 from tfx_jax.nn.layers import FusedKVCache, FusedLinear, Residual, fused, quantized
+from tfx_jax.nn.moe import MixtureOfExperts
 from tfx_jax.nn.stack import stack_layers
 
 B, W, S, T, D, N, H, U, F = 2, 3, 7, 5, 12, 4, 2, 5, 20
@@ -409,6 +410,16 @@ def test_what_is_quantized_of_a_stack():
     assert (values.shape, scales.shape) == ((3, N, H, D), (3, N, H))
     restored = np.moveaxis(values * scales[..., None], -1, 1)
     assert (np.abs(restored - kernel) <= np.abs(kernel).max(axis=1, keepdims=True) / 254 * 1.01).all()
+
+
+def test_experts_and_routers_are_not_quantized():
+    def make():
+        experts = MixtureOfExperts(D, F, 2, shared_d_ff=F, use_shared_gate=True, rngs=nnx.Rngs(0))
+        return EncoderLayer(_attention(rngs=nnx.Rngs(0)), experts, functools.partial(Residual, D))
+
+    state = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: quantized(make())).feed_forward))
+    assert {name for name, value in state if value.dtype == jnp.int8} == {("shared", "up"), ("shared", "down")}
+    assert len(state) > 4
 
 
 @pytest.mark.parametrize("int8", [False, True])

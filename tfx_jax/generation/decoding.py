@@ -82,6 +82,12 @@ class BeamSearch:
             )
 
 
+def check_length_penalty(length_penalty: float, beam_size: int) -> None:
+    """Raises UserError for a length penalty without beam search, where it would change nothing."""
+    if beam_size == 1 and length_penalty != LENGTH_PENALTY:
+        raise UserError("length_penalty needs beam search: set beam_size above 1 as well")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
     """Samples tokens, by default from the model's own distribution. A text is cut at the length limit.

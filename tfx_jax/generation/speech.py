@@ -14,7 +14,7 @@ from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, load_folder_tokeni
 from tfx_jax.errors import UserError
 from tfx_jax.functional.audio import WHISPER_HOP, whisper_features
 from tfx_jax.functional.search import LENGTH_PENALTY
-from tfx_jax.generation.decoding import BeamSearch, Greedy, decode
+from tfx_jax.generation.decoding import BeamSearch, Greedy, check_length_penalty, decode
 from tfx_jax.models import hf
 from tfx_jax.models.hf.folder import read_json
 from tfx_jax.models.whisper import Whisper
@@ -57,8 +57,7 @@ class Transcriber:
         """
         if beam_size < 1:
             raise UserError(f"beam_size must be at least 1, got {beam_size}")
-        if beam_size == 1 and length_penalty != LENGTH_PENALTY:
-            raise UserError("length_penalty needs beam search: set beam_size above 1 as well")
+        check_length_penalty(length_penalty, beam_size)
         config = model.config
         self.model, self._decoder, self._tokenizer = model, model.decoder(), tokenizer
         self.max_samples = config.num_frames * WHISPER_HOP

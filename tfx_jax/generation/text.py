@@ -18,7 +18,7 @@ from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.data.tokenizers.streaming import TextStream
 from tfx_jax.errors import UserError
 from tfx_jax.functional.search import LENGTH_PENALTY
-from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, Observer, Sampling, Search
+from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, Observer, Sampling, Search, check_length_penalty
 from tfx_jax.models.whisper import Whisper
 from tfx_jax.nn.decoding import DecodingModel
 
@@ -417,8 +417,7 @@ def generate(
         no_repeat_ngram_size=no_repeat_ngram_size,
     )
     search: Search = sampling
-    if beam_size == 1 and length_penalty != LENGTH_PENALTY:
-        raise UserError("length_penalty needs beam search: set beam_size above 1 as well")
+    check_length_penalty(length_penalty, beam_size)
     if beam_size != 1:
         search = BeamSearch(beam_size, length_penalty)
         if names := [option.name for option in dataclasses.fields(Sampling) if _is_set(sampling, option)]:

@@ -163,8 +163,7 @@ class LanguageModelDecoder(nnx.Module):
         """Fuses the layers' weights for decoding; `model` is not changed and, without `int8`, reads the prompts."""
         output = model.output()
         self.fused = fuse_for_decoding(model.stacks, output.table[...], dtype=output.dtype, int8=int8)
-        names = ["decoder_layers"] if model.first_layers is None else ["first_layers", "decoder_layers"]
-        self.model = with_int8_stacks(model, *names) if int8 else model
+        self.model = with_int8_stacks(model, "first_layers", "decoder_layers") if int8 else model
 
     @property
     def vocab_size(self) -> int:

@@ -184,15 +184,19 @@ def _fuse(layers: Any, table: Array, bias: Array | None, *, dtype: DTypeLike, in
     return FusedDecoder(layers, table.T, bias, dtype=dtype, int8=int8)
 
 
+_quantized = jax.jit(quantized)
+
+
 def with_int8_stacks(model: Model, *names: str) -> Model:
-    """Returns a copy of a model whose stacks of layers `names` read a source or a prompt in int8, see `quantized`."""
+    """Returns a copy of a model whose stacks of layers `names` read a source or a prompt in int8, see `quantized`.
+
+    A stack that the model does not have, None, is skipped.
+    """
     model = jax.tree.map(lambda x: x, model)  # a copy, whose stacks are replaced below
     for name in names:
-        setattr(model, name, _quantized(getattr(model, name)))
+        if (layers := getattr(model, name)) is not None:
+            setattr(model, name, _quantized(layers))
     return model
-
-
-_quantized = jax.jit(quantized)
 
 
 class DecodingConstants(NamedTuple):

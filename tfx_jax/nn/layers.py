@@ -3,7 +3,7 @@
 A layer is composed of sublayers that the caller makes. Its call is for training and for prompts. A step has few rows,
 and reading the weights takes most of its time. `fused` returns the layer for it: its sublayers are replaced by those at
 the end of this file, which have projections of the same input in one matrix, weights in the layout in which they are
-read, and int8 weights on request.
+read, and int8 weights on request. `quantized` returns the layer whose call multiplies with int8 weights.
 """
 
 import functools
@@ -366,7 +366,8 @@ def fused(layer: Layer, *, int8: bool = False) -> Layer:
     return layer
 
 
-_PROJECTIONS = ("query_down", "query", "key", "value", "output_gate", "out")
+# Of the modules with matrices, those that `fused` quantizes as well.
+_QUANTIZED = ("query_down", "query", "key", "value", "output_gate", "out", "feed_forward", "shared")
 
 
 def quantized(layers: Layer) -> Layer:
@@ -376,7 +377,7 @@ def quantized(layers: Layer) -> Layer:
     """
     layers = jax.tree.map(lambda x: x, merged(layers))  # a copy, whose matrices are replaced below
     for path, owner, name, num_inputs, num_axes in [*matrices_of(layers)]:
-        if name == "kernel" and path.split("/")[-2] not in _PROJECTIONS:
+        if path.split("/")[-2] not in _QUANTIZED:
             continue
         kernel = getattr(owner, name)[...]  # [*stack, *in, *out]
         num_stack_axes = kernel.ndim - num_axes
