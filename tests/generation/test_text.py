@@ -1,5 +1,6 @@
 """Generation against loops that read everything again for each token; ends, stops, shapes, refusals."""
 
+import concurrent.futures
 import functools
 import itertools
 import types
@@ -14,6 +15,7 @@ from tests.data.tokenizers_made_here import make_tokenizer
 from tfx_jax.data.tokenizers.hf_tokenizer import _clean_up
 from tfx_jax.data.tokenizers.streaming import TextStream
 from tfx_jax.errors import UserError
+from tfx_jax.generation import decoding
 from tfx_jax.generation.decoding import BeamSearch, Sampling
 from tfx_jax.generation.text import Generator, TextGenerator, generate
 from tfx_jax.models import GPT, T5, GPTConfig, T5Config, Transformer, TransformerConfig, Whisper
@@ -185,6 +187,57 @@ def test_few_programs_for_many_shapes():
     assert len(generator([[1] * 17])) == 1
     assert generator._driver._run._cache_size() == before + 1
     assert generator([]) == []
+
+
+def stopping_after(count, shown):
+    """An observer that stops the first row after this many tokens."""
+
+    def observe(tokens):
+        shown.append(tokens[0])
+        return np.arange(len(tokens)) < (len(shown) > count)
+
+    return observe
+
+
+def test_equal_searches_share_their_programs_whatever_model_and_observer():
+    """So that a second `tfx_jax.generate` does not compile again."""
+    whole, options = greedy_tokens()[0], {"max_new_tokens": 12, "search": GREEDY}
+    other = drawn(lambda: GPT(make_model().config, rngs=nnx.Rngs(0)), seed=1)
+    shown = [], []
+    generators = [
+        Generator(make_model(), observer=stopping_after(3, shown[0]), **options),
+        Generator(make_model(), observer=stopping_after(5, shown[1]), **options),
+        Generator(make_model(), **options),
+    ]
+    assert [generator(PROMPTS[:1])[0] for generator in generators] == [whole[:3], whole[:5], whole]
+    assert shown == ([-1, *whole[:3]], [-1, *whole[:5]])
+    before = generators[0]._driver._run._cache_size()
+    assert Generator(other, **options)(PROMPTS[:1])[0] != whole
+    assert Generator(other, observer=stopping_after(1, []), **options)(PROMPTS[:1])[0] != whole[:1]
+    assert generators[0]._driver._run._cache_size() == before
+
+
+def test_an_observer_that_fails_leaves_nothing_behind():
+    def fail(tokens):
+        raise ArithmeticError("the observer failed")
+
+    options = {"max_new_tokens": 12, "search": GREEDY}
+    with pytest.raises(Exception, match="the observer failed"):
+        Generator(make_model(), observer=fail, **options)(PROMPTS[:1])
+    assert not decoding._observers
+    assert decoding._observe(np.int32(0), np.zeros(2, np.int32)).all()  # a program that no one waits for ends
+    observer = stopping_after(3, [])
+    assert Generator(make_model(), observer=observer, **options)(PROMPTS[:1])[0] == greedy_tokens()[0][:3]
+
+
+def test_observers_of_two_threads_see_their_own_texts():
+    shown = [], []
+    options = {"max_new_tokens": 12, "search": GREEDY}
+    generators = [Generator(make_model(), observer=stopping_after(20, texts), **options) for texts in shown]
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda pair: pair[0]([pair[1]])[0], zip(generators, PROMPTS[:2], strict=True)))
+    assert found == greedy_tokens()[:2]
+    assert [texts[1:] for texts in shown] == [tokens[:-1] for tokens in found]
 
 
 def test_eight_bits_run():

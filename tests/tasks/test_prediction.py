@@ -93,6 +93,29 @@ def test_models_that_were_replaced_share_programs_and_no_others_do():
     assert traced == [1, 2, 1]
 
 
+class Decoding(nnx.Module):
+    """Notes how often it prepares its weights for decoding."""
+
+    prepared = 0
+
+    def __init__(self):
+        self.factor = nnx.Param(jnp.full((1, 1), 3.0))
+
+    def decoder(self, *, int8):
+        type(self).prepared += 1
+        assert not int8
+        return self
+
+
+def test_a_decoder_is_made_once_for_parameters_and_others_have_their_own():
+    first = TrainedModel(nnx.graphdef(Decoding()), times(2))
+    second = first.replace(times(4))
+    decoders = [first.decoder, second.decoder, first.decoder, second.decoder]
+    assert [float(decoder.factor[0, 0]) for decoder in decoders] == [2, 4, 2, 4]
+    assert Decoding.prepared == 2
+    assert decoders[0] is decoders[2]
+
+
 SPEC = BatchSpec((4, 8), 16)
 
 

@@ -50,13 +50,14 @@ def run(argv: Sequence[str]) -> int:
         int8=arguments.int8,
         on_batch=None if is_typed else progress.advance,
     )
+    decoder = translator.decoder(params)
     num_reported = 0
 
     def translate(lines: list[str], _: int) -> list[str]:
         """Returns the output line of each line."""
         if not arguments.json:
-            return translator(params, lines)
-        translations = cast(Any, translator).translate_ids(params, lines)
+            return translator(decoder, lines)
+        translations = cast(Any, translator).translate_ids(decoder, lines)
         not_blank = [index for index, ids in enumerate(translations) if ids]
         descriptions = cast(TranslationTask, run.task).explain(
             run.trained(params), [lines[index] for index in not_blank], [translations[index] for index in not_blank]

@@ -3,6 +3,7 @@
 `decode` generates for one batch inside `jax.jit`; `DecodeDriver` batches lists of inputs of any lengths and calls it.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -163,7 +164,8 @@ def decode(
       banned_next_ids: tokens that are not generated as the first one after `first_ids`.
       earlier: tokens of each text before its input, which the model does not read, and which of them are tokens, not
         padding: the repetition penalty and repeated n-grams of a text that the model continues count them.
-      observer: called with the tokens of every step while the program runs; only for `Sampling`.
+      observer: called with the tokens of every step while the program runs; only for `Sampling`. As a
+        `jax.tree_util.Partial` it may be an argument of the compiled function: other arrays do not compile again.
 
     Returns:
       The new tokens of the best text of each row, with its EOS if it has one, padded with -1.
@@ -273,9 +275,7 @@ class DecodeDriver:
                 f"a {kind} search needs exactly one token that ends a text, got {len(eos_ids)}, and no observer"
             )
         self._graphdef, self._int8, self._first_ids = graphdef, int8, tuple(first_ids)
-        numpy_observer = None if observer is None else functools.partial(_observe_as_numpy, observer)
-        options: dict[str, Any] = {"search": search, "eos_ids": tuple(eos_ids), "first_ids": self._first_ids}
-        self._run = jax.jit(functools.partial(decode, **options, observer=numpy_observer), static_argnames="max_length")
+        self._run, self._observer = _program(search, tuple(eos_ids), self._first_ids), observer
 
     def decoder(self, params: Any) -> Decoder:
         """Returns the model's decoder with these parameters, to be reused for all calls.
@@ -345,17 +345,20 @@ class DecodeDriver:
             if earlier is not None:
                 before = [earlier[index] for index in row_ids]
                 tokens_before = _padded_batch(before, 1 << max(map(len, before)).bit_length())
-            tokens = self._run(
-                decoder,
-                padded_tokens,
-                token_mask,
-                np.array(limits, np.int32),
-                jax.random.key(seed),
-                first + row_ids,
-                earlier=tokens_before,
-                max_length=max_new_tokens(length),
-            )
-            for member, row in zip(members, to_host(tokens).tolist(), strict=False):
+            with _called_by_number(self._observer) as observer:
+                tokens = self._run(
+                    decoder,
+                    padded_tokens,
+                    token_mask,
+                    np.array(limits, np.int32),
+                    jax.random.key(seed),
+                    first + row_ids,
+                    earlier=tokens_before,
+                    max_length=max_new_tokens(length),
+                    observer=observer,
+                )
+                all_new_tokens = to_host(tokens).tolist()  # waits for the program, which calls the observer
+            for member, row in zip(members, all_new_tokens, strict=False):
                 outputs[member] = list(itertools.takewhile(lambda token: token != _NO_TOKEN, row))
             if on_batch is not None:
                 on_batch(len(members))
@@ -413,9 +416,36 @@ def _batches(
             yield num_rows, members[start : start + num_rows]
 
 
-def _observe_as_numpy(observer: Observer, tokens: Any) -> np.ndarray:
-    """Calls the observer with the tokens as a NumPy array, because `io_callback` may pass a JAX array."""
-    return observer(np.asarray(tokens))
+@functools.lru_cache(maxsize=64)
+def _program(search: Search, eos_ids: tuple[int, ...], first_ids: tuple[int, ...]) -> Any:
+    """Returns the compiled `decode` of a search, the same one for all drivers: a model compiles once for each shape."""
+    options: dict[str, Any] = {"search": search, "eos_ids": eos_ids, "first_ids": first_ids}
+    return jax.jit(functools.partial(decode, **options), static_argnames="max_length")
+
+
+_observers: dict[int, Observer] = {}  # of the programs that run, by number
+_numbers = itertools.count()
+
+
+@contextlib.contextmanager
+def _called_by_number(observer: Observer | None) -> Iterator[jax.tree_util.Partial | None]:
+    """Yields a function for `decode` that calls an observer by its number, an array: another one compiles nothing."""
+    if observer is None:
+        yield None
+        return
+    number = next(_numbers)
+    _observers[number] = observer
+    try:
+        yield jax.tree_util.Partial(_observe, np.int32(number))
+    finally:
+        del _observers[number]
+
+
+def _observe(number: Any, tokens: Any) -> np.ndarray:
+    """Calls an observer with the tokens as a NumPy array, because `io_callback` may pass a JAX array."""
+    if int(number) not in _observers:  # whoever waited was interrupted: let the program end
+        return np.ones(np.shape(tokens), bool)
+    return _observers[int(number)](np.asarray(tokens))
 
 
 class _EndCache(NamedTuple):
@@ -436,6 +466,10 @@ def _with_end(
     Returns:
       (step function with logits [B, vocab_size + 1], its initial cache).
     """
+    observe: Any = observer
+    arguments: tuple[Any, ...] = ()
+    if isinstance(observer, jax.tree_util.Partial):  # its arrays have to be arguments of the callback
+        observe, arguments = observer.func, observer.args
 
     def step(tokens: Array, cache: _EndCache) -> tuple[Array, _EndCache]:
         """Takes a step of the model; rows that are over choose the extra token."""
@@ -443,7 +477,8 @@ def _with_end(
         if observer is not None:
             # The input of the first step is not a generated token.
             new_tokens = jnp.where(cache.is_first | (tokens >= vocab_size), _NO_TOKEN, tokens)
-            is_over |= io_callback(observer, jax.ShapeDtypeStruct(tokens.shape, bool), new_tokens, ordered=True)
+            is_over_shape = jax.ShapeDtypeStruct(tokens.shape, bool)
+            is_over |= io_callback(observe, is_over_shape, *arguments, new_tokens, ordered=True)
         is_over = (is_over & ~cache.is_first)[:, None]  # [B, 1]
         logits, model = step_fn(jnp.clip(tokens, 0, vocab_size - 1), cache.model)
         # Rows that are over get the extra token with probability 1, all others with probability 0.

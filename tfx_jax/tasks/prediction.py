@@ -65,6 +65,11 @@ class TrainedModel:
         model._programs = self._programs
         return model
 
+    @functools.cached_property
+    def decoder(self) -> Any:
+        """The decoder of a `tfx_jax.nn.decoding.DecodingModel`: its weights are rearranged once for all calls."""
+        return nnx.merge(self.graphdef, to_device(self.params)).decoder(int8=False)
+
     def share(self, function: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
         """Applies a function of lists to this process's items, and returns the gathered results of all processes."""
         own_items = list(items[self._shard.index :: self._shard.count])

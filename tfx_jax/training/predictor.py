@@ -216,7 +216,8 @@ class _Continuing:
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Returns the continuation of each text."""
-        num_positions = self._model.model.decoder().max_input_length(0)  # None: not limited
+        decoder = nnx.eval_shape(lambda model: model.decoder(), self._model.model)  # rearranges no weights
+        num_positions = decoder.max_input_length(0)  # None: not limited
         length = 64 if num_positions is None else min(64, max(1, num_positions // 2))
         texts = generate(cast(Any, self._model), [text for (text,) in rows], max_new_tokens=length, temperature=0)
         return [{"continuation": text} for text in texts]

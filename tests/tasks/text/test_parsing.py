@@ -35,7 +35,7 @@ class Translator:
         self.written, self.lines = dict(written), []
 
     def translate_ids(self, params, lines):
-        assert params == "params"
+        assert params == "decoder"
         self.lines += lines
         return [self.written.get(line, []) if line else [] for line in lines]
 
@@ -52,9 +52,10 @@ def ids(tree):
 
 def told(written, max_length=16):
     """A task whose model writes this for each sentence, and the model."""
-    parser, parsing = Translator(written), task()
-    parsing._parser = SentenceParser(parser, SYMBOLS, max_length=max_length)
-    return parsing, TrainedModel(None, "params"), parser
+    translator, parsing, model = Translator(written), task(), TrainedModel(None, "params")
+    parser = SentenceParser(translator, SYMBOLS, max_length=max_length)
+    parsing.translator, model.decoder = lambda graphdef: parser, "decoder"
+    return parsing, model, translator
 
 
 def test_examples_are_words_and_symbols_each_with_an_end():

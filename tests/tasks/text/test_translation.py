@@ -117,9 +117,9 @@ class Echo:
     def max_input_length(self, max_new_tokens):
         return None
 
-    def __call__(self, decoder, inputs, token_mask, *_, max_length, earlier):
+    def __call__(self, decoder, inputs, token_mask, *_, max_length, earlier, observer):
         self.shapes.append(inputs.shape)
-        assert earlier is None
+        assert earlier is observer is None
         assert max_length == inputs.shape[1] + 50
         return np.where(token_mask, inputs, -1)
 
@@ -255,12 +255,21 @@ def translator(model):
 
 
 def test_company_in_a_batch_does_not_change_a_translation(model, translator):
+    before = translator._driver._run._cache_size()
     together = translator.translate_ids(model[1], LINES)
     assert len({tuple(ids) for ids in together}) >= 4  # they do say different things
     assert translator.translate_ids(model[1], LINES[::-1]) == together[::-1]
     alone = [translator.translate_ids(model[1], [line])[0] for line in LINES]
     assert alone == together
-    assert translator._driver._run._cache_size() == 2  # eight rows of 16 together, two rows alone
+    assert translator._driver._run._cache_size() == before + 2  # eight rows of 16 together, two rows alone
+
+
+def test_a_second_translator_compiles_nothing_and_takes_a_decoder(model, translator):
+    expected = translator.translate_ids(model[1], LINES)
+    other = Translator(model[0], TOKENIZER, search=BeamSearch(2), extra_length=4)
+    before = other._driver._run._cache_size()
+    assert other.translate_ids(other.decoder(model[1]), LINES) == expected
+    assert other._driver._run._cache_size() == before > 0
 
 
 def test_outputs_end_and_keep_their_limit(model, translator):

@@ -25,6 +25,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.generation.decoding import BeamSearch, DecodingConfig
 from tfx_jax.metrics.brackets import bracket_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
+from tfx_jax.nn.decoding import Decoder
 from tfx_jax.synthetic.grammar import grammar_trees
 from tfx_jax.tasks.artifacts import setup_json, setup_tokenizer
 from tfx_jax.tasks.files import GRAMMAR_SIZES, FileData, check_batch, check_share, few_boundaries, split_rows
@@ -163,7 +164,6 @@ class ParsingTask:
     ):
         self.config, self.model_config, self.tokenizer, self.symbols = config, model_config, tokenizer, symbols
         self._splits = splits
-        self._parser: SentenceParser | None = None
 
     def make_model(self, *, rngs: nnx.Rngs) -> Any:
         return self.model_config.make(rngs=rngs)
@@ -249,10 +249,8 @@ class ParsingTask:
 
     def parse(self, model: TrainedModel, sentences: Sequence[str]) -> list[Parse]:
         """Parses sentences of space-separated words; processes share them, and each gets all parses."""
-        if self._parser is None:  # kept, because it caches compiled programs
-            self._parser = self.translator(model.graphdef)
-        parser = self._parser
-        return model.share(lambda lines: parser.parse(model.params, lines), sentences)
+        parser = self.translator(model.graphdef)
+        return model.share(lambda lines: parser.parse(model.decoder, lines), sentences)
 
     def predict(self, model: TrainedModel, sentences: Sequence[str]) -> list[str]:
         """Returns the trees of sentences as text, one line each."""
@@ -302,7 +300,7 @@ class ParsingTask:
 
 
 class SentenceParser:
-    """Parses sentences; compiles once per batch shape."""
+    """Parses sentences."""
 
     def __init__(self, translator: Translator, symbols: Sequence[str], *, max_length: int):
         """Wraps a translator from sentences to tokens of trees.
@@ -314,8 +312,12 @@ class SentenceParser:
         """
         self._translator, self._symbols, self._max_length = translator, symbols, max_length
 
+    def decoder(self, params: Any) -> Decoder:
+        """Returns the decoder of the model with these parameters, see `Translator.decoder`."""
+        return self._translator.decoder(params)
+
     def __call__(self, params: Any, lines: Sequence[str]) -> list[str]:
-        """Returns the tree of each line as text; an empty line stays empty."""
+        """Returns the tree of each line as text; an empty line stays empty. `params` are those of `Translator`."""
         return [write_tree(parse.tree) for parse in self.parse(params, lines)]
 
     def parse(self, params: Any, lines: Sequence[str]) -> list[Parse]:

@@ -29,6 +29,7 @@ from tfx_jax.functional.losses import symmetric_kl_divergence
 from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, DecodingConfig, Search
 from tfx_jax.metrics.bleu import BleuScores, bleu_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
+from tfx_jax.nn.decoding import Decoder
 from tfx_jax.synthetic.grammar import GrammarPairs
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.files import check_batch, few_boundaries, named_paths
@@ -265,7 +266,6 @@ class TranslationTask:
     ):
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self._splits = splits
-        self._translator: Translator | None = None
 
     def make_model(self, *, rngs: nnx.Rngs) -> Any:
         return self.model_config.make(rngs=rngs)
@@ -297,9 +297,7 @@ class TranslationTask:
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:
         """Translates each sentence with the search of the configuration."""
-        if self._translator is None:  # kept, because it caches compiled programs
-            self._translator = self.translator(model.graphdef)
-        translations = self._translator(model.params, [row[0] for row in rows])
+        translations = self.translator(model.graphdef)(model.decoder, [row[0] for row in rows])
         return [{"translation": translation} for translation in translations]
 
     def translator(
@@ -380,9 +378,7 @@ class TranslationTask:
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
         """Translates the source sides of a split and scores them."""
-        if self._translator is None:  # kept, because it caches compiled programs
-            self._translator = self.translator(model.graphdef)
-        scores, _, _ = self.score(self._translator, model, self._splits[split])
+        scores, _, _ = self.score(self.translator(model.graphdef), model, self._splits[split])
         return EvalResult(
             {"bleu": scores.tokenized, "exact_match": scores.exact_match},
             f"BLEU {scores.tokenized:.2f} (tokenized), {scores.sacrebleu:.2f} (sacreBLEU), "
@@ -413,10 +409,9 @@ class TranslationTask:
         """Returns the translations of the first sentences of the validation split."""
         pairs = self._splits["validation"]
         samples = [pairs[index] for index in range(min(5, len(pairs)))]
-        if self._translator is None:
-            self._translator = self.translator(model.graphdef)
+        translator = self.translator(model.graphdef)
         sources = [pair["source"] for pair in samples]
-        translations = model.share(lambda lines: cast(Translator, self._translator)(model.params, lines), sources)
+        translations = model.share(lambda lines: translator(model.decoder, lines), sources)
         rows = [(pair["source"], pair["target"], text) for pair, text in zip(samples, translations, strict=True)]
         return [ReportTable("Sample translations", ("source", "reference", "translation"), rows)]
 
@@ -440,7 +435,7 @@ class TranslationTask:
         """
         source_ids = self.tokenizer.encode_with_specials(source).ids
         if target is None:
-            (target_ids,) = self.translator(model.graphdef).translate_ids(model.params, [source])
+            (target_ids,) = self.translator(model.graphdef).translate_ids(model.decoder, [source])
         else:
             target_ids = self.tokenizer.encode_with_specials(target).ids
         pieces = self.tokenizer.pieces
@@ -540,7 +535,7 @@ def translation_loss(
 
 
 class Translator:
-    """Translates sentences; compiles once per batch shape."""
+    """Translates sentences."""
 
     def __init__(
         self,
@@ -574,12 +569,22 @@ class Translator:
         self._eos_id = cast(int, tokenizer.eos_id)
         self._driver = DecodeDriver(graphdef, search, eos_ids=(self._eos_id,), int8=int8)
 
+    def decoder(self, params: Any) -> Decoder:
+        """Returns the decoder of the model with these parameters, whose weights are rearranged."""
+        return self._driver.decoder(params)
+
     def __call__(self, params: Any, lines: Sequence[str]) -> list[str]:
-        """Translates each line; a blank line (see `tfx_jax.data.sources.lines.is_blank`) becomes an empty one."""
+        """Translates each line.
+
+        Args:
+          params: parameters; or the result of `decoder`, so that many calls rearrange the weights once.
+          lines: sentences; a blank one (see `tfx_jax.data.sources.lines.is_blank`) becomes an empty one.
+        """
         return [self.tokenizer.decode(ids) for ids in self.translate_ids(params, lines)]
 
     def translate_ids(self, params: Any, lines: Sequence[str]) -> list[list[int]]:
-        """Translates each line into token ids, including EOS (none for a blank line)."""
+        """Translates each line into token ids, including EOS (none for a blank line); as `__call__`."""
+        decoder = cast(Decoder, params) if isinstance(params, nnx.Module) else self.decoder(params)
         lines = list_of_texts(lines, "lines")
         not_blank = [index for index, line in enumerate(lines) if not is_blank(line)]
         encoded = self.tokenizer.encode_batch([lines[index] for index in not_blank])
@@ -587,7 +592,7 @@ class Translator:
             encoded, self._max_source_length - 1, what="sentences", effect="only their beginnings are translated"
         )
         translations = self._driver(
-            self._driver.decoder(params),
+            decoder,
             [[*ids[: self._max_source_length - 1], self._eos_id] for ids in encoded],
             max_new_tokens=lambda length: length + self._extra_length,
             max_input_length=self._max_source_length,
