@@ -89,6 +89,7 @@ def chunks(monkeypatch):
                     on_batch(len(lines))
                 return [line.upper() for line in lines]
 
+            translator.decoder = lambda params: params
             return translator
 
     class Generator:

@@ -124,6 +124,11 @@ class Sampling:
         if self.no_repeat_ngram_size < 0:
             raise UserError(f"no_repeat_ngram_size must be at least 0, got {self.no_repeat_ngram_size}")
 
+    @property
+    def forbids_repetition(self) -> bool:
+        """Whether the probability of a token depends on which ones the text has."""
+        return self.repetition_penalty != 1 or self.no_repeat_ngram_size > 0
+
 
 Search = Greedy | BeamSearch | Sampling
 """How the tokens of an output are chosen."""
@@ -175,7 +180,7 @@ def decode(
     cache, start = decoder.init_cache(memory, max_length=max_length, num_beams=num_beams)
     limits: dict[str, Any] = {"max_length": max_length, "length_limits": length_limits}
     step_fn, vocab_size = decoder.step, decoder.vocab_size
-    if isinstance(search, Sampling):
+    if isinstance(search, Sampling) and search.forbids_repetition:
         text, exists = _text_so_far(decoder, inputs, token_mask, earlier)
         if search.repetition_penalty != 1:
             # Mark the tokens of each text as seen, [B, V]; `max` ignores tokens that are padding.
@@ -443,7 +448,7 @@ def _called_by_number(observer: Observer | None) -> Iterator[jax.tree_util.Parti
 
 def _observe(number: Any, tokens: Any) -> np.ndarray:
     """Calls an observer with the tokens as a NumPy array, because `io_callback` may pass a JAX array."""
-    if int(number) not in _observers:  # whoever waited was interrupted: let the program end
+    if int(number) not in _observers:  # its driver was interrupted: the program should end
         return np.ones(np.shape(tokens), bool)
     return _observers[int(number)](np.asarray(tokens))
 

@@ -73,9 +73,7 @@ class Generator:
             )
         self._max_new_tokens, self._eos_ids = max_new_tokens, frozenset(eos_ids)
         self._slide, self._observer = slide, observer
-        self._forbids_repetition = isinstance(search, Sampling) and (
-            search.repetition_penalty != 1 or search.no_repeat_ngram_size > 0
-        )
+        self._forbids_repetition = isinstance(search, Sampling) and search.forbids_repetition
 
     @property
     def continues_prompts(self) -> bool:
