@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tfx_jax.generation import decoding
 from tfx_jax.planning import topologies
 
 jax.config.update("jax_num_cpu_devices", 8)
@@ -79,6 +80,22 @@ def shared_data():
     if not SHARED_DATA.is_dir():
         pytest.skip(f"no real text sets at {SHARED_DATA.name}: they are not distributed with the code")
     return SHARED_DATA
+
+
+@pytest.fixture
+def traced_searches(monkeypatch):
+    """The shapes [B, S] of what `decode` was traced for, in order; programs of earlier tests are forgotten."""
+    shapes = []
+
+    def traced(decoder, inputs, *arguments, **options):
+        shapes.append(inputs.shape)
+        return original(decoder, inputs, *arguments, **options)
+
+    original = decoding.decode
+    monkeypatch.setattr(decoding, "decode", traced)
+    decoding._program.cache_clear()
+    yield shapes
+    decoding._program.cache_clear()
 
 
 @pytest.fixture(scope="session")

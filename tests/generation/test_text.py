@@ -176,16 +176,15 @@ def test_an_observer_sees_every_token_but_the_last_and_may_stop_rows():
     assert [step[1] for step in shown[1:]] == [*whole[1][:3], *[-1] * 8]
 
 
-def test_few_programs_for_many_shapes():
+def test_few_programs_for_many_shapes(traced_searches):
     generator = Generator(make_model(), max_new_tokens=12, search=GREEDY)  # of which no other test knows
-    generator(PROMPTS)  # four rows of 16
-    before = generator._driver._run._cache_size()
+    generator(PROMPTS)
     for rows in (3, 4):
         for length in (2, 9, 16):
             assert len(generator([[1] * length] * rows)) == rows
-    assert generator._driver._run._cache_size() == before
+    assert traced_searches == [(4, 16)]
     assert len(generator([[1] * 17])) == 1
-    assert generator._driver._run._cache_size() == before + 1
+    assert traced_searches == [(4, 16), (1, 28)]  # not 32: the model has 40 positions
     assert generator([]) == []
 
 
@@ -199,7 +198,7 @@ def stopping_after(count, shown):
     return observe
 
 
-def test_equal_searches_share_their_programs_whatever_model_and_observer():
+def test_equal_searches_share_their_programs_whatever_model_and_observer(traced_searches):
     """So that a second `tfx_jax.generate` does not compile again."""
     whole, options = greedy_tokens()[0], {"max_new_tokens": 12, "search": GREEDY}
     other = drawn(lambda: GPT(make_model().config, rngs=nnx.Rngs(0)), seed=1)
@@ -211,10 +210,10 @@ def test_equal_searches_share_their_programs_whatever_model_and_observer():
     ]
     assert [generator(PROMPTS[:1])[0] for generator in generators] == [whole[:3], whole[:5], whole]
     assert shown == ([-1, *whole[:3]], [-1, *whole[:5]])
-    before = generators[0]._driver._run._cache_size()
+    assert traced_searches == [(1, 16), (1, 16)]  # with and without an observer
     assert Generator(other, **options)(PROMPTS[:1])[0] != whole
     assert Generator(other, observer=stopping_after(1, []), **options)(PROMPTS[:1])[0] != whole[:1]
-    assert generators[0]._driver._run._cache_size() == before
+    assert len(traced_searches) == 2
 
 
 def test_an_observer_that_fails_leaves_nothing_behind():

@@ -36,6 +36,7 @@ from tfx_jax.functional.search import (
 from tfx_jax.models.padding import left_aligned
 from tfx_jax.nn.decoding import Decoder
 
+MAX_PROGRAMS = 64  # compiled searches that are kept, each for batches of one shape
 _MIN_LENGTH = 16  # shorter inputs are padded to this length
 _NO_TOKEN = -1  # padding of outputs; any id from 0 on may be a token of the model
 
@@ -248,7 +249,11 @@ def _sample(step_fn: StepFn, cache: Cache, start: Array, search: Sampling, end: 
 
 
 class DecodeDriver:
-    """Decodes lists of token ids with any model; pads to few shapes, and compiles once for each shape."""
+    """Decodes lists of token ids with any model; pads to few shapes, and compiles once for each.
+
+    Drivers of equal searches share their programs, also if their observers or parameters differ. The last
+    `MAX_PROGRAMS` are kept.
+    """
 
     def __init__(
         self,
@@ -280,7 +285,7 @@ class DecodeDriver:
                 f"a {kind} search needs exactly one token that ends a text, got {len(eos_ids)}, and no observer"
             )
         self._graphdef, self._int8, self._first_ids = graphdef, int8, tuple(first_ids)
-        self._run, self._observer = _program(search, tuple(eos_ids), self._first_ids), observer
+        self._search, self._eos_ids, self._observer = search, tuple(eos_ids), observer
 
     def decoder(self, params: Any) -> Decoder:
         """Returns the model's decoder with these parameters, to be reused for all calls.
@@ -346,12 +351,14 @@ class DecodeDriver:
             limits = [max_new_tokens(len(inputs[member])) for member in members] + [1] * num_copies
             length = padded(max(map(len, rows)))
             padded_tokens, token_mask = _padded_batch(rows, length)
-            tokens_before = None
+            tokens_before, num_before = None, 0
             if earlier is not None:
                 before = [earlier[index] for index in row_ids]
-                tokens_before = _padded_batch(before, 1 << max(map(len, before)).bit_length())
+                num_before = 1 << max(map(len, before)).bit_length()
+                tokens_before = _padded_batch(before, num_before)
+            run = self._program(num_rows, length, max_new_tokens(length), num_before)
             with _called_by_number(self._observer) as observer:
-                tokens = self._run(
+                tokens = run(
                     decoder,
                     padded_tokens,
                     token_mask,
@@ -368,6 +375,10 @@ class DecodeDriver:
             if on_batch is not None:
                 on_batch(len(members))
         return outputs
+
+    def _program(self, *shape: int) -> Any:
+        """Returns the compiled search for batches of these sizes, which all drivers share."""
+        return _program(self._search, self._eos_ids, self._first_ids, shape)
 
 
 def check_prompt(decoder: Decoder, number: int, ids: Sequence[int], max_new_tokens: int) -> None:
@@ -421,9 +432,9 @@ def _batches(
             yield num_rows, members[start : start + num_rows]
 
 
-@functools.lru_cache(maxsize=64)
-def _program(search: Search, eos_ids: tuple[int, ...], first_ids: tuple[int, ...]) -> Any:
-    """Returns the compiled `decode` of a search, the same one for all drivers: a model compiles once for each shape."""
+@functools.lru_cache(maxsize=MAX_PROGRAMS)
+def _program(search: Search, eos_ids: tuple[int, ...], first_ids: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+    """Returns `decode` with a search, compiled; for each shape another function, so that old programs are freed."""
     options: dict[str, Any] = {"search": search, "eos_ids": eos_ids, "first_ids": first_ids}
     return jax.jit(functools.partial(decode, **options), static_argnames="max_length")
 

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, cast
@@ -41,7 +40,6 @@ MAX_WAITING = 512  # requests; more are refused
 MAX_ROWS = 64  # prompts or inputs processed by one call of the model
 MAX_BATCH_TOKENS = 2**15  # rows * (prompt + new tokens) of one call, padding included
 MAX_ATTENTION_WEIGHTS = 2**24  # tokens^2 * heads * layers: each weight is about 16 bytes of the page
-_MAX_PROGRAMS = 64  # compiled programs that are kept
 _MIN_PROMPT = 16  # shorter prompts are padded to this length
 _UPLOAD = "the file"  # what messages call an uploaded file
 
@@ -114,8 +112,8 @@ class Job:
 class ModelWorker:
     """Answers requests with one model in one thread; those that wait meanwhile are the next batch.
 
-    Generation keeps one decoder, a copy of the weights arranged for decoding, and `_MAX_PROGRAMS` compiled programs.
-    Requests of all temperatures share programs. Each new combination of `top_k`, `top_p`, `min_p` and
+    Generation keeps one decoder, a copy of the weights arranged for decoding; programs are kept as `DecodeDriver` says.
+    Requests of all temperatures share them. Each new combination of `top_k`, `top_p`, `min_p` and
     `repetition_penalty` compiles its own, which takes seconds for a large model.
 
     Attributes:
@@ -158,7 +156,6 @@ class ModelWorker:
         self._running: list[Job] = []  # the batch that is being answered
         self._is_closed = False
         self._rows = _Rows()
-        self._drivers: OrderedDict[Any, DecodeDriver] = OrderedDict()
         self._seeds = random.SystemRandom()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
@@ -392,19 +389,14 @@ class ModelWorker:
             length = longest  # exactly, to leave room for the prompt
         temperature = jobs[0].sampling.temperature
         sampling = dataclasses.replace(jobs[0].sampling, temperature=1.0 if temperature else 0.0)
-        key = sampling, length, _power_of_two(len(rows)), max(_MIN_PROMPT, _power_of_two(prompt_length))
-        if key not in self._drivers:
-            while len(self._drivers) >= _MAX_PROGRAMS:
-                self._drivers.popitem(last=False)
-            self._drivers[key] = self._make_driver(sampling, self._rows)
-        self._drivers.move_to_end(key)
+        driver = self._make_driver(sampling, self._rows)
         self._rows.start(jobs, blanks, continued, self.model.tokenizer, self.model.eos_ids)
         decoder: Any = _TemperedDecoder(self._decoder, np.float32(temperature or 1.0))
-        outputs = self._drivers[key](decoder, prompts, max_new_tokens=lambda _: length, seed=seed, first=first)
+        outputs = driver(decoder, prompts, max_new_tokens=lambda _: length, seed=seed, first=first)
         return [(*self._rows.finish(row, ids), len(prompts[row])) for row, ids in enumerate(outputs)]
 
     def _make_driver(self, sampling: Sampling, observer: "_Rows | None" = None) -> DecodeDriver:
-        """Returns a driver without programs yet."""
+        """Returns a driver of this search."""
         options: dict[str, Any] = {"eos_ids": self.model.eos_ids, "first_ids": self.model.first_ids}
         return DecodeDriver(self._graphdef, sampling, observer=observer, **options)
 
