@@ -19,7 +19,7 @@ from scipy.special import log_softmax
 from tests.data.tokenizers_made_here import EOS_ID, make_tokenizer
 from tfx_jax.cli import generate
 from tfx_jax.errors import UserError
-from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, Greedy, Sampling
+from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, Greedy, Sampling, decode
 from tfx_jax.generation.text import Generator
 from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.tasks.text.translation import Translator
@@ -154,6 +154,20 @@ def test_draws_are_those_of_seed_and_number_however_inputs_are_batched():
     assert told == [4] * 6  # sorted by length, four rows of 16 places
     assert sampling(prompts[10:], seed=1, first=10) == together[10:]
     assert len({tuple(text) for text in together[:: len(PROMPTS)]}) > 1
+
+
+def test_temperatures_share_a_program_and_draw_as_one_that_knows_theirs(traced_searches):
+    tokens = np.array([prompt + [0] * (16 - len(prompt)) for prompt in PROMPTS], np.int32)
+    mask = np.arange(16) < np.array([len(prompt) for prompt in PROMPTS])[:, None]
+    seen = []
+    for temperature in (0.4, 1.0, 2.5):
+        search = Sampling(temperature=temperature, top_p=0.9)
+        known = jax.jit(functools.partial(decode, search=search, eos_ids=(EOS_ID,), max_length=8))
+        expected = np.asarray(known(model(), tokens, mask, rng=jax.random.key(0))).tolist()
+        seen.append(decoded(search, limit=8))
+        assert seen[-1] == [[token for token in row if token >= 0] for row in expected]
+    assert len(traced_searches) == 1
+    assert seen[0] != seen[1] != seen[2]
 
 
 def test_the_most_probable_tokens_are_drawn_at_a_temperature_of_zero():

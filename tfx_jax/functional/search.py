@@ -104,7 +104,7 @@ def sample(
     length_limits: Int[Array, " B"] | None = None,
     eos_id: int | None,
     pad_id: int = 0,
-    temperature: float = 1.0,
+    temperature: float | Float[Array, ""] = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
@@ -128,7 +128,8 @@ def sample(
       length_limits: as for `greedy_search`.
       eos_id: the token that ends a row; None if the model has none.
       pad_id: as for `greedy_search`.
-      temperature: divides the logits; close to 0 sampling becomes greedy.
+      temperature: divides the logits; close to 0 sampling becomes greedy. An array, whose range is not checked, may be
+        an argument of a compiled function, which then does not compile again for another one.
       top_k: number of most probable tokens to keep; None keeps all.
       top_p: probability mass of the nucleus to keep; None or 1 keeps all.
       min_p: smallest probability to keep, relative to the largest; None or 0 keeps all.
@@ -140,7 +141,7 @@ def sample(
     Raises:
       ValueError: if an argument is out of range, or a shape does not match the number of rows.
     """
-    if not is_valid_divisor(temperature):
+    if not isinstance(temperature, jax.Array) and not is_valid_divisor(temperature):
         raise ValueError(
             f"temperature must be in [{LEAST_TEMPERATURE}, {LARGEST_TEMPERATURE}], got {temperature}; use "
             "greedy_search for the most probable token"

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.experimental import io_callback
-from jaxtyping import Array, Bool, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from tfx_jax.arrays import to_device, to_host
 from tfx_jax.errors import UserError
@@ -150,6 +150,7 @@ def decode(
     banned_ids: Sequence[int] = (),
     banned_next_ids: Sequence[int] = (),
     earlier: tuple[Int[Array, "B E"], Bool[Array, "B E"]] | None = None,
+    temperature: Float[Array, ""] | None = None,
     observer: Observer | None = None,
 ) -> Int[Array, "B L"]:
     """Encodes a batch of inputs and generates until every row has ended; for use inside `jax.jit`.
@@ -170,6 +171,8 @@ def decode(
       banned_next_ids: tokens that are not generated as the first one after `first_ids`.
       earlier: tokens of each text before its input, which the model does not read, and which of them are tokens, not
         padding: the repetition penalty and repeated n-grams of a text that the model continues count them.
+      temperature: divides the logits in place of the temperature of `Sampling`, unless that is 0; None means that one.
+        An array may be an argument of the compiled function: other temperatures do not compile again.
       observer: called with the tokens of every step while the program runs; only for `Sampling`. As a
         `jax.tree_util.Partial` it may be an argument of the compiled function: other arrays do not compile again.
 
@@ -198,6 +201,7 @@ def decode(
     if isinstance(search, Sampling):
         step_fn, cache = _with_end(step_fn, cache, vocab_size, eos_ids, observer)
         limits |= {"rng": jax.random.key(0) if rng is None else rng, "row_ids": row_ids}
+        limits["temperature"] = search.temperature if temperature is None else temperature
         return _sample(step_fn, cache, start, search, vocab_size, **limits)
     (eos_id,) = eos_ids
     # Whisper pads with EOS; then the rest of a row needs another filler.
@@ -226,7 +230,16 @@ def _text_so_far(
     return jnp.concatenate([earlier[0], inputs], axis=1), jnp.concatenate([earlier[1], exists], axis=1)
 
 
-def _sample(step_fn: StepFn, cache: Cache, start: Array, search: Sampling, end: int, **options: Any) -> Array:
+def _sample(
+    step_fn: StepFn,
+    cache: Cache,
+    start: Array,
+    search: Sampling,
+    end: int,
+    *,
+    temperature: Any,
+    **options: Any,
+) -> Array:
     """Samples tokens up to `end`, the extra token of `_with_end`.
 
     Returns:
@@ -239,7 +252,7 @@ def _sample(step_fn: StepFn, cache: Cache, start: Array, search: Sampling, end: 
         eos_id=end,
         pad_id=_NO_TOKEN,
         # Temperature 0 takes the most probable token: top_k=1, at any temperature.
-        temperature=search.temperature or 1.0,
+        temperature=temperature if search.temperature else 1.0,
         top_k=search.top_k if search.temperature else 1,
         top_p=search.top_p if search.temperature else None,
         min_p=search.min_p if search.temperature else None,
@@ -251,7 +264,7 @@ def _sample(step_fn: StepFn, cache: Cache, start: Array, search: Sampling, end: 
 class DecodeDriver:
     """Decodes lists of token ids with any model; pads to few shapes, and compiles once for each.
 
-    Drivers of equal searches share their programs, also if their observers or parameters differ. The last
+    Drivers of equal searches share their programs, also if their temperatures, observers or parameters differ. The last
     `MAX_PROGRAMS` are kept.
     """
 
@@ -286,6 +299,10 @@ class DecodeDriver:
             )
         self._graphdef, self._int8, self._first_ids = graphdef, int8, tuple(first_ids)
         self._search, self._eos_ids, self._observer = search, tuple(eos_ids), observer
+        self._temperature = None
+        if isinstance(search, Sampling) and search.temperature:  # an argument of the programs, which all others share
+            self._search = dataclasses.replace(search, temperature=1.0)
+            self._temperature = np.float32(search.temperature)
 
     def decoder(self, params: Any) -> Decoder:
         """Returns the model's decoder with these parameters, to be reused for all calls.
@@ -367,6 +384,7 @@ class DecodeDriver:
                     first + row_ids,
                     earlier=tokens_before,
                     max_length=max_new_tokens(length),
+                    temperature=self._temperature,
                     observer=observer,
                 )
                 all_new_tokens = to_host(tokens).tolist()  # waits for the program, which calls the observer

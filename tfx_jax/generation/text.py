@@ -369,8 +369,8 @@ def generate(
         model = tfx_jax.load("gpt2")
         tfx_jax.generate(model, "Once upon", top_p=0.95, stop=["THE END"], on_text=functools.partial(print, end=""))
 
-    The first call compiles; a later one with the same options does not, if its prompts are padded to the same length (a
-    power of two). The prompt of a chat model is a conversation:
+    The first call compiles. A later one with the same options does not, whatever its temperature, if it has as many
+    prompts and they are padded to the same length (both powers of two). The prompt of a chat model is a conversation:
 
         tfx_jax.generate(tfx_jax.load("HuggingFaceTB/SmolLM3-3B"), [{"role": "user", "content": "Hello"}])
 

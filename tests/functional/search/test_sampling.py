@@ -99,6 +99,24 @@ def test_truncated_distributions(options, weights):
     np.testing.assert_allclose(log_probs, np.log(MARKOV[BOS, tokens[:, 0]]), rtol=1e-5)
 
 
+def test_a_temperature_may_be_an_array():
+    sampled = jax.jit(
+        lambda temperature: sample(
+            markov_step(MARKOV),
+            None,
+            jnp.full(200, BOS),
+            rng=jax.random.key(0),
+            max_length=4,
+            eos_id=EOS,
+            temperature=temperature,
+        )
+    )
+    for temperature in (0.3, 3.0):
+        expected = draw(MARKOV, starts=[BOS] * 200, max_length=4, temperature=temperature)
+        jax.tree.map(np.testing.assert_array_equal, sampled(np.float32(temperature)), expected)
+    assert sampled._cache_size() == 1
+
+
 def test_top_k_keeps_the_lower_ids_of_equals():
     tokens, _ = draw(np.full((6, 6), 1 / 6), starts=[BOS] * 200, top_k=3)
     assert set(np.unique(tokens)) == {1, 2, 3}

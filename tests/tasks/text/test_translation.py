@@ -117,9 +117,9 @@ class Echo:
     def max_input_length(self, max_new_tokens):
         return None
 
-    def __call__(self, decoder, inputs, token_mask, *_, max_length, earlier, observer):
+    def __call__(self, decoder, inputs, token_mask, *_, max_length, earlier, temperature, observer):
         self.shapes.append(inputs.shape)
-        assert earlier is observer is None
+        assert earlier is temperature is observer is None
         assert max_length == inputs.shape[1] + 50
         return np.where(token_mask, inputs, -1)
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, cast
 
-import jax
 import numpy as np
 from flax import nnx
 
@@ -387,12 +386,9 @@ class ModelWorker:
         limit = self._decoder.max_input_length(length)
         if limit is not None and prompt_length > limit:
             length = longest  # exactly, to leave room for the prompt
-        temperature = jobs[0].sampling.temperature
-        sampling = dataclasses.replace(jobs[0].sampling, temperature=1.0 if temperature else 0.0)
-        driver = self._make_driver(sampling, self._rows)
+        driver = self._make_driver(jobs[0].sampling, self._rows)
         self._rows.start(jobs, blanks, continued, self.model.tokenizer, self.model.eos_ids)
-        decoder: Any = _TemperedDecoder(self._decoder, np.float32(temperature or 1.0))
-        outputs = driver(decoder, prompts, max_new_tokens=lambda _: length, seed=seed, first=first)
+        outputs = driver(self._decoder, prompts, max_new_tokens=lambda _: length, seed=seed, first=first)
         return [(*self._rows.finish(row, ids), len(prompts[row])) for row, ids in enumerate(outputs)]
 
     def _make_driver(self, sampling: Sampling, observer: "_Rows | None" = None) -> DecodeDriver:
@@ -460,24 +456,6 @@ class ModelWorker:
         picture = io.BytesIO()
         plot_maps(image, result.titles, result.maps).savefig(picture, format="png", dpi=100)
         return {"png": base64.b64encode(picture.getvalue()).decode(), "answer": result.answer}
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _TemperedDecoder:
-    """A decoder whose logits are divided by an array, so that all temperatures share a program."""
-
-    decoder: Any
-    temperature: Any  # float32, []
-
-    def __getattr__(self, name: str) -> Any:
-        """Returns an attribute of the decoder."""
-        return getattr(self.decoder, name)
-
-    def step(self, tokens: Any, cache: Any) -> tuple[Any, Any]:
-        """Processes the newest tokens; returns the divided logits, [B, V], and the new cache."""
-        logits, cache = self.decoder.step(tokens, cache)
-        return logits / self.temperature, cache
 
 
 class _Rows:
