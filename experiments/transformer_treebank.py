@@ -1,6 +1,6 @@
 r"""The Transformer as a constituency parser: 4 layers that write trees (variants `wsj`, the paper's, and `craft`).
 
-Result: `craft` dev F1 58.8 % greedily after 1 h 54 min of a core, 51.3 % after one hour; `wsj` not yet run
+Result: `craft` dev F1 62.2 % with beam 4, 58.9 greedily, after 2 h 11 min of a core; `wsj` not yet run
 
 "Attention Is All You Need" (Vaswani et al., 2017), section 6.3, after "Grammar as a Foreign Language" (Vinyals et al.,
 2015): sentences in, linearized trees out, beam 21 with length penalty 0.3, outputs of up to 300 tokens more than the
@@ -44,6 +44,17 @@ paper's beam 21 (60 tokens more than the input): `--config.task.decoding.beam_si
 with 4,000 subwords and 12.7 % with words. What is wrong is mostly the number of words: 136 of these 199 sentences have
 a tree with as many as they have, whose F1 is 75.9 %; 36 have too few and 27 too many, with 40.4 %, and are twice as
 long (36 words, not 18). The loss still falls.
+
+A learning rate that falls to zero (`--config.optimizer.schedule=linear --config.num_steps=20000`, seed 0) does what
+averaging does above, in fewer steps: 2 h 11 min of a core of an Intel Xeon beside other work, the first 2,214 steps
+with the schedule of 24,000. In percent of all of dev:
+
+                              F1   precision   recall   exact match   repaired
+    greedily                58.93       59.89    57.99          24.6       34.9
+    greedily, average       58.33       59.29    57.41          24.2       35.9
+    beam 4                  62.15       63.28    61.05          25.8       30.4
+
+Its training loss was 0.10 at last, below that of above: what is missing is not in the loss of the next symbol.
 """
 
 from tfx_jax.models.transformer import TransformerConfig
