@@ -17,6 +17,7 @@ from flax import nnx
 from scipy.special import log_softmax
 
 from tests.data.tokenizers_made_here import EOS_ID, make_tokenizer
+from tfx_jax import models
 from tfx_jax.cli import generate
 from tfx_jax.errors import UserError
 from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, Greedy, Sampling, decode
@@ -225,3 +226,15 @@ def test_what_cannot_be_searched_is_refused():
                 decoded(search, eos_ids=eos_ids)
     with pytest.raises(UserError, match="prompt 2 has no token"):
         decoded(Greedy(), [[1], []])
+
+
+@pytest.mark.parametrize(
+    "name", ["GPT", "Llama", "T5", "Transformer", "Seq2Seq", "TransformerXL", "Reformer", "Captioner", "Whisper"]
+)
+def test_decoders_of_equal_models_have_one_structure(name):
+    """Else a program of one would not serve the other, and each call would compile."""
+    config = getattr(models, f"{name}Config")()
+    make = lambda: getattr(models, name)(config, rngs=nnx.Rngs(0)).decoder(int8=False)  # noqa: E731
+    first, second = (jax.tree.structure(nnx.eval_shape(make)) for _ in range(2))
+    assert first == second
+    assert hash(first) == hash(second)
