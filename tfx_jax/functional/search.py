@@ -470,6 +470,7 @@ def beam_search(
     pad_id: int = 0,
     length_penalty: float = LENGTH_PENALTY,
     length_penalty_fn: Callable[[np.ndarray], np.ndarray] | None = None,
+    allowed_fn: Callable[[Cache], Bool[Array, "R V"]] | None = None,
 ) -> BeamSearchResult:
     r"""Searches for the hypotheses Y with the highest scores log P(Y) / ((5 + |Y|) / 6)^length_penalty.
 
@@ -501,6 +502,9 @@ def beam_search(
         certain. Two more differences to `generate`: a forced token (`forced_eos_token_id`) counts there as certain,
         while EOS at the limit keeps its probability here; and forbidden tokens (`bad_words_ids`, which contain PAD for
         Marian) keep their share of the probability there, unless `renormalize_logits` is set.
+      allowed_fn: maps the cache that `step_fn` returned to the tokens that may follow, [R, V]. The others keep their
+        share of the probability, unlike tokens with the logit -inf: of two sequences, the search prefers the one whose
+        model would have chosen an allowed token anyway. None allows all.
 
     Returns:
       The W best hypotheses of every row, with their scores.
@@ -550,6 +554,8 @@ def beam_search(
         logits, cache = next_logits(step_fn, last.reshape(-1), beams.cache, eos_id, pad_id)
         logits = logits.reshape(*last.shape, -1)  # [B, W, V]
         past = _Past(beams.log_probs, *log_normalizer(logits))
+        if allowed_fn is not None:
+            logits = jnp.where(allowed_fn(cache).reshape(logits.shape), logits, -jnp.inf)
         alive, parents, tokens = _best_alive(without_token(logits, eos_id), past, length >= limits)
         finished = _among_best(past.extended_by(logits[..., eos_id]), alive)
         finished_tokens, finished_scores = _keep_best(beams, finished / penalties[length - 1], eos_id)

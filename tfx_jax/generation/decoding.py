@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +135,35 @@ Search = Greedy | BeamSearch | Sampling
 """How the tokens of an output are chosen."""
 
 
+class Constraint(Protocol):
+    """Which tokens may follow the tokens of a row so far, such as those of a grammar.
+
+    Hashable, because a compiled search depends on it. What it knows of a row is its state, a pytree of arrays with the
+    rows as leading axis, which beam search repeats and reorders.
+    """
+
+    def init(self, values: Int[Array, " B"], length_limits: Int[Array, " B"], max_length: int) -> Any:
+        """Returns the state before the first token.
+
+        Args:
+          values: a number for each row, which the constraint depends on.
+          length_limits: maximum number of new tokens of each row, EOS included.
+          max_length: maximum number of new tokens of all rows, static.
+        """
+        ...
+
+    def advance(self, state: Any, tokens: Int[Array, " R"]) -> Any:
+        """Returns the state after the newest token of each row.
+
+        That is the start token at first, which changes nothing; and any token after the end of a row.
+        """
+        ...
+
+    def allowed(self, state: Any) -> Bool[Array, "R V"]:
+        """Returns which tokens may follow."""
+        ...
+
+
 def decode(
     decoder: Decoder,
     inputs: Shaped[Array, "B ..."],
@@ -152,6 +181,8 @@ def decode(
     earlier: tuple[Int[Array, "B E"], Bool[Array, "B E"]] | None = None,
     temperature: Float[Array, ""] | None = None,
     observer: Observer | None = None,
+    constraint: Constraint | None = None,
+    constraint_values: Int[Array, " B"] | None = None,
 ) -> Int[Array, "B L"]:
     """Encodes a batch of inputs and generates until every row has ended; for use inside `jax.jit`.
 
@@ -175,10 +206,17 @@ def decode(
         An array may be an argument of the compiled function: other temperatures do not compile again.
       observer: called with the tokens of every step while the program runs; only for `Sampling`. As a
         `jax.tree_util.Partial` it may be an argument of the compiled function: other arrays do not compile again.
+      constraint: which tokens may follow; only for `BeamSearch`.
+      constraint_values: a number for each row, which the constraint depends on.
 
     Returns:
       The new tokens of the best text of each row, with its EOS if it has one, padded with -1.
+
+    Raises:
+      ValueError: if a constraint has no values or another search than `BeamSearch`.
     """
+    if constraint is not None and (constraint_values is None or not isinstance(search, BeamSearch)):
+        raise ValueError("a constraint needs BeamSearch, which may have one beam, and constraint_values")
     num_beams = search.beam_size if isinstance(search, BeamSearch) else 1
     memory = decoder.encode(inputs, token_mask)
     cache, start = decoder.init_cache(memory, max_length=max_length, num_beams=num_beams)
@@ -210,8 +248,12 @@ def decode(
     if isinstance(search, Greedy):
         tokens, _ = greedy_search(step_fn, cache, start, **limits)
     else:
-        sizes: dict[str, Any] = {"beam_size": num_beams, "length_penalty": search.length_penalty}
-        tokens = beam_search(step_fn, cache, start, **sizes, **limits).tokens[:, 0]
+        options = {"beam_size": num_beams, "length_penalty": search.length_penalty}
+        if constraint is not None and constraint_values is not None:
+            row_limits = jnp.full(start.shape, max_length) if length_limits is None else length_limits
+            state = constraint.init(constraint_values, row_limits, max_length)
+            step_fn, cache, options["allowed_fn"] = _following(constraint, state, step_fn, cache)
+        tokens = beam_search(step_fn, cache, start, **options, **limits).tokens[:, 0]
     return jnp.where(tokens == pad_id, _NO_TOKEN, tokens)
 
 
@@ -228,6 +270,18 @@ def _text_so_far(
     if earlier is None:
         return inputs, exists
     return jnp.concatenate([earlier[0], inputs], axis=1), jnp.concatenate([earlier[1], exists], axis=1)
+
+
+def _following(
+    constraint: Constraint, state: Any, step_fn: StepFn, cache: Cache
+) -> tuple[StepFn, Cache, Callable[[Cache], Bool[Array, "R V"]]]:
+    """Adds the state of a constraint to the cache; returns both and the `allowed_fn` of `beam_search`."""
+
+    def step(tokens: Array, cache: tuple[Cache, Any]) -> tuple[Array, tuple[Cache, Any]]:
+        logits, model = step_fn(tokens, cache[0])
+        return logits, (model, constraint.advance(cache[1], tokens))
+
+    return step, (cache, state), lambda cache: constraint.allowed(cache[1])
 
 
 def _sample(
@@ -277,6 +331,7 @@ class DecodeDriver:
         first_ids: Sequence[int] = (),
         int8: bool = False,
         observer: Observer | None = None,
+        constraint: Constraint | None = None,
     ):
         """Prepares a search; parameters are passed to `decoder`.
 
@@ -288,6 +343,7 @@ class DecodeDriver:
           int8: whether to multiply with int8 weights, see `tfx_jax.functional.int8_product`: faster, not exact.
           observer: called with the tokens of every step while the program runs, to print them or to stop rows; only for
             `Sampling`. None avoids the transfer to the host.
+          constraint: which tokens may follow; only for `BeamSearch`.
 
         Raises:
           UserError: if greedy or beam search has an observer, or not exactly one token in `eos_ids`.
@@ -298,7 +354,7 @@ class DecodeDriver:
                 f"a {kind} search needs exactly one token that ends a text, got {len(eos_ids)}, and no observer"
             )
         self._graphdef, self._int8, self._first_ids = graphdef, int8, tuple(first_ids)
-        self._search, self._eos_ids, self._observer = search, tuple(eos_ids), observer
+        self._search, self._eos_ids, self._observer, self._constraint = search, tuple(eos_ids), observer, constraint
         self._temperature = None
         if isinstance(search, Sampling) and search.temperature:  # an argument of the programs, which all others share
             self._search = dataclasses.replace(search, temperature=1.0)
@@ -326,6 +382,7 @@ class DecodeDriver:
         seed: int = 0,
         first: int = 0,
         earlier: Sequence[Sequence[int]] | None = None,
+        constraint_values: Sequence[int] | None = None,
         on_batch: Callable[[int], object] | None = None,
     ) -> list[list[int]]:
         """Decodes each input.
@@ -339,6 +396,7 @@ class DecodeDriver:
           seed: sampling seed. The samples of an input depend on the seed and on the input's number only.
           first: number of the first input, for callers that process inputs in parts.
           earlier: tokens of each text before its input, which only options against repetition read, see `decode`.
+          constraint_values: for each input the number that the constraint depends on.
           on_batch: called after each batch with the number of its inputs.
 
         Returns:
@@ -373,6 +431,7 @@ class DecodeDriver:
                 before = [earlier[index] for index in row_ids]
                 num_before = 1 << max(map(len, before)).bit_length()
                 tokens_before = _padded_batch(before, num_before)
+            values = None if constraint_values is None else np.array(constraint_values, np.int32)[row_ids]
             run = self._program(num_rows, length, max_new_tokens(length), num_before)
             with _called_by_number(self._observer) as observer:
                 tokens = run(
@@ -386,6 +445,7 @@ class DecodeDriver:
                     max_length=max_new_tokens(length),
                     temperature=self._temperature,
                     observer=observer,
+                    constraint_values=values,
                 )
                 all_new_tokens = to_host(tokens).tolist()  # waits for the program, which calls the observer
             for member, row in zip(members, all_new_tokens, strict=False):
@@ -396,7 +456,7 @@ class DecodeDriver:
 
     def _program(self, *shape: int) -> Any:
         """Returns the compiled search for batches of these sizes, which all drivers share."""
-        return _program(self._search, self._eos_ids, self._first_ids, shape)
+        return _program(self._search, self._eos_ids, self._first_ids, self._constraint, shape)
 
 
 def check_prompt(decoder: Decoder, number: int, ids: Sequence[int], max_new_tokens: int) -> None:
@@ -451,9 +511,20 @@ def _batches(
 
 
 @functools.lru_cache(maxsize=MAX_PROGRAMS)
-def _program(search: Search, eos_ids: tuple[int, ...], first_ids: tuple[int, ...], shape: tuple[int, ...]) -> Any:
+def _program(
+    search: Search,
+    eos_ids: tuple[int, ...],
+    first_ids: tuple[int, ...],
+    constraint: Constraint | None,
+    shape: tuple[int, ...],
+) -> Any:
     """Returns `decode` with a search, compiled; for each shape another function, so that old programs are freed."""
-    options: dict[str, Any] = {"search": search, "eos_ids": eos_ids, "first_ids": first_ids}
+    options: dict[str, Any] = {
+        "search": search,
+        "eos_ids": eos_ids,
+        "first_ids": first_ids,
+        "constraint": constraint,
+    }
     return jax.jit(functools.partial(decode, **options), static_argnames="max_length")
 
 

@@ -92,7 +92,9 @@ def exhaustive(log_probs, start, vocab_size, limit, length_penalty):
     )
 
 
-def plain_beam_search(log_probs, start, vocab_size, beam_size, limit, length_penalty):
+def plain_beam_search(
+    log_probs, start, vocab_size, beam_size, limit, length_penalty, is_allowed=lambda tokens, token: True
+):
     """One row, Python lists, all steps up to the limit."""
     living, finished = [(0.0, ())], []
     for length in range(1, limit + 1):
@@ -100,7 +102,7 @@ def plain_beam_search(log_probs, start, vocab_size, beam_size, limit, length_pen
             (log_prob + log_probs((start, *tokens))[token], (*tokens, token))
             for log_prob, tokens in living
             for token in range(vocab_size)
-            if token != PAD and (token == EOS or length < limit)
+            if token != PAD and (token == EOS or length < limit) and is_allowed((start, *tokens), token)
         ]
         candidates.sort(reverse=True)
         finished += [(penalised(p, length, length_penalty), y) for p, y in candidates[:beam_size] if y[-1] == EOS]
@@ -142,6 +144,41 @@ def toy_beam_search(toy, starts, limits, **options):
 @compiled(static_argnames="max_length")
 def toy_greedy_search(toy, starts, limits, **options):
     return greedy_search(toy_step(toy), toy_cache(toy), starts, length_limits=limits, eos_id=EOS, **options)
+
+
+def may_follow(token_sum, token):
+    """Which tokens `allowed_fn` allows here: they depend on the tokens so far, the start included."""
+    return (token_sum + 2 * token) % 5 != 0
+
+
+@compiled(static_argnames=("beam_size", "max_length"))
+def toy_allowed_beam_search(toy, starts, limits, **options):
+    def allowed_fn(cache):
+        return may_follow(cache["history"].sum(axis=1, keepdims=True), jnp.arange(toy["out"].shape[1])[None])
+
+    return beam_search(
+        toy_step(toy), toy_cache(toy), starts, length_limits=limits, eos_id=EOS, allowed_fn=allowed_fn, **options
+    )
+
+
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 2**32 - 1), limits=st.tuples(*[st.integers(1, 6)] * 2))
+def test_tokens_that_may_not_follow_keep_their_share_of_the_probability(seed, limits):
+    """The scores are those of the model, not renormalized: the search sees what a forced token costs."""
+    toy = make_toy(seed, batch=2, vocab_size=7, max_length=6)
+    starts = np.array([BOS, 4])
+    found = toy_allowed_beam_search(toy, starts, np.array(limits), beam_size=3, max_length=6)
+    for row in range(2):
+        expected = plain_beam_search(
+            toy_oracle(toy, row),
+            int(starts[row]),
+            7,
+            3,
+            limits[row],
+            0.6,
+            lambda tokens, token: may_follow(sum(tokens), token),
+        )
+        assert_found(found, row, expected)
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, *(pytest.param(a, marks=pytest.mark.slow) for a in (1.0, 2.5))])

@@ -1,16 +1,24 @@
 """A sentence in, a tree out: what is encoded, what is read of what a model writes, and how that is scored."""
 
+import functools
+import itertools
+import operator
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from tests.data.tokenizers_made_here import EOS_ID, PAD_ID, make_tokenizer
 from tfx_jax.data.batching.batches import LoaderOptions
-from tfx_jax.data.sources.trees import linearize, parse_tree, write_tree
+from tfx_jax.data.sources.trees import delinearize, linearize, parse_tree, write_tree
 from tfx_jax.errors import UserError
+from tfx_jax.generation.decoding import DecodingConfig
 from tfx_jax.models import T5Config, TransformerConfig
 from tfx_jax.synthetic.grammar import grammar_trees
 from tfx_jax.tasks.prediction import TrainedModel
-from tfx_jax.tasks.text.parsing import ParsingConfig, ParsingTask, SentenceParser, TreeData
+from tfx_jax.tasks.text.parsing import ParsingConfig, ParsingTask, SentenceParser, TreeConstraint, TreeData
 
 TREES = [
     parse_tree(text)
@@ -24,6 +32,7 @@ TOKENIZER = make_tokenizer([" ".join(tree.words) for tree in TREES])
 V = TOKENIZER.vocab_size
 SYMBOLS = sorted({symbol for tree in TREES for symbol in linearize(tree)})
 ID_OF = {symbol: V + place for place, symbol in enumerate(SYMBOLS)}
+MAX_SYMBOLS = 8  # of a tree, with EOS, where all trees are listed
 
 
 class Translator:
@@ -34,8 +43,9 @@ class Translator:
     def __init__(self, written):
         self.written, self.lines = dict(written), []
 
-    def translate_ids(self, params, lines):
+    def translate_ids(self, params, lines, num_words):
         assert params == "decoder"
+        assert all(len(line.split()) == number for line, number in zip(lines, num_words, strict=True) if line)
         self.lines += lines
         return [self.written.get(line, []) if line else [] for line in lines]
 
@@ -137,6 +147,64 @@ def test_a_sentence_that_is_too_long_is_not_read_and_its_tree_is_flat():
     assert long.is_repaired
     assert write_tree(long.tree) == "(TOP (XX the) (XX dog) (XX barks) (XX .) (XX .))"
     assert translator.lines == ["the dog barks .", ""]
+
+
+def sequences_of(constraint, num_words, limit, max_rows=4_096):
+    """All sequences, without EOS, that a constraint lets end."""
+    state = constraint.init(jnp.full(max_rows, num_words), jnp.full(max_rows, limit), MAX_SYMBOLS)
+    texts, found, tokens, rows = [()], set(), np.zeros(0, int), np.zeros(0, int)
+    for _ in range(limit):
+        unused = (0, max_rows - len(tokens))
+        state, allowed = advanced(constraint, state, np.pad(rows, unused), np.pad(tokens, unused))
+        allowed = np.asarray(allowed)[: len(texts)]
+        found |= {texts[row] for row in range(len(texts)) if allowed[row, EOS_ID]}
+        rows, tokens = np.nonzero(allowed & (np.arange(constraint.vocab_size) != EOS_ID))
+        texts = [(*texts[row], constraint.symbols[token - V]) for row, token in zip(rows, tokens, strict=True)]
+    return found
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def advanced(constraint, state, rows, tokens):
+    """The state of these rows after these tokens, and what may follow; token 0 is no symbol and changes nothing."""
+    state = constraint.advance(jax.tree.map(operator.itemgetter(rows), state), tokens)
+    return state, constraint.allowed(state)
+
+
+@pytest.mark.parametrize("num_words", [1, 2, 3])
+def test_the_constraint_allows_every_tree_over_the_words_that_fits_and_nothing_else(num_words):
+    symbols, limit = ("(A", "(B", ")A", ")B", "XX", "YY"), MAX_SYMBOLS
+    constraint = TreeConstraint(symbols, first_id=V, eos_id=EOS_ID, vocab_size=V + len(symbols) + 1)
+    every = itertools.chain.from_iterable(itertools.product(symbols, repeat=length) for length in range(3, limit))
+    trees = {
+        text
+        for text in every
+        if text[0][0] == "("
+        and text.count("XX") + text.count("YY") == num_words
+        and not delinearize(text, ["w"] * num_words).is_repaired
+    }
+    assert len(trees) > 20
+    assert sequences_of(constraint, num_words, limit) == trees
+    assert sequences_of(constraint, num_words, num_words + 2) == set()  # the flat tree and EOS are one token more
+    flat = {text for text in trees if len(text) == num_words + 2}
+    assert sequences_of(constraint, num_words, num_words + 3) == flat
+
+
+@pytest.mark.compiles(30, "a model is made, and searched with the constraint and without")
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_every_search_writes_a_tree_over_the_words(beam_size):
+    """The model is untrained: without the constraint nothing that it writes is a tree."""
+    parsing = task(max_length=12)
+    parsing.config.decoding = DecodingConfig(beam_size, length_penalty=0.3, extra_length=9)
+    parsing.model_config = TransformerConfig(
+        vocab_size=V + len(SYMBOLS), num_layers=1, d_model=16, num_heads=2, d_ff=32
+    )
+    sentences = ["dog", "the dog", "the dog sees the cat .", "dog " * 10]
+    model = TrainedModel(*nnx.split(parsing.make_model(rngs=nnx.Rngs(0))))
+    parses = parsing.parse(model, sentences)
+    assert [parse.is_repaired for parse in parses] == [False] * len(sentences)
+    assert [parse.tree.words for parse in parses] == [sentence.split() for sentence in sentences]
+    parsing.config.only_trees = False
+    assert all(parse.is_repaired for parse in parsing.parse(model, sentences))
 
 
 def test_what_does_not_fit_is_refused():

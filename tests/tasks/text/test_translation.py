@@ -117,9 +117,9 @@ class Echo:
     def max_input_length(self, max_new_tokens):
         return None
 
-    def __call__(self, decoder, inputs, token_mask, *_, max_length, earlier, temperature, observer):
+    def __call__(self, decoder, inputs, token_mask, *_, max_length, earlier, temperature, observer, constraint_values):
         self.shapes.append(inputs.shape)
-        assert earlier is temperature is observer is None
+        assert earlier is temperature is observer is constraint_values is None
         assert max_length == inputs.shape[1] + 50
         return np.where(token_mask, inputs, -1)
 

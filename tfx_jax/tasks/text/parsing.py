@@ -2,23 +2,35 @@
 
 "Grammar as a Foreign Language" (https://arxiv.org/abs/1412.7449) and section 6.3 of "Attention Is All You Need". The
 source is the words, as subwords; the target is the linearized tree, one token per symbol. Symbols follow the subwords
-in the joint vocabulary. The output is repaired to a tree over exactly these words, and the share of repaired trees is a
-metric.
+in the joint vocabulary. The search writes only trees over exactly these words (`TreeConstraint`). Without that, as in
+the papers, the output is repaired to such a tree; the share of repaired trees is a metric.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import grain
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Int
 
 from tfx_jax.data.batching.batches import Batch, BatchSpec, Example, ExampleList, LoaderOptions, train_batches
 from tfx_jax.data.sources.lines import is_blank, list_of_texts
 from tfx_jax.data.sources.splits import Split, Splits
-from tfx_jax.data.sources.trees import Parse, Tree, delinearize, linearize, read_trees, split_words, write_tree
+from tfx_jax.data.sources.trees import (
+    Parse,
+    Tree,
+    delinearize,
+    is_bracket,
+    linearize,
+    read_trees,
+    split_words,
+    write_tree,
+)
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
@@ -82,6 +94,7 @@ class ParsingConfig(TaskConfig):
     write_tags: bool = False  # whether trees contain the tags of words; else XX for each, as in the papers
     label_smoothing: float = fraction(0.1)
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
+    only_trees: bool = True  # whether the search writes only trees over the words; else its output is repaired
     decoding: DecodingConfig = dataclasses.field(
         default_factory=lambda: DecodingConfig(beam_size=21, length_penalty=0.3, extra_length=300)
     )
@@ -242,10 +255,21 @@ class ParsingTask:
             extra_length=decoding.extra_length,
             max_source_length=max_length,
             tokens_per_batch=max(max_length, _SEARCH_TOKENS // beam_size),
+            constraint=self._constraint if self.config.only_trees else None,
             int8=int8,
             on_batch=on_batch,
         )
         return SentenceParser(translator, self.symbols, max_length=max_length)
+
+    @property
+    def _constraint(self) -> "TreeConstraint":
+        """What the search may write."""
+        return TreeConstraint(
+            tuple(self.symbols),
+            first_id=self.tokenizer.vocab_size,
+            eos_id=cast(int, self.tokenizer.eos_id),
+            vocab_size=self.model_config.vocab_size,
+        )
 
     def parse(self, model: TrainedModel, sentences: Sequence[str]) -> list[Parse]:
         """Parses sentences of space-separated words; processes share them, and each gets all parses."""
@@ -331,7 +355,7 @@ class SentenceParser:
         short_texts = [
             text if len(tokens) < self._max_length else "" for text, tokens in zip(texts, encoded, strict=True)
         ]
-        outputs = self._translator.translate_ids(params, short_texts)
+        outputs = self._translator.translate_ids(params, short_texts, [len(words) for words in sentences])
         eos_id = self._translator.tokenizer.eos_id
         parses = []
         for words, ids in zip(sentences, outputs, strict=True):
@@ -343,3 +367,87 @@ class SentenceParser:
         """Returns the symbol of a token; "" if it is the token of a word."""
         index = token - self._translator.tokenizer.vocab_size
         return self._symbols[index] if 0 <= index < len(self._symbols) else ""
+
+
+class _OpenTree(NamedTuple):
+    """State of `TreeConstraint`: the symbols of each row so far, which are the beginning of a tree."""
+
+    labels: Int[Array, "R D"]  # labels of the open constituents, the root first; the rest is arbitrary
+    depth: Int[Array, " R"]  # number of open constituents
+    is_empty: Bool[Array, " R"]  # whether the innermost one has neither words nor constituents yet
+    num_missing: Int[Array, " R"]  # words that are not in the tree yet
+    room: Int[Array, " R"]  # tokens up to the length limit, EOS included
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeConstraint:
+    """Allows only trees over a given number of words: a `tfx_jax.generation.decoding.Constraint`.
+
+    Every constituent has a word, its end repeats its label, and the root ends after the last word. A constituent begins
+    only if all words and ends still fit below the length limit, so that each search ends with a tree, unless even the
+    flat one is too long.
+
+    Attributes:
+      symbols: symbols of trees, see `tfx_jax.data.sources.trees.linearize`.
+      first_id: token of the first symbol; the others follow.
+      eos_id: token that ends a tree.
+      vocab_size: V, the number of tokens, at least that of `first_id` and all symbols.
+    """
+
+    symbols: tuple[str, ...]
+    first_id: int
+    eos_id: int
+    vocab_size: int
+
+    def init(self, values: Int[Array, " B"], length_limits: Int[Array, " B"], max_length: int) -> _OpenTree:
+        """Returns the state before the first symbol; `values` are the numbers of words."""
+        num_rows, max_depth = len(values), max_length // 2 + 1  # each constituent has two symbols
+        return _OpenTree(
+            labels=jnp.zeros((num_rows, max_depth), jnp.int32),
+            depth=jnp.zeros(num_rows, jnp.int32),
+            is_empty=jnp.zeros(num_rows, bool),
+            num_missing=jnp.asarray(values, jnp.int32),
+            room=jnp.asarray(length_limits, jnp.int32),
+        )
+
+    def advance(self, state: _OpenTree, tokens: Int[Array, " R"]) -> _OpenTree:
+        """Adds a symbol to each tree; tokens that are no symbols change nothing."""
+        begins, ends, is_word, label_of = jax.tree.map(lambda table: jnp.asarray(table)[tokens], self._tables)
+        rows = jnp.arange(len(tokens))
+        return _OpenTree(
+            # A row that begins nothing writes beyond its open constituents, where the labels are arbitrary.
+            labels=state.labels.at[rows, state.depth].set(label_of, mode="drop"),
+            depth=state.depth + begins - ends,
+            is_empty=jnp.where(begins | ends | is_word, begins, state.is_empty),
+            num_missing=state.num_missing - is_word,
+            room=state.room - (begins | ends | is_word),
+        )
+
+    def allowed(self, state: _OpenTree) -> Bool[Array, "R V"]:
+        """Returns which symbols may follow, or EOS."""
+        begins, ends, is_word, label_of = (table[None] for table in self._tables)  # [1, V]
+        depth, num_missing = state.depth, state.num_missing
+        innermost = jnp.take_along_axis(state.labels, jnp.maximum(depth - 1, 0)[:, None], axis=1)  # [R, 1]
+        # One constituent more needs its two symbols, and the end of each one that is open; the tree needs EOS.
+        may_begin = (num_missing > 0) & (state.room >= num_missing + depth + 3)
+        may_end = (depth > 0) & ~state.is_empty & ((depth > 1) | (num_missing == 0))
+        may_add_word = (depth > 0) & (num_missing > 0)
+        is_complete = (depth == 0) & (num_missing == 0)
+        return (
+            (may_begin[:, None] & begins)
+            | (may_end[:, None] & ends & (label_of == innermost))
+            | (may_add_word[:, None] & is_word)
+            | (is_complete[:, None] & (np.arange(self.vocab_size) == self.eos_id)[None])
+        )
+
+    @functools.cached_property
+    def _tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """For each token whether it begins or ends a constituent or is a word, and the number of its label, all [V]."""
+        names = sorted({symbol[1:] for symbol in self.symbols if is_bracket(symbol)})
+        labels = {name: number for number, name in enumerate(names)}
+        begins, ends, is_word = np.zeros((3, self.vocab_size), bool)
+        label_of = np.zeros(self.vocab_size, np.int32)
+        for token, symbol in enumerate(self.symbols, start=self.first_id):
+            begins[token], ends[token], is_word[token] = symbol[0] == "(", symbol[0] == ")", not is_bracket(symbol)
+            label_of[token] = labels.get(symbol[1:], 0)
+        return begins, ends, is_word, label_of

@@ -26,7 +26,7 @@ from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.losses import symmetric_kl_divergence
-from tfx_jax.generation.decoding import BeamSearch, DecodeDriver, DecodingConfig, Search
+from tfx_jax.generation.decoding import BeamSearch, Constraint, DecodeDriver, DecodingConfig, Search
 from tfx_jax.metrics.bleu import BleuScores, bleu_scores
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.nn.decoding import Decoder
@@ -546,6 +546,7 @@ class Translator:
         extra_length: int = 50,
         max_source_length: int = 256,
         tokens_per_batch: int = 2_048,
+        constraint: Constraint | None = None,
         int8: bool = False,
         on_batch: Callable[[int], object] | None = None,
     ):
@@ -558,6 +559,7 @@ class Translator:
           extra_length: tokens by which an output may be longer than its input.
           max_source_length: longer inputs are cut to this many tokens, including EOS.
           tokens_per_batch: source positions of a batch.
+          constraint: see `DecodeDriver`.
           int8: see `DecodeDriver`.
           on_batch: called after each batch with the number of translated lines.
         """
@@ -567,7 +569,7 @@ class Translator:
         self._max_source_length = max_source_length
         self._tokens_per_batch = tokens_per_batch
         self._eos_id = cast(int, tokenizer.eos_id)
-        self._driver = DecodeDriver(graphdef, search, eos_ids=(self._eos_id,), int8=int8)
+        self._driver = DecodeDriver(graphdef, search, eos_ids=(self._eos_id,), int8=int8, constraint=constraint)
 
     def decoder(self, params: Any) -> Decoder:
         """Returns the decoder of the model with these parameters, whose weights are rearranged."""
@@ -582,8 +584,16 @@ class Translator:
         """
         return [self.tokenizer.decode(ids) for ids in self.translate_ids(params, lines)]
 
-    def translate_ids(self, params: Any, lines: Sequence[str]) -> list[list[int]]:
-        """Translates each line into token ids, including EOS (none for a blank line); as `__call__`."""
+    def translate_ids(
+        self, params: Any, lines: Sequence[str], constraint_values: Sequence[int] | None = None
+    ) -> list[list[int]]:
+        """Translates each line into token ids, including EOS (none for a blank line).
+
+        Args:
+          params: as for `__call__`.
+          lines: as for `__call__`.
+          constraint_values: for each line the number that the constraint depends on.
+        """
         decoder = cast(Decoder, params) if isinstance(params, nnx.Module) else self.decoder(params)
         lines = list_of_texts(lines, "lines")
         not_blank = [index for index, line in enumerate(lines) if not is_blank(line)]
@@ -597,6 +607,7 @@ class Translator:
             max_new_tokens=lambda length: length + self._extra_length,
             max_input_length=self._max_source_length,
             tokens_per_batch=self._tokens_per_batch,
+            constraint_values=None if constraint_values is None else [constraint_values[index] for index in not_blank],
             on_batch=self._on_batch,
         )
         if self._on_batch is not None and len(not_blank) < len(lines):  # blank lines count as translated
