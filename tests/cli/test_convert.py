@@ -211,6 +211,36 @@ def test_every_architecture(tmp_path, capfd, architecture):
     assert config["id2label"] == own["id2label"]
 
 
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"type": "linear", "factor": 2.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        | {"original_max_position_embeddings": 64},
+    ],
+    ids=["linear", "llama3"],
+)
+def test_old_spellings_of_rotary_positions_are_replaced(tmp_path, capfd, scaling):
+    """Published folders have "rope_theta" and "rope_scaling", where transformers 5 writes "rope_parameters"."""
+    source, output = tmp_path / "source", tmp_path / "output"
+    values = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 13, "tied": "knot"}
+    values |= {**SIZES["llama"], "rope_theta": 500.0, "rope_scaling": scaling}
+    family = hf.FAMILIES["LlamaForCausalLM"]
+    hf.save(make_model(family.model, family.read_config(Fields(values, "config.json"))), source)
+    (source / "config.json").write_text(json.dumps(values))
+    assert main(["convert", f"--model={source}", f"--output={output}"]) == 0
+    rotary = hf.load(output).config.rotary
+    assert rotary == hf.load(source).config.rotary
+    assert (rotary.base, rotary.scaling, rotary.factor) == (
+        500.0,
+        scaling.get("rope_type", "linear"),
+        scaling["factor"],
+    )
+    config = json.loads((output / "config.json").read_text())
+    assert config["tied"] == "knot"
+    assert not {"rope_theta", "rope_scaling"} & config.keys()
+
+
 def test_the_name_of_a_tensor_is_printed_and_not_obeyed(source, tmp_path, capfd):
     index = source / "model.safetensors.index.json"
     files = json.loads(index.read_text())["weight_map"] | {"\x1b[2J\n": "model-9.safetensors"}

@@ -62,6 +62,28 @@ def test_linear_takes_a_matrix_of_eight_bits(inputs, outputs):
     chex.assert_type([out, _linear(x.astype(jnp.bfloat16), matrix, num_axes=len(inputs))], [jnp.float32, jnp.bfloat16])
 
 
+def test_derivatives_are_those_of_the_matrix_that_was_rounded():
+    """As if x were not: that of the rounding is 0 almost everywhere."""
+    rng = np.random.default_rng(0)
+    x, weights = (rng.normal(size=(rows, 16)).astype(np.float32) for rows in (3, 5))
+    cotangent = rng.normal(size=(3, 5)).astype(np.float32)
+    values, scales = _quantize(weights)
+
+    def loss(x, scales):
+        return (int8_product(x, values, scales) * cotangent).sum()
+
+    def derivatives(x, scales):
+        along_x = jax.jvp(lambda x: loss(x, scales), (x,), (jnp.ones_like(x),))[1]
+        return *jax.grad(loss, argnums=(0, 1))(x, scales), along_x
+
+    of_x, of_scales, along_x = jax.jit(derivatives)(x, scales)
+    matrix = np.asarray(values, np.float64) * np.asarray(scales)[:, None]
+    np.testing.assert_allclose(of_x, cotangent @ matrix, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(along_x, (cotangent @ matrix).sum(), rtol=1e-5)
+    products, scales = np.asarray(_product(x, values, scales)), np.asarray(scales)
+    np.testing.assert_allclose(of_scales, (cotangent * products / scales).sum(axis=0), rtol=1e-4, atol=1e-4)
+
+
 def test_rows_too_small_for_a_normal_scale_are_zeros():
     values, scales = map(np.asarray, _quantize(np.array([[1e-37, -5e-38]], np.float32)))
     assert (values.tolist(), scales.tolist()) == ([[0, 0]], [1.0])

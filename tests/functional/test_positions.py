@@ -175,6 +175,18 @@ class TestRotary:
         assert half.dtype == jnp.bfloat16
         np.testing.assert_allclose(half.astype(np.float32), out, atol=3e-2)
 
+    def test_fractions_of_positions_have_fractions_of_angles(self):
+        """As in position interpolation; their frequencies may be passed or not."""
+        x = np.random.default_rng(0).normal(size=(1, 4, 2, 8)).astype(np.float32)
+        positions = np.array([0.0, 0.5, 1.25, -2.75], np.float32)
+        frequencies = (10_000.0 ** (-np.arange(4) / 4)).astype(np.float32)
+        rotate = jax.jit(rotary_embedding)
+        found = rotate(x, positions)
+        np.testing.assert_allclose(found, rotate(x, positions, frequencies=frequencies), atol=1e-6)
+        angles = positions[:, None] * frequencies
+        wanted = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(4, 8)
+        np.testing.assert_allclose(sinusoidal_positions(positions, 8), wanted, atol=1e-6)
+
     def test_float64_has_angles_of_float64(self):
         with jax.enable_x64(True):
             x = np.random.default_rng(5).normal(size=(1, 2, 1, 4))

@@ -1,5 +1,6 @@
 """A model in one call, and the verb over lines: tasks answer as their own `predict` does, and errors name the input."""
 
+import gzip
 import io
 import itertools
 import json
@@ -314,6 +315,14 @@ LABELS = ("card", "exchange", "3")
         (TaggedData(dataset="files"), "a.conll", "\nNew\tB-place\nYork\tI-place\n\nHi\tO\n", [["New York"], ["Hi"]]),
         (TaggedData(dataset="files"), "eng", "-DOCSTART- -X- O\n\nEU NNP I-ORG\n", [["EU"]]),
         (TaggedData(dataset="files"), "a.txt", "New York sleeps\n", None),
+        (TaggedData(dataset="files"), "a.conll", "Hi\tO\n\nNew\tB-place\nYork\tI-place\n", [["Hi"], ["New York"]]),
+        (
+            TreeData(dataset="files"),
+            "a.ptb",
+            "(TOP (NP (DT the)\n  (NN dog)))\n(TOP (NN (X (Y x))))\n",
+            [["the dog"], ["x"]],
+        ),
+        (TreeData(dataset="files"), "a.txt", "( dog )\n", None),
         (
             QuestionData(dataset="files"),
             "a.json",
@@ -335,6 +344,12 @@ def test_files_in_the_format_of_training_are_read_without_labels(data, name, tex
     task = types.SimpleNamespace(config=types.SimpleNamespace(data=data), labels=LABELS)
     found = predictor_module.read_inputs(task, str(tmp_path / name))
     assert (None if found is None else [list(row) for row in found]) == rows
+
+
+def test_lines_of_a_packed_tsv_are_inputs_like_those_of_another(tmp_path):
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b"Rome burns\n"))
+    task = types.SimpleNamespace(config=types.SimpleNamespace(data=TaggedData(dataset="files")))
+    assert predictor_module.read_inputs(task, str(tmp_path / "a.tsv.gz")) is None
 
 
 def test_rows_of_parquet_are_read_and_tables_without_columns_refused(tmp_path):

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,7 @@ def linear(
     Args:
       x: [*batch, *in]; the sum runs over the last `num_axes` axes.
       kernel: W, [*in, *out], in the dtype of `x` or a more precise one; or W + A B (LoRA: Hu et al., 2021,
-        https://arxiv.org/abs/2106.09685), with or without a magnitude; or W in int8, without a gradient.
+        https://arxiv.org/abs/2106.09685), with or without a magnitude; or W in int8, which has no gradient itself.
       bias: b, [*out]; None means 0.
       num_axes: number of axes of *in.
 
@@ -359,6 +359,8 @@ def int8_product(
 ) -> Float[Array, "*rows N"]:
     """Computes x W^T with an int8 product: rows of `x` are quantized by `quantize_rows`, and integer sums are exact.
 
+    The derivative is that of the product with values * scales, as if `x` were not rounded.
+
     Args:
       x: [*rows, D], any float dtype.
       values: int8 values of W from `quantize_rows`, [N, D].
@@ -372,6 +374,12 @@ def int8_product(
     >>> jax.jit(int8_product)(jnp.array([2.0, -4.0]), *quantized).round().tolist()
     [5.0]
     """
+    return _int8_product(x, values, scales)
+
+
+@jax.custom_jvp
+def _int8_product(x: Array, values: Array, scales: Array) -> Array:
+    """Computes `int8_product`; the derivative of rounding, 0, would leave none of its own."""
     rounded, row_scales = quantize_rows(x)
     rows = x.shape[:-1]
     is_single = math.prod(rows) == 1
@@ -384,6 +392,16 @@ def int8_product(
     if is_single:
         sums = sums[0].reshape(*rows, -1)
     return sums.astype(jnp.float32) * row_scales[..., None] * scales.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+@_int8_product.defjvp
+def _int8_product_jvp(primals: tuple[Array, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
+    """Returns the product, and that of the tangent of `x` with the matrix plus the product's share of the scales'."""
+    (x, values, scales), (x_tangent, _, scales_tangent) = primals, tangents
+    product = _int8_product(x, values, scales)
+    per_output = (1,) * (x.ndim - 1) + (-1,)
+    tangent = jnp.einsum("...D,ND->...N", x_tangent.astype(jnp.float32), values.astype(jnp.float32) * scales[:, None])
+    return product, tangent + product * (scales_tangent / scales).reshape(per_output)
 
 
 _LEVELS = 1 << 16  # values of the sixteen bits that decide about an element

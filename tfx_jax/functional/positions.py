@@ -20,7 +20,7 @@ from tfx_jax.functional.layers import lookup
 
 
 def sinusoidal_positions(
-    positions: Int[Array, "*shape"],
+    positions: Num[Array, "*shape"],
     d_model: int,
     *,
     base: float = 10_000.0,
@@ -34,7 +34,7 @@ def sinusoidal_positions(
     beyond `base` do not repeat earlier ones, because the periods of the columns have no common multiple.
 
     Args:
-      positions: token positions, counted from 0, any shape.
+      positions: token positions, counted from 0, any shape; or fractions of them.
       d_model: D, even.
       base: the paper's 10,000.
       is_interleaved: whether sines and cosines alternate as in the paper; otherwise all sines come first, as in the
@@ -44,7 +44,7 @@ def sinusoidal_positions(
 
     Returns:
       float32 [*shape, D], with an error of at most 3e-7 + 7.4e-10 * position: 2e-5 at position 30,000, where angles
-      computed in float32 would have an error of 2e-3.
+      computed in float32, as those of fractions are, have an error of 2e-3.
 
     Raises:
       ValueError: if `d_model` is odd.
@@ -62,7 +62,7 @@ def sinusoidal_positions(
 
 
 def _angles(
-    positions: Int[Array, "*shape"],
+    positions: Num[Array, "*shape"],
     d_model: int,
     base: float,
     dtype: np.dtype | type = np.float32,
@@ -71,12 +71,12 @@ def _angles(
     """Returns d_model / 2 angles of each position, position times angular frequency, in radians.
 
     Frequencies fall from 1 by a factor of base^(-1 / num_steps) each; None means d_model / 2 steps. Angles are modulo
-    2 pi and float32, unless `dtype` is float64.
+    2 pi and float32, unless `dtype` is float64 or positions are fractions: then they are plain products in `dtype`.
     """
     frequencies = float(base) ** (-np.arange(0, d_model, 2) / (2 * num_steps if num_steps else d_model))
     frequencies = np.expand_dims(frequencies, tuple(range(positions.ndim)))
-    if dtype == np.float64:
-        return positions[..., None].astype(dtype) * frequencies
+    if dtype == np.float64 or not jnp.issubdtype(positions.dtype, jnp.integer):
+        return positions[..., None].astype(dtype) * frequencies.astype(dtype)
     # Frequencies are in units of 2^-32 turns, so that the overflow of the int32 product is the reduction modulo 2 pi.
     int_frequencies = np.round(frequencies / (2 * np.pi) * 2.0**32).astype(np.int64).astype(np.int32)
     int_angles = positions[..., None].astype(jnp.int32) * int_frequencies
@@ -110,7 +110,7 @@ def learned_positions(table: Float[Array, "P D"], positions: Int[Array, "*shape"
 
 def rotary_embedding(
     x: Float[Array, "B T N H"],
-    positions: Int[Array, " T"] | Int[Array, "B T"],
+    positions: Num[Array, " T"] | Num[Array, "B T"],
     *,
     base: float = 10_000.0,
     frequencies: Float[Array, "*B P"] | Float[np.ndarray, "*B P"] | None = None,
@@ -125,7 +125,7 @@ def rotary_embedding(
 
     Args:
       x: queries or keys, [B, T, N, H], H even. Rotate both; store rotated keys in a cache.
-      positions: [T] or [B, T]; any integers, negative ones too.
+      positions: [T] or [B, T]; any integers, negative ones too, or fractions.
       base: the paper's 10,000.
       frequencies: radians per position of P pairs, [P] or [B, P], from `rotary_frequencies`; None means those of
         `base`. The first 2P features are rotated; the others are unchanged.
@@ -337,7 +337,7 @@ def relative_position_bucket(
       Bucket numbers in 0 .. num_buckets - 1, int32, same shape.
 
     Raises:
-      ValueError: if there are too few buckets, or `max_distance` is not above e.
+      ValueError: if there are too few buckets, `max_distance` is not above e, or positions are not integers.
 
     >>> relative_position_bucket(jnp.array([-200, -16, -1, 0, 1, 9, 200])).tolist()
     [15, 10, 1, 0, 17, 24, 31]
@@ -358,6 +358,8 @@ def relative_position_bucket(
             n += 1
         limits.append(n)
     limits = np.asarray(limits, np.int32)
+    if not jnp.issubdtype(relative_positions.dtype, jnp.integer):
+        raise ValueError(f"relative positions must be integers, got {relative_positions.dtype}")
     relative_positions = relative_positions.astype(jnp.int32)
     distance = jnp.abs(relative_positions) if is_bidirectional else jnp.maximum(-relative_positions, 0)
     bucket = jnp.searchsorted(limits, distance, side="right", method="compare_all").astype(jnp.int32)

@@ -256,7 +256,7 @@ class MultiHeadAttention(nnx.Module):
         *,
         bias: Bias | None = None,
         mask: Mask | None = None,
-        is_causal: bool = False,
+        is_causal: bool | None = None,
         segment_ids: SegmentIds | None = None,
         positions: Int[Array, "#B T"] | None = None,
         rngs: nnx.Rngs | None = None,
@@ -270,7 +270,7 @@ class MultiHeadAttention(nnx.Module):
           value_memory: inputs of the value projection; None means `memory`.
           bias: added to the logits, as in `tfx_jax.functional.dot_product_attention`.
           mask: True where a query may attend, broadcastable to [B, N, T, S].
-          is_causal: whether future keys are hidden.
+          is_causal: whether future keys are hidden; None is what is bound to `attention_fn`, or its default.
           segment_ids: packed sequences, [B, T] or a pair ([B, T], [B, S]).
           positions: positions of the tokens of `x` in their sequences, for `rotary`, and of a memory of as many tokens;
             None means 0 .. T - 1 and 0 .. S - 1.

@@ -108,6 +108,8 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None,
             "config.eval_every and config.patience need a validation split, but config.task.data has none: name its "
             "validation files, or set both to 0"
         )
+    if "test" in splits and getattr(config.task.data, "test_file", ""):
+        splits["test"]  # what is named should be readable, though no step reads it
     is_new = not workdir.exists()
     make_workdir(workdir)
     with (

@@ -43,7 +43,7 @@ def read_inputs(task: Any, path: str) -> Iterable[Sequence[str]] | None:
     rows = None
     if getattr(data, "dataset", "") == "files" and hasattr(data, "read_inputs"):
         rows = data.read_inputs(path, getattr(task, "labels", ()))
-    if rows is None and is_table(path) and not path.lower().endswith(".tsv"):
+    if rows is None and is_table(path) and not path.lower().removesuffix(".gz").endswith(".tsv"):
         raise UserError(
             f"{path} is a table, but the run names no column of text: write a text file with one input per line"
         )

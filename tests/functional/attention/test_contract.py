@@ -8,7 +8,9 @@ is asked of its values, weights and gradients, and a mask that hides nothing is 
 
 import functools
 import importlib
+import pathlib
 import pkgutil
+import re
 from typing import Any, NamedTuple
 
 import chex
@@ -380,6 +382,19 @@ def test_equals_its_oracle(case, hidden):
     inputs = _inputs(case)
     mask = _padding(inputs[1], hidden) if hidden else np.ones((2, 1, 1, inputs[1].shape[1]), bool)
     _equals_oracle(case, _padded(case, inputs, mask), inputs, mask=mask)
+
+
+@having("bias")
+def test_the_lowest_numbers_are_biases_like_others(case):
+    """Many libraries hide by them; here they hide nothing, and leave hidden keys hidden."""
+    inputs = _inputs(case)
+    mask = np.random.default_rng(1).random((2, 4, 12, 17)) < 0.5
+    lowest = np.full(mask.shape, np.finfo(np.float32).min)
+    program = _program(case)
+    found = program(inputs, mask=mask, bias=lowest)
+    wanted = program(inputs, mask=mask, bias=lowest / 4)
+    np.testing.assert_allclose(found.out, wanted.out, atol=1e-6)
+    np.testing.assert_allclose(found.weights, wanted.weights, atol=1e-6)
 
 
 @having("causal")
@@ -789,6 +804,24 @@ def test_never_holds_an_array_of_all_pairs(case):
 
     used = jax.jit(jax.value_and_grad(loss)).lower(x, mask, ids).compile().memory_analysis().temp_size_in_bytes
     assert used < length * length  # a quarter of a float32 for each pair
+
+
+def test_forward_mode_works_but_for_those_that_the_documentation_names():
+    """A backward pass of their own excludes it; it is found when a program is lowered."""
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "in_your_model.md").read_text()
+    (paragraph,) = [text for text in page.split("\n\n") if "`jax.jvp`" in text]
+    named = set(re.findall(r"`(\w+)_attention`", paragraph)) - {"dot_product"}
+
+    def is_refused(case):
+        query, *fixed = _inputs(case)
+        derivative = jax.jit(lambda query: jax.jvp(lambda query: case.attend(query, *fixed), (query,), (query,)))
+        try:
+            derivative.lower(query)
+        except TypeError as error:
+            return "forward-mode" in str(error)
+        return False
+
+    assert {case.name.removesuffix("-options") for case in ATTENTIONS if is_refused(case)} == named
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 4), (2, 4, 0), (2, 0, 0)], ids=str)

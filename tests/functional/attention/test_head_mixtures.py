@@ -73,6 +73,26 @@ def test_gates_that_forget_nothing_leave_dense_attention():
     np.testing.assert_allclose(weights, dense_weights(query, key, is_causal=True), atol=1e-5)
 
 
+@pytest.mark.parametrize("logit", [-1e4, -1e9, -np.inf])
+def test_a_gate_that_forgets_everything_does_so_and_no_more(logit):
+    """The gates of the tokens after it keep their digits, and those of another text of the row are not in any sum."""
+    query, key, value = (x[:1] for x in _inputs(num_keys=T))
+    gate = np.random.default_rng(1).normal(size=(1, T, N)).astype(np.float32)
+    gate[:, 1] = logit
+    ids = np.array([[1, 1, 2, 2, 2]])
+
+    @jax.jit
+    def attend(query, key, value, gate, ids):
+        return forgetting_attention(query, key, value, gate=gate, segment_ids=ids, return_weights=True)
+
+    _, together = attend(query, key, value, gate, np.ones_like(ids))
+    _, apart = attend(query, key, value, gate, ids)
+    _, alone = attend(query, key, value, np.where(np.arange(T)[:, None] == 1, 0, gate), ids)
+    np.testing.assert_array_equal(apart[..., 2:, :], alone[..., 2:, :])
+    _, from_there = attend(query, key, value, gate, np.array([[0, 1, 1, 1, 1]]))
+    np.testing.assert_allclose(together[..., 1:, :], from_there[..., 1:, :], atol=1e-6)
+
+
 def test_errors_say_what_to_do():
     query, key, value = _inputs()
     with pytest.raises(

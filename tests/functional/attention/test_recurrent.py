@@ -99,6 +99,7 @@ def test_a_state_read_with_padding_is_that_of_the_tokens(name):
     places = np.array([1, 2, 5, 7])
     mask = np.zeros((B, 1, 1, 9), bool)
     mask[..., places] = True
+    key[:, :9], value[:, :9] = (np.where(mask[:, 0, 0, :, None, None], x[:, :9], np.nan) for x in (key, value))
 
     def state(columns, mask):
         gates = {name: x[:, columns] if x.ndim > 2 else x for name, x in parameters.items()}
@@ -109,6 +110,20 @@ def test_a_state_read_with_padding_is_that_of_the_tokens(name):
     assert sum(x.size for x in jax.tree.leaves(got)) == sum(
         x.size for x in jax.tree.leaves(jax.eval_shape(lambda: state(np.arange(0), None)))
     )
+
+
+@pytest.mark.parametrize("name", [*WEIGHTS, "linear"])
+def test_padding_may_hold_anything(name):
+    """Also NaN, which 0 times it would pass on."""
+    query, key, value = _inputs()
+    parameters = PARAMETERS[name](key) if name in WEIGHTS else {}
+    function = functools.partial(SPECS[name].function, is_causal=True, block_size=4, **parameters)
+    mask = np.ones((B, 1, 1, T), bool)
+    mask[..., [0, 3]] = False
+    hidden = ~mask[:, 0, 0, :, None, None]
+    attend = jax.jit(lambda key, value: function(query, key, value, mask=mask))
+    want = attend(key, value)
+    np.testing.assert_array_equal(attend(np.where(hidden, np.nan, key), np.where(hidden, np.nan, value)), want)
 
 
 @pytest.mark.parametrize("name", ["linear", "favor"])

@@ -277,7 +277,7 @@ def test_options_that_are_refused(tmp_path, folder, fields, message):
         ({"attention_bias": True}, "attention_bias is True, but only False is supported"),
         ({"rope_interleave": False}, "rope_interleave is False, but only True is supported"),
         ({"head_dim": 8}, "head_dim is 8, but only 4 is supported"),
-        ({"topk_method": "random"}, "topk_method is 'random', but only greedy, group_limited_greedy, noaux_tc are"),
+        ({"topk_method": "greedy"}, "topk_method is 'greedy', but only noaux_tc are supported"),
         ({"topk_group": 1}, r"config.json: experts: 1 groups of 2 experts are too few for 3 experts of a token"),
         ({"num_hidden_layers": 1}, "there is a tensor model.layers.1.* for which the model has no place"),
     ],
@@ -346,6 +346,7 @@ def test_kinds_of_layers_count_where_transformers_reads_them(tmp_path, name, opt
         ("Gemma", {"hidden_act": "gelu"}),
         ("Mistral", {"rope_local_base_freq": 50.0, "use_sliding_window": False, "layer_types": LEFT_OUT}),
         ("SmolLM3", {"use_sliding_window": LEFT_OUT, "layer_types": LEFT_OUT}),
+        ("Gemma3", {"attn_logit_softcapping": 0.5}),
         ("Gemma3", {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}}),
     ],
 )

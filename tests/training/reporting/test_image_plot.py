@@ -1,5 +1,8 @@
 """Pictures of what models look at in images, and the verb that draws them."""
 
+import io
+import warnings
+
 import numpy as np
 import PIL.Image
 import pytest
@@ -29,6 +32,17 @@ def test_each_map_has_the_image_lit_where_it_was_looked_at():
     np.testing.assert_allclose(red[3:, :6], image[3:, :6] * 0.25, atol=1)
     with pytest.raises(ValueError, match=r"^got 1 titles for 2 maps"):
         plot_maps(image, ["red"], weights)
+
+
+def test_words_of_captions_have_glyphs():
+    """Japanese ones too; what no font has is replaced, and dollars are no formula."""
+    image = np.zeros((4, 4, 3), np.uint8)
+    words = ["\N{CJK UNIFIED IDEOGRAPH-72AC}", "\U000100d0", "▁$a$"]
+    figure = plot_maps(image, words, np.ones((3, 2, 2), np.float32))
+    assert [panel.get_title() for panel in figure.axes][1:4] == [words[0], "\N{REPLACEMENT CHARACTER}", "$a$"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of glyphs that are missing
+        figure.savefig(io.BytesIO(), format="png")
 
 
 def test_gray_images_stay_grey():

@@ -93,7 +93,7 @@ def test_what_the_model_writes_is_scored(run):
 
     metrics, summary = run.task.evaluate(told(1))  # all but the end, which is no word
     assert metrics == {"exact_match": 100.0, "accuracy": 75.0, "on_object": 12.5}
-    assert summary == "exact match 100.00 %, accuracy 75.00 %, attention on the object 12.50 %, 16 images"
+    assert summary == "exact match 100.00 %, accuracy 75.00 %, attention on the object 12.50 %, 16 captions"
     assert run.task.evaluate(told(2)).metrics["exact_match"] == 0.0
 
 

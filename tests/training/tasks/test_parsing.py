@@ -91,6 +91,14 @@ def test_a_workdir_needs_no_training_data_to_parse(trained):
     assert run.task._splits._loaded == {}
 
 
+def test_the_files_of_all_parts_are_read_before_the_first_step(folder, tmp_path):
+    config = tiny_config(folder)
+    config.task.data.test_file = "none.ptb"
+    with pytest.raises(UserError, match=r"none\.ptb does not exist"):
+        train(config, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
 def test_only_what_has_tokens_for_symbols_can_be_started_from(trained, tmp_path):
     config = tiny_config("nowhere")
     config.init_from = str(trained[0])

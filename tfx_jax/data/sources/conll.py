@@ -54,8 +54,9 @@ def read_tagged(path: epath.PathLike) -> list[TaggedSentence]:
 
 
 def is_tagged(path: epath.PathLike) -> bool:
-    """Returns whether the first two lines of a file are words with tags, or the first begins with "-DOCSTART-"."""
-    lines = read_first_lines(path)[:2]  # a single one may be a text: "My blood type is O"
+    """Returns whether the first two words of a file have tags, or its first line begins with "-DOCSTART-"."""
+    # One line alone may be a text, "My blood type is O"; a blank one is the end of a sentence of one word.
+    lines = [line for index, line in enumerate(read_first_lines(path)) if not index or not is_blank(line)][:2]
     rows = [[field.strip(" ") for field in line.split("\t")] if "\t" in line else split_words(line) for line in lines]
     return bool(_DOCUMENT.match(lines[0])) or (
         len(rows) == 2

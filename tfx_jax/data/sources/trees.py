@@ -14,7 +14,7 @@ from typing import NamedTuple
 from etils import epath
 
 from tfx_jax.data.sources import lines
-from tfx_jax.data.sources.lines import is_blank, read_lines
+from tfx_jax.data.sources.lines import is_blank, read_first_lines, read_lines
 from tfx_jax.errors import UserError
 
 WORD = "XX"  # placeholder for the tag of a word
@@ -71,17 +71,26 @@ def read_trees(path: epath.PathLike) -> list[Tree]:
     Raises:
       UserError: if the file cannot be read, is not UTF-8 or has no trees, or lines are not one tree.
     """
-    trees = [parse_tree(text, where=f"{path}, line {number}") for number, text in _texts(path)]
+    trees = [parse_tree(text, where=f"{path}, line {number}") for number, text in _texts(read_lines(path))]
     if not trees:
         raise UserError(f"{path} has no trees, only blank lines")
     return trees
 
 
-def _texts(path: epath.PathLike) -> Iterator[tuple[int, str]]:
+def is_treebank(path: epath.PathLike) -> bool:
+    """Returns whether a file begins with a tree, in contrast to a sentence."""
+    try:
+        parse_tree(next((text for _, text in _texts(read_first_lines(path))), ""))
+    except UserError:
+        return False
+    return True
+
+
+def _texts(lines_of_file: Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yields (number of the first line, text) of each tree."""
     begin, parts = 0, list[str]()  # number of the tree's first line, and its lines so far
     depth = 0  # number of open brackets
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(lines_of_file, start=1):
         if is_blank(line):
             continue
         if depth <= 0 or line[0] not in " \t":

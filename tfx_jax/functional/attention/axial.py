@@ -85,9 +85,9 @@ def attention_over_axes(
         options["segment_ids"] = (flatten(pair[0]), flatten(pair[1]))
     groups = (batch, [query.shape[-2]], queries, keys)
     bias, mask = (None if pairs is None else _flatten_groups(pairs, groups) for pairs in (bias, mask))
-    result = attention_fn(
-        flatten(query), flatten(key), flatten(value), bias, mask, return_weights=return_weights, **options
-    )
+    if return_weights:  # else it is not passed on: not every attention has this option
+        options["return_weights"] = True
+    result = attention_fn(flatten(query), flatten(key), flatten(value), bias, mask, **options)
     out = result[0] if return_weights else result
     out = out.reshape(*batch, *queries, *out.shape[-2:])
     out = jnp.moveaxis(out, range(len(others), rank - 1), axes)  # attended axes back to their places

@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.functional.attention.dense import (
     apply_mask_mod,
     apply_score_mod,
+    at_least_visible,
     check_sinks,
     dot_product_weights,
     hidden_logit,
@@ -420,7 +421,7 @@ def _scores(
 
     logits, logits_vjp = jax.vjp(shape_logits, products, extras.score_arrays)
     if keys.bias is not None:
-        logits = logits + _chunk(keys.bias, i, j).astype(dtype)
+        logits = logits + at_least_visible(_chunk(keys.bias, i, j).astype(dtype))
 
     key_position = (j * s + jnp.arange(s))[None, :]
     query_position = (i * t + jnp.arange(t))[:, None] + shift

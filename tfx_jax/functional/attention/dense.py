@@ -420,14 +420,14 @@ def _biased(
     """Adds the bias to the logits; keys that it hides by minus infinity become part of the mask."""
     if bias is None:
         return logits, mask
-    bias, mask = _hide_infinite(bias, mask)
-    return logits + bias.astype(logits.dtype), mask
+    bias, mask = _hide_infinite(bias.astype(logits.dtype), mask)
+    return logits + bias, mask
 
 
 def _hide_infinite(pairs: Float[Array, "#B #N #T #S"], mask: Mask | None) -> tuple[Float[Array, "#B #N #T #S"], Mask]:
     """Moves minus infinities of logits or a bias into the mask: softmax of a row of them would be NaN."""
     visible = pairs != -jnp.inf
-    return jnp.where(visible, pairs, 0), visible if mask is None else mask & visible
+    return jnp.where(visible, at_least_visible(pairs), 0), visible if mask is None else mask & visible
 
 
 def _log_sum_exp(
@@ -460,6 +460,15 @@ def check_sinks(sinks: Float[Array, " N"] | None, num_heads: int) -> None:
 def hidden_logit(dtype: np.dtype) -> Array:
     """Returns the logit of hidden keys: below every other logit, but finite, so that a row without keys is not NaN."""
     return jnp.asarray(0.7 * jnp.finfo(dtype).min, dtype)
+
+
+def at_least_visible(bias: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Raises finite numbers of a bias below half of `hidden_logit`, such as the lowest of its dtype, to that.
+
+    The bias is in the dtype of the logits. Hidden keys then stay below all others, whatever the visible logits are.
+    """
+    lowest = 0.5 * hidden_logit(bias.dtype)
+    return jnp.where((bias < lowest) & (bias != -jnp.inf), lowest, bias)
 
 
 @jax.custom_jvp

@@ -83,11 +83,13 @@ def forgetting_attention(
     if segment_ids is not None:
         is_token = pair_of_segment_ids(segment_ids, b, t, s)[1] != 0
         log_forget = jnp.where(is_token[..., None], log_forget, 0)
-    log_decay = jnp.cumsum(log_forget, axis=1).swapaxes(1, 2)  # [B, N, S], summed up to each token
-    # Queries are at the last T positions.
-    query_decay = log_decay[:, :, -t:] if t <= s else jnp.pad(log_decay, ((0, 0), (0, 0), (t - s, 0)))
-    # Differences to future keys, which causality hides, are positive and may be large: limit them.
-    decay = jnp.minimum(query_decay[..., None] - log_decay[:, :, None], 0)
+    # Queries are at the last T positions: the gates up to each query, [B, N, T, S], those of later tokens being 0.
+    is_past = np.arange(s)[None] <= np.arange(t)[:, None] + s - t
+    gates = jnp.where(is_past[None, None], log_forget.swapaxes(1, 2)[:, :, None], 0)
+    # Summed over the keys after each key. Differences of sums from the first token on would lose what follows a gate
+    # that forgets everything, and would depend on the gates of other sequences.
+    after = jnp.pad(gates[..., 1:], ((0, 0), (0, 0), (0, 0), (0, 1)))
+    decay = jax.lax.cumsum(after, axis=3, reverse=True)
     return dot_product_attention(
         query,
         key,

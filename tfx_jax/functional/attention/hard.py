@@ -74,9 +74,10 @@ def hard_attention(
     >>> out.shape, log_prob.shape
     ((1, 3, 1, 3), (1, 1, 3))
     """
-    _, probs = attention_fn(
-        query, key, value, bias, mask, is_causal=is_causal, scale=scale, segment_ids=segment_ids, return_weights=True
-    )
+    # Only options that are set are passed on: a default would override what is bound to `attention_fn`.
+    requested = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids}
+    options = {name: option for name, option in requested.items() if option is not None and option is not False}
+    _, probs = attention_fn(query, key, value, bias, mask, return_weights=True, **options)
     (b, n, t, s), (k, u) = probs.shape, value.shape[2:]
     logits = jnp.log(jax.lax.stop_gradient(probs))
     # Indices of keys, [B, N, T].

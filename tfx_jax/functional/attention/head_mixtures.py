@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from tfx_jax.functional.attention.dense import masked_logits, masked_softmax, weighted_values
+from tfx_jax.functional.attention.dense import at_least_visible, masked_logits, masked_softmax, weighted_values
 from tfx_jax.functional.attention.signature import (
     Bias,
     Mask,
@@ -82,7 +82,8 @@ def talking_heads_attention(
     )
     logits = jnp.einsum("BNTS,NM->BMTS", logits, logits_mix.astype(logits.dtype))
     if bias is not None:
-        logits = logits + jnp.where(bias == -jnp.inf, jnp.zeros((), bias.dtype), bias).astype(logits.dtype)
+        finite = jnp.where(bias == -jnp.inf, jnp.zeros((), bias.dtype), bias).astype(logits.dtype)
+        logits = logits + at_least_visible(finite)
     weights = jnp.einsum("BNTS,NM->BMTS", masked_softmax(logits, mask), weights_mix.astype(logits.dtype))
     if mask is not None:
         weights = jnp.where(mask, weights, jnp.zeros((), weights.dtype))

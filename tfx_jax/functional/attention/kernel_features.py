@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.signature import (
@@ -254,7 +255,7 @@ def linear_attention(
     # Heads come first from here on, and the G queries of a key head are next to each other: [B, K, T, G, H].
     visible = visible_keys(mask, b, s)
     query_heads = query.reshape(b, t, k, n // k, -1).transpose(0, 2, 1, 3, 4)
-    key_heads, value_heads = key.swapaxes(1, 2), value.swapaxes(1, 2).astype(dtype)
+    key_heads, value_heads = key.swapaxes(1, 2), _value_heads(value, visible, dtype)
 
     def attend(values: Float[Array, "B K S Z"]) -> Float[Array, "B T N Z"]:
         """Computes the weighted means of any values."""
@@ -272,6 +273,11 @@ def linear_attention(
     # The output is linear in the values, so the weights are the outputs for unit vectors as values.
     weights = attend(jnp.broadcast_to(jnp.eye(s, dtype=dtype), (b, k, s, s)))
     return out, weights.swapaxes(1, 2)
+
+
+def _value_heads(value: Float[Array, "B S K U"], visible: Bool[Array, "B S"], dtype: DTypeLike) -> Array:
+    """Returns values as [B, K, S, U], with 0 for hidden ones, which may hold NaN."""
+    return jnp.where(visible[..., None, None], value, 0).swapaxes(1, 2).astype(dtype)
 
 
 def _log_features(
@@ -307,7 +313,7 @@ def _decode(log_features_fn: LogFeaturesFn, scale: float | None) -> RecurrentDec
         sums = _no_keys(log_features, jnp.zeros((b, k, 1, u), log_features.dtype))
         if not s:
             return sums
-        value_heads = value.swapaxes(1, 2).astype(log_features.dtype)
+        value_heads = _value_heads(value, visible, log_features.dtype)
         return _extended(sums, log_key_fn(key.swapaxes(1, 2), visible), value_heads)
 
     def step(sums: _Sums, query: Array, key: Array, value: Array) -> tuple[Array, _Sums]:

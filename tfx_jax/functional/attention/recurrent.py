@@ -147,6 +147,7 @@ def recurrent_attention(
     """
     (b, t, n, _), (s, k) = query.shape, updates.key.shape[1:3]
     chunks = _chunks(query, updates, mask, segment_ids, block_size)
+    value = _zeros_in_padding(value, _visible(mask, segment_ids, b, t, s))
 
     def attend(values: Float[Array, "B S K Z"]) -> Float[Array, "B T N Z"]:
         """Computes the outputs for any values."""
@@ -177,6 +178,7 @@ def decoding_of_updates(
         if not s:
             return jnp.zeros((b, k, h, u), updates.key.dtype)
         chunks = _chunks(jnp.zeros((b, s, 0, h)), updates, mask, None, block_size)
+        value = _zeros_in_padding(value, _visible(mask, None, b, 0, s))
         values = _split(value.astype(updates.key.dtype), chunks.write.shape[0], chunks.write.shape[3])
         _, _, last_state = _scan(chunks, values)
         return last_state
@@ -250,6 +252,20 @@ def _split(x: Float[Array, "B S K *"], num_chunks: int, block_size: int) -> Floa
     return x.transpose(1, 0, 3, 2, *range(4, x.ndim))
 
 
+def _visible(mask: Mask | None, segment_ids: SegmentIds | None, b: int, t: int, s: int) -> Bool[Array, "B S"] | None:
+    """Returns which keys are tokens; None means all."""
+    visible = None if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, s))
+    if segment_ids is None:
+        return visible
+    is_token = pair_of_segment_ids(segment_ids, b, t, s)[1] != 0
+    return is_token if visible is None else visible & is_token
+
+
+def _zeros_in_padding(x: Float[Array, "B S *"], visible: Bool[Array, "B S"] | None) -> Float[Array, "B S *"]:
+    """Sets padding to 0: by `where` instead of a product, because it may hold NaN."""
+    return x if visible is None else jnp.where(jnp.expand_dims(visible, range(2, x.ndim)), x, 0)
+
+
 def _chunks(
     query: Float[Array, "B T N H"],
     updates: Updates,
@@ -270,13 +286,8 @@ def _chunks(
     longest = max(t, s)
     block_size = min(block_size, 1 << (longest - 1).bit_length())  # at most the next power of two
     split = functools.partial(_split, num_chunks=-(-longest // block_size), block_size=block_size)
-    visible = None if mask is None else jnp.broadcast_to(mask[:, 0, 0], (b, s))
-    if segment_ids is not None:
-        is_token = pair_of_segment_ids(segment_ids, b, t, s)[1] != 0
-        visible = is_token if visible is None else visible & is_token
-    if visible is not None:
-        # Padding does not change the state. `where` instead of a product, because padding may hold NaN.
-        updates = jax.tree.map(lambda x: jnp.where(jnp.expand_dims(visible, range(2, x.ndim)), x, 0), updates)
+    visible = _visible(mask, segment_ids, b, t, s)
+    updates = jax.tree.map(lambda x: _zeros_in_padding(x, visible), updates)  # so padding does not change the state
     key, beta = split(updates.key), None if updates.beta is None else split(updates.beta)
     queries = split(query.reshape(b, t, k, n // k, h))
     # The delta rule reads the state by keys too: they are appended to the queries as one more row.

@@ -46,8 +46,8 @@ def synthesizer_attention(
     Section 3.1.2 of "Synthesizer" (Tay et al., 2020, https://arxiv.org/abs/2005.00743), the random variant.
 
     Args:
-      query: [B, T, N, H]; only the shapes and dtypes of `query` and `key` are used. Arguments without explanation are
-        those of `dot_product_attention`.
+      query: [B, T, N, H], at the last T of the S positions; only the shapes and dtypes of `query` and `key` are used.
+        Arguments without explanation are those of `dot_product_attention`.
       key: [B, S, K, H].
       value: [B, S, K, U].
       bias: added to the scaled logits.

@@ -482,7 +482,14 @@ def save(
     if nonfinite_names and not allow_nonfinite:
         raise nonfinite(nonfinite_names, f"not written to {path}")
     stored = {family.prefix + name: stored_as(dtype, name, tensor) for name, tensor in tensors.items()}
-    write_folder(path, {**(fields or {}), **config, "dtype": jnp.dtype(dtype).name}, stored)
+    # What the model's configuration is read from is written by it alone: a source may spell it in another way.
+    names_read = set[str]()
+    config_fields = Fields(config, path, names_read=names_read)
+    family.read_config(config_fields)
+    if family.rows_of is not None:
+        family.rows_of(config_fields)
+    others = {name: value for name, value in (fields or {}).items() if name not in names_read}
+    write_folder(path, {**others, **config, "dtype": jnp.dtype(dtype).name}, stored)
 
 
 def completed(model: Any) -> Any:

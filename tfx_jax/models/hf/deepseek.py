@@ -40,7 +40,9 @@ def read_options(architecture: str, fields: Fields, config: LlamaConfig) -> dict
         latent_size=fields.get("kv_lora_rank", 512),
         value_size=fields.get("v_head_dim", 128),
     )
-    has_groups = fields.choose("topk_method", _TOP_K_METHODS, "noaux_tc" if is_v3 else "greedy") == "groups"
+    has_groups = (
+        fields.choose("topk_method", _TOP_K_METHODS[architecture], "noaux_tc" if is_v3 else "greedy") == "groups"
+    )
     balancing: dict[str, Any] = {"load_balancing": 0.0001, "router_z_loss": 0.0} if is_v3 else {}  # V3, section 4.2
     experts = ExpertsConfig(
         num_experts=fields.get("n_routed_experts", 256 if is_v3 else 64),
@@ -71,7 +73,10 @@ def read_options(architecture: str, fields: Fields, config: LlamaConfig) -> dict
 
 
 # Whether a token chooses among the experts of some groups, by the name of the method in config.json.
-_TOP_K_METHODS = {"greedy": "all", "group_limited_greedy": "groups", "noaux_tc": "groups"}
+_TOP_K_METHODS = {
+    V2: {"greedy": "all", "group_limited_greedy": "groups"},
+    V3: {"noaux_tc": "groups"},
+}
 
 
 def _scaled_logits(fields: Fields, config: LlamaConfig, d_k: int) -> dict[str, Any]:

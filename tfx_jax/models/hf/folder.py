@@ -37,27 +37,37 @@ ACTIVATIONS = {
 class Fields:
     """The values of a config.json; errors name the file and the field."""
 
-    def __init__(self, values: dict[str, Any], path: epath.PathLike, names: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        values: dict[str, Any],
+        path: epath.PathLike,
+        names: Mapping[str, str] | None = None,
+        names_read: set[str] | None = None,
+    ):
         """Wraps values.
 
         Args:
           values: the JSON object.
           path: the file, for errors.
           names: names in the file of fields that callers ask for under another name.
+          names_read: set to which the names in the file of all fields that callers ask for are added.
         """
         self._values, self._path, self._names = values, path, names or {}
+        self._names_read = set[str]() if names_read is None else names_read
 
     def _name(self, name: str) -> str:
         """Returns the name in the file of a field that callers ask for as `name`."""
-        return self._names.get(name, name)
+        name_in_file = self._names.get(name, name)
+        self._names_read.add(name_in_file)
+        return name_in_file
 
     def renamed(self, names: Mapping[str, str]) -> "Fields":
         """Returns the same values with other names: `names` maps the names that callers use to those in the file."""
-        return Fields(self._values, self._path, names)
+        return Fields(self._values, self._path, names, self._names_read)
 
     def with_defaults(self, values: Mapping[str, Any]) -> "Fields":
         """Returns the fields with `values` for those that are missing; null in the file is not missing."""
-        return Fields({**values, **self._values}, self._path, self._names)
+        return Fields({**values, **self._values}, self._path, self._names, self._names_read)
 
     def rotary(self) -> dict[str, Any]:
         """Returns "rope_parameters" or, in folders of older versions, "rope_scaling"; empty if both are absent.

@@ -188,7 +188,8 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
         if scalar <= 0:
             raise UserError(f"query_pre_attn_scalar is {scalar}, not above 0")
         options["attention_scale"] = scalar**-0.5
-        options["attention_soft_cap"] = fields.optional("attn_logit_softcapping", float)
+        if architecture.startswith("Gemma2"):  # of others transformers stores it and does not use it
+            options["attention_soft_cap"] = fields.optional("attn_logit_softcapping", float)
         options["logits_soft_cap"] = fields.optional("final_logit_softcapping", float)
     if architecture == "GraniteForCausalLM":
         options |= {ours: float(fields.get(theirs, 1.0)) for ours, theirs in _MULTIPLIERS.items()}

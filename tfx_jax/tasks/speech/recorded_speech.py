@@ -14,7 +14,7 @@ from etils import epath
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.data.sources.audio import TABLE, SoundFiles, read_wav_file
-from tfx_jax.data.sources.lines import is_blank
+from tfx_jax.data.sources.lines import is_blank, read_lines
 from tfx_jax.data.sources.splits import SPLITS, Split
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, one_of, within
@@ -340,11 +340,10 @@ def _open_table(data: RecordedSpeech, path: epath.Path) -> FileUtterances:
     """
     is_zip = path.suffix.lower() == ".zip"
     files = SoundFiles(path if is_zip else path.parent)
-    name = TABLE if is_zip else path.name
     try:
-        lines = files.read(name).decode("utf-8-sig").split("\n")
+        lines = files.read(TABLE).decode("utf-8-sig").split("\n") if is_zip else read_lines(path)
     except UnicodeDecodeError:
-        raise UserError(f"{name} in {files.path} is not UTF-8: convert it, e.g. with iconv") from None
+        raise UserError(f"{TABLE} in {files.path} is not UTF-8: convert it, e.g. with iconv") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         if not is_blank(line):

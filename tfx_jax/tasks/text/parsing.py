@@ -8,13 +8,14 @@ the papers, the output is repaired to such a tree; the share of repaired trees i
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
@@ -26,6 +27,7 @@ from tfx_jax.data.sources.trees import (
     Tree,
     delinearize,
     is_bracket,
+    is_treebank,
     linearize,
     read_trees,
     split_words,
@@ -79,6 +81,10 @@ class TreeData(FileData):
         if self.dataset == "grammar":
             return grammar_trees(split, GRAMMAR_SIZES[split])
         return split_rows(self, split, lambda paths: [tree for path in paths for tree in read_trees(path)])
+
+    def read_inputs(self, path: epath.PathLike, labels: Collection[str]) -> Iterable[Sequence[str]] | None:
+        """Returns the words of the trees in a treebank; see `FileData.read_inputs`."""
+        return [(" ".join(tree.words),) for tree in read_trees(path)] if is_treebank(path) else None
 
     def tiny(self) -> None:
         """Sets a small built-in treebank."""

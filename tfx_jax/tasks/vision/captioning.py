@@ -91,6 +91,7 @@ class CaptionData(FileData):
     train_file: str = ""
     validation_file: str = ""
     test_file: str = ""
+    language: str = "en"  # ISO 639 code of the captions' language, by which BLEU splits them into tokens
     image_size: int = at_least(1, IMAGE_SIZE)  # height and width of every image, as in the model
     tokenizer: str = one_of(("words", "sentencepiece", "characters"), "words")
     max_length: int = at_least(1, MAX_WORDS + 1)  # tokens of a caption, including EOS; longer captions are cut
@@ -345,16 +346,17 @@ class CaptioningTask:
         return [{"caption": caption} for caption in self.predict(model, images)]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Captions every image of a split, and scores each reference token given the previous reference tokens."""
+        """Writes a caption for each image of a split, and scores each reference token given the previous ones."""
         images = self._splits[split]
-        references = [images[index].caption for index in range(len(images))]
+        # Like the training text: the model cannot write another form.
+        references = [self.tokenizer.normalize(images[index].caption) for index in range(len(images))]
         examples = self._lazy(images)
         captions = [self.tokenizer.decode(ids) for ids in self._write(model, examples)]
         sums = model.sum_metrics(_metrics, examples, self.batch_spec)
-        scores = bleu_scores(captions, references)
+        scores = bleu_scores(captions, references, language=self.config.data.language)
         values = {"bleu": scores.sacrebleu, "exact_match": scores.exact_match}
         values |= {name: 100 * float(sums[name].mean) for name in ("accuracy", "on_object")}
-        return eval_result(self.metrics, values, f"{len(references):,} images")
+        return eval_result(self.metrics, values, f"{len(references):,} captions")
 
     def attention_example(self, model: TrainedModel) -> ImageAttention:
         example = self._splits["validation"][0]

@@ -133,9 +133,9 @@ def plot_attention(
       UserError: if layer `lead_layer` has no cross-attention.
     """
     tokens = {
-        "source": [_label(token) for token in source_tokens],
-        "target": [_label(token) for token in target_tokens],
-        "target input": [_label(token) for token in (target_tokens if target_inputs is None else target_inputs)],
+        "source": [label(token) for token in source_tokens],
+        "target": [label(token) for token in target_tokens],
+        "target input": [label(token) for token in (target_tokens if target_inputs is None else target_inputs)],
     }
     groups = group_maps(maps, tokens)
     rows = [
@@ -348,7 +348,7 @@ def _draw_panel(figure: Figure, item: _Placed) -> None:
     axes.tick_params(length=0, pad=_PAD * _POINTS / 2, labeltop=True, labelbottom=False)
     axes.spines[:].set(color="0.7", linewidth=0.5)
     # Labels are tokens, not formulas: a lone "$" must not start one.
-    text = {"fontproperties": FontProperties(family=_FONTS, size=frame.label_size), "parse_math": False}
+    text = text_options(frame.label_size)
     rotation = {}
     if frame.tilt:
         rotation = {"rotation": frame.tilt, "rotation_mode": "anchor", "ha": "left", "va": "center"}
@@ -381,7 +381,13 @@ def _add_axes(figure: Figure, left: float, top: float, width: float, height: flo
     return figure.add_axes((left / figure_width, bottom, width / figure_width, height / figure_height))
 
 
-def _label(token: str) -> str:
+def text_options(size: float) -> dict[str, Any]:
+    """Returns options for text of `size` points in Matplotlib, in fonts that have Japanese too; for `label`s."""
+    _drawable()
+    return {"fontproperties": FontProperties(family=_FONTS, size=size), "parse_math": False}
+
+
+def label(token: str) -> str:
     """Shortens a token to the maximum label length, and replaces characters that neither font has."""
     text = clean_piece(token)
     if len(text) > _LONGEST_LABEL:

@@ -8,7 +8,7 @@ from jaxtyping import Float, UInt8
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from tfx_jax.training.reporting.attention_plot import NotebookFigure
+from tfx_jax.training.reporting.attention_plot import NotebookFigure, label, text_options
 
 _COLUMNS = 6
 _SIDE, _TITLE = 1.6, 0.35  # inches: side of an image, and height of the title above it
@@ -44,7 +44,7 @@ def plot_maps(image: UInt8[np.ndarray, "Y X C"], titles: Sequence[str], weights:
         panel.set_axis_off()
     for panel, (title, picture) in zip(panels, pictures, strict=False):
         panel.imshow(picture, interpolation="nearest")
-        panel.set_title(title, fontsize=11)
+        panel.set_title(label(title) if title else "", **text_options(11))
     return figure
 
 
