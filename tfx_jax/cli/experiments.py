@@ -16,8 +16,9 @@ and `tfx-jax convert` write. Parity tests compare each family with transformers,
 each architecture, with others that are refused: outputs within 1e-4 of their scale, padding on either side, the same
 tokens where it generates, and parameters that come back bit for bit.
 
-Of generation_config.json, ids of tokens are read: those that end an output, begin it, or may not occur in it. Beams,
-sampling and penalties are options of `tfx_jax.generate` and of the commands, whatever the file says of them.
+Of generation_config.json, ids of tokens are read: those that end an output or begin it, and of a Whisper those that may
+not occur in it. Beams, sampling and penalties are options of `tfx_jax.generate` and of the commands, whatever the file
+says of them.
 
 `tfx-jax experiments --models > docs/hugging_face.md` writes this page.
 

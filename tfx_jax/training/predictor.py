@@ -317,5 +317,5 @@ def load(source: epath.PathLike, *, allow_nonfinite: bool = False, **options: An
         if isinstance(model, DecodingModel):  # cannot generate text without a tokenizer
             raise
         tokenizer = None
-    eos_ids, first_ids = hf.end_ids(folder), hf.first_ids(folder)
+    eos_ids, first_ids = hf.output_ids(folder)
     return LoadedModel(model, tokenizer, eos_ids=eos_ids, first_ids=first_ids, reason=reason, source=folder)

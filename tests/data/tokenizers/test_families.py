@@ -107,3 +107,40 @@ def test_transformers(tmp_path, family):
     for row in [*ids, *random_ids(500, len(theirs), seed=5)]:
         assert ours.decode(row) == theirs.decode(row, skip_special_tokens=True)
     assert len({tuple(row) for row in ids}) > 1500
+
+
+@pytest.mark.parametrize("value", [False, True])
+@pytest.mark.parametrize(
+    ("family", "option"),
+    [
+        ("Electra", "do_lower_case"),
+        ("DistilBert", "strip_accents"),
+        ("DistilBert", "tokenize_chinese_chars"),
+        ("Roberta", "add_prefix_space"),
+        ("Bart", "add_prefix_space"),
+        ("Qwen2", "add_prefix_space"),
+        ("Whisper", "add_prefix_space"),
+        ("GptOss", "add_prefix_space"),
+    ],
+)
+def test_options_beside_a_tokenizer_json_override_it(tmp_path, family, option, value):
+    """But for that of no family, the last."""
+    make_theirs(family).save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {option: value}))
+    ours, theirs = load_folder_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["Fox", "the café", "a你好", *random_texts(200, seed=3)]
+    assert [ours.encode(text) for text in texts] == theirs(texts, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("value", [False, True])
+def test_a_gpt2_without_tokenizer_json_begins_texts_where_it_says_so(tmp_path, value):
+    learned = byte_level(["<|endoftext|>"])
+    (tmp_path / "vocab.json").write_text(json.dumps(learned["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(map(" ".join, learned["merges"])))
+    options = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options | {"add_bos_token": value}))
+    ours, theirs = load_folder_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in random_texts(50, seed=3):
+        assert ours.encode_with_specials(text).ids == theirs(text)["input_ids"]
+        assert ours.encode_with_specials(text, "fox").ids == theirs(text, "fox")["input_ids"]

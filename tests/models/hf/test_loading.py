@@ -132,3 +132,19 @@ def test_a_nonfinite_shard_of_another_process_is_refused_by_all(tmp_path, draw_m
         return
     with pytest.raises(UserError, match="wpe"):
         hf.load(tmp_path, shardings=shard)
+
+
+@pytest.mark.parametrize(
+    ("fields", "unused"),
+    [
+        ({"suppress_tokens": [3], "begin_suppress_tokens": [4]}, ["suppress_tokens", "begin_suppress_tokens"]),
+        ({"bad_words_ids": [[3], [4, 5]]}, ["bad_words_ids"]),
+        ({"bad_words_ids": [[9]], "pad_token_id": 9, "suppress_tokens": None}, []),
+    ],
+)
+def test_forbidden_tokens_are_told_of_where_they_are_not_used(tmp_path, caplog, fields, unused):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2], **fields}))
+    assert hf.output_ids(tmp_path) == ((1, 2), ())
+    file = tmp_path / "generation_config.json"
+    told = [f"{file}: {name} is not used, so these tokens may be generated" for name in unused]
+    assert [record.getMessage() for record in caplog.records] == told

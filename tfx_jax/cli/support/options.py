@@ -97,7 +97,7 @@ def load_generating_folder(
         # Decoding then casts nothing; int8 weights are rounded from float32.
         keep_bfloat16=arguments.dtype == "bfloat16" and not arguments.int8,
     )
-    return model, hf.end_ids(folder), hf.first_ids(folder)
+    return model, *hf.output_ids(folder)
 
 
 def check_one_source(arguments: argparse.Namespace) -> None:

@@ -716,13 +716,52 @@ def _from_tokenizer_json(config: TokenizerConfig) -> HFTokenizer:
         text = data.decode("utf-8-sig")
         values = json.loads(text)
         check_pipeline(values, path)
-        if values.get("padding") or values.get("truncation"):  # batching does both
-            text = json.dumps({**values, "padding": None, "truncation": None})
+        options = {"padding": None, "truncation": None}  # batching does both
+        options |= _stated_options(values, config)
+        if any(values.get(name) != value for name, value in options.items()):  # else it need not be written again
+            text = json.dumps(values | options)
         pipeline = tokenizers.Tokenizer.from_str(text)
         pipeline.encode("a 本")  # incompatible parts of a pipeline fail only at the first use
         return pipeline
 
     return PipelineTokenizer(read(path, make), config)
+
+
+def _stated_options(pipeline: dict[str, Any], config: TokenizerConfig) -> dict[str, Any]:
+    """Returns the parts of a tokenizer.json that have options, with those of tokenizer_config.json.
+
+    These override the others in transformers. Only classes of a family have them: `PreTrainedTokenizerFast` takes the
+    tokenizer.json as it is.
+    """
+    name = str(config.options.get("tokenizer_class") or "").removesuffix("Fast")
+    if name in ("PreTrainedTokenizer", "TokenizersBackend") or config.family in (None, "bloom"):
+        return {}
+
+    def with_options(part: Any) -> Any:
+        """Returns a part, or a sequence of parts, with the stated options of its kind."""
+        if not isinstance(part, dict):
+            return part
+        steps = {
+            key: [with_options(step) for step in part[key]] for key in ("normalizers", "pretokenizers") if key in part
+        }
+        names = _PART_OPTIONS.get(part.get("type"), {})
+        stated = {
+            theirs: config.option(name, False) for name, theirs in names.items() if config.options.get(name) is not None
+        }
+        return {**part, **steps, **stated}
+
+    return {name: with_options(pipeline.get(name)) for name in ("normalizer", "pre_tokenizer")}
+
+
+# Names of options in tokenizer_config.json and in the parts of a tokenizer.json, by kind.
+_PART_OPTIONS: dict[Any, dict[str, str]] = {
+    "BertNormalizer": {
+        "do_lower_case": "lowercase",
+        "strip_accents": "strip_accents",
+        "tokenize_chinese_chars": "handle_chinese_chars",
+    },
+    "ByteLevel": {"add_prefix_space": "add_prefix_space"},
+}
 
 
 def _from_merges(config: TokenizerConfig) -> HFTokenizer:
@@ -755,6 +794,11 @@ def _from_merges(config: TokenizerConfig) -> HFTokenizer:
             add_prefix_space=config.option("add_prefix_space", False)
         )
         pipeline.decoder = tokenizers.decoders.ByteLevel()
+        bos = config.names["bos"]
+        if config.option("add_bos_token", False) and bos in vocabulary:
+            pipeline.post_processor = tokenizers.processors.TemplateProcessing(
+                single=f"{bos} $A", pair=f"{bos} $A {bos} $B:1", special_tokens=[(bos, vocabulary[bos])]
+            )
     return PipelineTokenizer(pipeline, config)
 
 

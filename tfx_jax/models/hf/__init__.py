@@ -10,6 +10,7 @@ in a folder is executed.
 
 import dataclasses
 import functools
+import logging
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -425,6 +426,18 @@ def end_ids(path: epath.PathLike) -> tuple[int, ...]:
 def first_ids(path: epath.PathLike) -> tuple[int, ...]:
     """Returns the ids of tokens that every output begins with, the field `forced_bos_token_id`; see `token_ids`."""
     return token_ids(path, "forced_bos_token_id")
+
+
+def output_ids(path: epath.PathLike) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns `end_ids` and `first_ids`, and warns of fields that forbid tokens, which a `Transcriber` alone reads."""
+    file = base_folder(path) / "generation_config.json"
+    values = read_json(file) if file.exists() else {}
+    unused = [name for name in ("suppress_tokens", "begin_suppress_tokens") if values.get(name)]
+    padding = [[values.get("pad_token_id")]]  # never generated anyway: what a Marian forbids
+    unused += ["bad_words_ids"] if (values.get("bad_words_ids") or padding) != padding else []
+    for name in unused:
+        logging.warning("%s: %s is not used, so these tokens may be generated", file, name)
+    return end_ids(path), first_ids(path)
 
 
 def token_ids(path: epath.PathLike, field: str) -> tuple[int, ...]:
