@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import types
+import zipfile
 from typing import Any
 from unittest import mock
 
@@ -309,9 +310,11 @@ def test_special_tokens_that_are_no_list(tmp_path, others):
 
 
 def test_a_table_of_recordings_that_is_not_utf8(tmp_path):
-    (tmp_path / "table.tsv").write_bytes(b"a.wav\t\xff\n")
-    with pytest.raises(UserError, match=r"table.tsv in .* is not UTF-8"):
-        _open_table(RecordedSpeech(), tmp_path / "table.tsv")
+    """The table in a zip; others are read like all text."""
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
+        file.writestr("transcripts.tsv", b"a.wav\t\xff\n")
+    with pytest.raises(UserError, match=r"transcripts.tsv in .*all.zip is not UTF-8"):
+        _open_table(RecordedSpeech(), tmp_path / "all.zip")
 
 
 def _fails(arguments, capfd):
