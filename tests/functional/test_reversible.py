@@ -79,6 +79,17 @@ def test_gradients_equal_those_of_the_plain_stack(rng):
     assert all(np.abs(leaf).max() > 0.1 for leaf in jax.tree.leaves(got))
 
 
+def test_forward_mode_is_refused_as_the_documentation_says():
+    (params, x1, x2, memory), mask = _inputs()
+
+    def stack(x1):
+        return reversible_stack(_attend, _feed_forward, params, x1, x2, memory, mask)
+
+    run = jax.jit(lambda x1: jax.jvp(stack, (x1,), (x1,)))
+    with pytest.raises(TypeError, match="forward-mode"):
+        run.lower(x1)
+
+
 def test_equals_its_oracle_and_the_differences_of_it():
     random = np.random.default_rng(1)
     arrays = [random.normal(size=shape) / 2 for shape in ((3, 4, 4), (3, 4, 4), (5, 4), (5, 4))]

@@ -379,7 +379,7 @@ def int8_product(
 
 @jax.custom_jvp
 def _int8_product(x: Array, values: Array, scales: Array) -> Array:
-    """Computes `int8_product`; the derivative of rounding, 0, would leave none of its own."""
+    """Computes `int8_product`, whose derivative is given below, because that of rounding is 0."""
     rounded, row_scales = quantize_rows(x)
     rows = x.shape[:-1]
     is_single = math.prod(rows) == 1

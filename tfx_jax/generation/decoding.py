@@ -252,7 +252,7 @@ def decode(
         if constraint is not None and constraint_values is not None:
             row_limits = jnp.full(start.shape, max_length) if length_limits is None else length_limits
             state = constraint.init(constraint_values, row_limits, max_length)
-            step_fn, cache, options["allowed_fn"] = _following(constraint, state, step_fn, cache)
+            step_fn, cache, options["allowed_fn"] = _with_constraint(constraint, state, step_fn, cache)
         tokens = beam_search(step_fn, cache, start, **options, **limits).tokens[:, 0]
     return jnp.where(tokens == pad_id, _NO_TOKEN, tokens)
 
@@ -272,7 +272,7 @@ def _text_so_far(
     return jnp.concatenate([earlier[0], inputs], axis=1), jnp.concatenate([earlier[1], exists], axis=1)
 
 
-def _following(
+def _with_constraint(
     constraint: Constraint, state: Any, step_fn: StepFn, cache: Cache
 ) -> tuple[StepFn, Cache, Callable[[Cache], Bool[Array, "R V"]]]:
     """Adds the state of a constraint to the cache; returns both and the `allowed_fn` of `beam_search`."""
@@ -519,12 +519,7 @@ def _program(
     shape: tuple[int, ...],
 ) -> Any:
     """Returns `decode` with a search, compiled; for each shape another function, so that old programs are freed."""
-    options: dict[str, Any] = {
-        "search": search,
-        "eos_ids": eos_ids,
-        "first_ids": first_ids,
-        "constraint": constraint,
-    }
+    options: dict[str, Any] = {"search": search, "eos_ids": eos_ids, "first_ids": first_ids, "constraint": constraint}
     return jax.jit(functools.partial(decode, **options), static_argnames="max_length")
 
 

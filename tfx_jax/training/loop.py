@@ -131,7 +131,7 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None,
 
 def _sizes(splits: Splits[Any]) -> dict[str, str]:
     """Describes, for `check_agreement`, the number of examples in the splits that a run reads; streams are left out."""
-    used = {split: splits[split] for split in SPLITS if split != "test" and split in splits}  # no run reads "test"
+    used = {split: splits[split] for split in SPLITS if split != "test" and split in splits}  # no step reads "test"
     return {
         f"the size of the {split} split": str(len(data)) for split, data in used.items() if hasattr(data, "__len__")
     }

@@ -9,7 +9,7 @@ import jax
 from etils import epath
 from flax import nnx
 
-from tfx_jax.data.sources.columns import is_table
+from tfx_jax.data.sources.columns import is_table, table_kind
 from tfx_jax.data.sources.lines import is_blank, list_of_texts
 from tfx_jax.data.tokenizers.chat import ChatTemplate, load_chat_template
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, load_folder_tokenizer
@@ -43,7 +43,7 @@ def read_inputs(task: Any, path: str) -> Iterable[Sequence[str]] | None:
     rows = None
     if getattr(data, "dataset", "") == "files" and hasattr(data, "read_inputs"):
         rows = data.read_inputs(path, getattr(task, "labels", ()))
-    if rows is None and is_table(path) and not path.lower().removesuffix(".gz").endswith(".tsv"):
+    if rows is None and is_table(path) and table_kind(path) != "tsv":
         raise UserError(
             f"{path} is a table, but the run names no column of text: write a text file with one input per line"
         )

@@ -277,6 +277,7 @@ def test_options_that_are_refused(tmp_path, folder, fields, message):
         ({"attention_bias": True}, "attention_bias is True, but only False is supported"),
         ({"rope_interleave": False}, "rope_interleave is False, but only True is supported"),
         ({"head_dim": 8}, "head_dim is 8, but only 4 is supported"),
+        ({"topk_method": "random"}, "topk_method is 'random', but only noaux_tc are supported"),
         ({"topk_method": "greedy"}, "topk_method is 'greedy', but only noaux_tc are supported"),
         ({"topk_group": 1}, r"config.json: experts: 1 groups of 2 experts are too few for 3 experts of a token"),
         ({"num_hidden_layers": 1}, "there is a tensor model.layers.1.* for which the model has no place"),

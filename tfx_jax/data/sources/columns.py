@@ -47,7 +47,7 @@ def read_columns(
     if is_columnar(path):
         unit, open_rows = "row", columnar_rows
     else:
-        unit, open_rows = "line", {"csv": _csv, "jsonl": _json_lines}.get(_kind(path), _tsv)
+        unit, open_rows = "line", {"csv": _csv, "jsonl": _json_lines}.get(table_kind(path), _tsv)
     rows, parse = open_rows(path, names)
 
     def checked(row: Any) -> list[str]:
@@ -70,7 +70,7 @@ def is_table(path: epath.PathLike, names: Sequence[str] = ()) -> bool:
     >>> [is_table(name) for name in ("a.csv", "a.tsv.gz", "a.JSONL", "a.parquet", "a.txt")]
     [True, True, True, True, False]
     """
-    if is_columnar(path) or _kind(path) in ("csv", "tsv", "jsonl"):
+    if is_columnar(path) or table_kind(path) in ("csv", "tsv", "jsonl"):
         return True
     fields = [field.strip() for field in read_first_lines(path)[0].split("\t")]
     return len(fields) > 1 and any(name in fields for name in names)
@@ -84,7 +84,7 @@ def describe_columns(path: epath.PathLike) -> str | None:
     Raises:
       UserError: if the file cannot be read, is empty or not UTF-8.
     """
-    kind = _kind(path)
+    kind = table_kind(path)
     first_line = next(read_lines(path))
     if kind == "jsonl":
         try:
@@ -100,7 +100,7 @@ def describe_columns(path: epath.PathLike) -> str | None:
     return f"{name} with columns {', '.join(map(str.strip, columns))}" if len(columns) > 1 else None
 
 
-def _kind(path: epath.PathLike) -> str:
+def table_kind(path: epath.PathLike) -> str:
     """Returns the suffix of a name without ".gz", in lower case and without its dot."""
     return str(path).removesuffix(".gz").rpartition(".")[2].lower()
 

@@ -19,6 +19,7 @@ from tfx_jax.functional.attention.signature import (
     SegmentIds,
     check_integers,
     check_pairs,
+    set_options,
     shard_like_query,
     weights_on_request,
     zeros_where_empty,
@@ -98,9 +99,7 @@ def aligned_attention(
     distance = key_positions.astype(jnp.float32)[:, None, None] - position.astype(jnp.float32)[..., None]  # s - p
     in_window = jnp.abs(distance) <= window
     mask = in_window if mask is None else in_window & mask
-    # Only options that are set are passed on: a default would override what is bound to `attention_fn`.
-    requested = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids}
-    options = {name: option for name, option in requested.items() if option is not None and option is not False}
+    options = set_options(is_causal=is_causal, scale=scale, segment_ids=segment_ids)
     if sigma is None:
         if dropout_rng is not None:
             options |= {"dropout_rate": dropout_rate, "dropout_rng": dropout_rng}

@@ -8,7 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.functional.attention.signature import Bias, Mask, SegmentIds, shard_like_query, zeros_where_empty
+from tfx_jax.functional.attention.signature import (
+    Bias,
+    Mask,
+    SegmentIds,
+    set_options,
+    shard_like_query,
+    zeros_where_empty,
+)
 from tfx_jax.functional.attention.spec import AttentionSpec, CachedDecoding
 from tfx_jax.functional.layers import dropout
 
@@ -74,9 +81,7 @@ def hard_attention(
     >>> out.shape, log_prob.shape
     ((1, 3, 1, 3), (1, 1, 3))
     """
-    # Only options that are set are passed on: a default would override what is bound to `attention_fn`.
-    requested = {"is_causal": is_causal, "scale": scale, "segment_ids": segment_ids}
-    options = {name: option for name, option in requested.items() if option is not None and option is not False}
+    options = set_options(is_causal=is_causal, scale=scale, segment_ids=segment_ids)
     _, probs = attention_fn(query, key, value, bias, mask, return_weights=True, **options)
     (b, n, t, s), (k, u) = probs.shape, value.shape[2:]
     logits = jnp.log(jax.lax.stop_gradient(probs))

@@ -146,8 +146,9 @@ def recurrent_attention(
       The outputs, [B, T, N, U]; with `return_weights` a pair of outputs and weights, [B, N, T, S].
     """
     (b, t, n, _), (s, k) = query.shape, updates.key.shape[1:3]
-    chunks = _chunks(query, updates, mask, segment_ids, block_size)
-    value = _zeros_in_padding(value, _visible(mask, segment_ids, b, t, s))
+    visible = _visible(mask, segment_ids, b, t, s)
+    chunks = _chunks(query, updates, visible, segment_ids, block_size)
+    value = _zeros_in_padding(value, visible)
 
     def attend(values: Float[Array, "B S K Z"]) -> Float[Array, "B T N Z"]:
         """Computes the outputs for any values."""
@@ -177,8 +178,9 @@ def decoding_of_updates(
         (b, s, k, h), u = key.shape, value.shape[-1]
         if not s:
             return jnp.zeros((b, k, h, u), updates.key.dtype)
-        chunks = _chunks(jnp.zeros((b, s, 0, h)), updates, mask, None, block_size)
-        value = _zeros_in_padding(value, _visible(mask, None, b, 0, s))
+        visible = _visible(mask, None, b, 0, s)
+        chunks = _chunks(jnp.zeros((b, s, 0, h)), updates, visible, None, block_size)
+        value = _zeros_in_padding(value, visible)
         values = _split(value.astype(updates.key.dtype), chunks.write.shape[0], chunks.write.shape[3])
         _, _, last_state = _scan(chunks, values)
         return last_state
@@ -269,7 +271,7 @@ def _zeros_in_padding(x: Float[Array, "B S *"], visible: Bool[Array, "B S"] | No
 def _chunks(
     query: Float[Array, "B T N H"],
     updates: Updates,
-    mask: Mask | None,
+    visible: Bool[Array, "B S"] | None,
     segment_ids: SegmentIds | None,
     block_size: int,
 ) -> _Chunks:
@@ -278,7 +280,7 @@ def _chunks(
     Args:
       query: queries, at the last T of the S positions; with N = 0 the coefficients of the state only.
       updates: updates of the state by each token.
-      mask: padding mask, [B or 1, 1, 1, S]; None means no padding.
+      visible: which keys are tokens, from `_visible`; None means all.
       segment_ids: packed sequences; None means one sequence for each row.
       block_size: C, tokens in a chunk, a power of two.
     """
@@ -286,7 +288,6 @@ def _chunks(
     longest = max(t, s)
     block_size = min(block_size, 1 << (longest - 1).bit_length())  # at most the next power of two
     split = functools.partial(_split, num_chunks=-(-longest // block_size), block_size=block_size)
-    visible = _visible(mask, segment_ids, b, t, s)
     updates = jax.tree.map(lambda x: _zeros_in_padding(x, visible), updates)  # so padding does not change the state
     key, beta = split(updates.key), None if updates.beta is None else split(updates.beta)
     queries = split(query.reshape(b, t, k, n // k, h))

@@ -354,6 +354,14 @@ def visible_keys(mask: Mask | None, batch: int, num_keys: int) -> Bool[Array, "B
 _LAYOUT = "; the layout of query, key and value is [batch, length, heads, size], not [batch, heads, length, size]"
 
 
+def set_options(**options: Any) -> dict[str, Any]:
+    """Returns the options that are neither None nor False.
+
+    A function that takes an attention passes on only these: a default would override what is bound to the attention.
+    """
+    return {name: option for name, option in options.items() if option is not None and option is not False}
+
+
 def check_floats(**arrays: Any) -> None:
     """Raises ValueError, with the argument's name, for an array that is not floating-point."""
     for name, array in arrays.items():

@@ -433,8 +433,9 @@ def output_ids(path: epath.PathLike) -> tuple[tuple[int, ...], tuple[int, ...]]:
     file = base_folder(path) / "generation_config.json"
     values = read_json(file) if file.exists() else {}
     unused = [name for name in ("suppress_tokens", "begin_suppress_tokens") if values.get(name)]
-    padding = [[values.get("pad_token_id")]]  # never generated anyway: what a Marian forbids
-    unused += ["bad_words_ids"] if (values.get("bad_words_ids") or padding) != padding else []
+    padding = [[values.get("pad_token_id")]]  # what a Marian forbids, and what is never generated anyway
+    if values.get("bad_words_ids") not in (None, [], padding):
+        unused.append("bad_words_ids")
     for name in unused:
         logging.warning("%s: %s is not used, so these tokens may be generated", file, name)
     return end_ids(path), first_ids(path)
