@@ -507,11 +507,14 @@ def test_where_ids_come_from(folder_of, tmp_path, files):
     assert tokenizer.decode([fox]) == ("" if is_named else "f")
 
 
-def test_a_special_token_without_an_id_is_none(tmp_path):
+def test_a_special_token_without_an_id_is_none_and_a_warning_says_so(tmp_path, caplog):
     make_gpt2(tmp_path)
+    load_folder_tokenizer(tmp_path)
+    assert not caplog.messages  # names that no file states may be missing
     write_json(tmp_path / "tokenizer_config.json", {"pad_token": "<never seen>"})
     write_json(tmp_path / "config.json", {"pad_token_id": 0})
     assert load_folder_tokenizer(tmp_path).pad_id is None
+    assert caplog.messages == [f"{tmp_path}: no token is the pad token, as the vocabulary lacks '<never seen>'"]
 
 
 @pytest.mark.parametrize("file", ["added_tokens.json", "tokenizer_config.json"])

@@ -9,12 +9,13 @@ Nothing in a folder is executed.
 import abc
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import sentencepiece
 import tokenizers
+from absl import logging
 from etils import epath
 
 from tfx_jax.data.files import write_file
@@ -86,6 +87,7 @@ class TokenizerConfig:
         set_options = {name: value for name, value in self.options.items() if value is not None}
         named = {**self._read("special_tokens_map.json"), **set_options}
         self.names = {role: self._name(named[f"{role}_token"]) for role in _USUAL_NAMES if named.get(f"{role}_token")}
+        self._usual: Set[str] = set()  # roles whose names no file states
         others = named.get("additional_special_tokens") or named.get("extra_special_tokens") or []  # without a role
         if not isinstance(others, list | dict):
             raise UserError(f"{folder}: the additional special tokens are {others!r}, not a list or an object of them")
@@ -129,6 +131,7 @@ class TokenizerConfig:
 
     def name_by_default(self, **names: str) -> None:
         """Sets the family's default names for roles ("pad", ...) that no file names."""
+        self._usual = names.keys() - self.names.keys()
         self.names = {**names, **self.names}
         self.special |= set(self.names.values())
 
@@ -144,6 +147,10 @@ class TokenizerConfig:
         def find(role: str) -> int | None:
             """Returns the id of a role such as "eos": by its configured name, its configured id, or a usual name."""
             if role in self.names:
+                if self.names[role] not in vocabulary and role not in self._usual:
+                    logging.warning(
+                        "%s: no token is the %s token, as the vocabulary lacks %r", self.folder, role, self.names[role]
+                    )
                 return vocabulary.get(self.names[role])
             for config in self._configs:
                 token_id = config.get(f"{role}_token_id")  # an id, or a list of alternatives such as several EOS
