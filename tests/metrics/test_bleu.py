@@ -1,5 +1,7 @@
+import functools
 import logging
 import math
+import operator
 import random
 import subprocess
 import sys
@@ -15,19 +17,26 @@ from tfx_jax.metrics.bleu import bleu_scores, split_compounds
 
 
 def _oracle(hypotheses, references):
+    """`_oracle_of_several` with one reference each."""
+    return _oracle_of_several(hypotheses, [[reference] for reference in references])
+
+
+def _oracle_of_several(hypotheses, references):
     """Papineni et al. (2002), section 2.3: four clipped precisions over the whole set and the brevity penalty."""
-    matched, proposed = np.zeros(4), np.zeros(4)
-    for hypothesis, reference in zip(hypotheses, references, strict=True):
+    matched, proposed, wanted = np.zeros(4), np.zeros(4), 0
+    for hypothesis, several in zip(hypotheses, references, strict=True):
         for order in range(4):
-            found, allowed = (
+            found, *allowed = (
                 Counter(tuple(words[start : start + order + 1]) for start in range(len(words) - order))
-                for words in (hypothesis, reference)
+                for words in (hypothesis, *several)
             )
-            matched[order] += sum((found & allowed).values())
+            most = functools.reduce(operator.or_, allowed)  # of each n-gram its largest count in any reference
+            matched[order] += sum((found & most).values())
             proposed[order] += sum(found.values())
+        wanted += min((abs(len(words) - len(hypothesis)), len(words)) for words in several)[1]
     if not matched.all():
         return 0.0
-    length, wanted = (sum(len(words) for words in side) for side in (hypotheses, references))
+    length = sum(len(words) for words in hypotheses)
     brevity = 1.0 if length >= wanted else math.exp(1 - wanted / length)
     return 100 * brevity * float(np.exp(np.log(matched / proposed).mean()))
 
@@ -35,6 +44,21 @@ def _oracle(hypotheses, references):
 # Few words, so that n-grams repeat and clipping matters.
 _sentences = st.lists(st.sampled_from(["ab", "c-d", "ef", "g-h-i"]), max_size=9)
 _pairs = st.lists(st.tuples(_sentences, _sentences), min_size=1, max_size=5)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(_sentences, st.lists(_sentences, min_size=1, max_size=3)), min_size=1, max_size=5))
+def test_several_references_are_those_of_papineni(pairs):
+    """However many a sentence has."""
+    hypotheses, references = zip(*pairs, strict=True)
+    scores = bleu_scores(
+        [" ".join(words) for words in hypotheses],
+        [[" ".join(words) for words in several] for several in references],
+        is_tokenized=True,
+    )
+    assert scores.tokenized == pytest.approx(_oracle_of_several(hypotheses, references), abs=1e-6)
+    exact = [words in several for words, several in pairs]
+    assert scores.exact_match == pytest.approx(100 * np.mean(exact))
 
 
 @settings(deadline=None, max_examples=150)
@@ -155,6 +179,8 @@ def test_rejects_what_cannot_be_scored():
         bleu_scores(["a", "b", "c"], ["a", "b"])
     with pytest.raises(ValueError, match="no hypotheses"):
         bleu_scores([], [])
+    with pytest.raises(ValueError, match="hypothesis 1 has no reference"):
+        bleu_scores(["a", "b"], [["a"], []])
 
 
 def test_unknown_tokenizer_is_one_line():

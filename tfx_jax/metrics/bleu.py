@@ -10,6 +10,7 @@ https://arxiv.org/abs/1804.08771). The same translations score differently under
 """
 
 import functools
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ _UNSPACED = {
     **dict.fromkeys(("bo", "bod", "tib", "dz", "dzo", "khb", "tdd", "blt"), "char"),  # Tibetan, Dzongkha, Tai
 }
 
-_Sides = tuple[list[str], list[str]]  # hypotheses, references
+_Sides = tuple[list[str], list[list[str]]]  # hypotheses, references of each
 
 
 class BleuScores(NamedTuple):
@@ -40,7 +41,7 @@ class BleuScores(NamedTuple):
       signature: sacreBLEU's signature, which says how `sacrebleu` was computed and with which version.
       tokenized: BLEU of Moses tokens without smoothing, 0 to 100.
       compound_split: `tokenized` with hyphenated compounds split, 0 to 100.
-      exact_match: percentage of translations equal to their reference, white space aside.
+      exact_match: percentage of translations equal to a reference of theirs, white space aside.
     """
 
     sacrebleu: float
@@ -52,13 +53,13 @@ class BleuScores(NamedTuple):
 
 def bleu_scores(
     hypotheses: Sequence[str],
-    references: Sequence[str],
+    references: Sequence[str | Sequence[str]],
     *,
     language: str = "de",
     is_tokenized: bool = False,
     sacrebleu_tokenizer: str | None = None,
 ) -> BleuScores:
-    """Computes corpus BLEU of translations with one reference each (Papineni et al., 2002).
+    """Computes corpus BLEU of translations with one reference or several (Papineni et al., 2002).
 
     Both sides are compared in Unicode's form NFC. Plain text is tokenized by Moses' rules for `language`, or into
     characters if the language is written without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan).
@@ -67,38 +68,41 @@ def bleu_scores(
 
     Args:
       hypotheses: translations, one string each.
-      references: reference translations in the same order.
+      references: reference translations in the same order; of a translation with several, a list. Numbers of them may
+        differ. An n-gram counts as often as in the reference that has most of it, and the length that counts is that
+        of the reference closest in length.
       language: ISO 639 code of the target language, two or three letters.
       is_tokenized: whether both sides already are Moses tokens separated by spaces.
       sacrebleu_tokenizer: name of one of sacreBLEU's tokenizers; None means "zh" for Chinese, "char" for the other
         languages without spaces, "13a" for all others. The signature states it.
 
     Raises:
-      ValueError: if there are no hypotheses or the numbers of hypotheses and references differ.
+      ValueError: if there are no hypotheses, the numbers of hypotheses and references differ, or one has no reference.
       UserError: if sacreBLEU does not have the tokenizer.
 
     >>> scores = bleu_scores(["Er mag sein rot-weißes Fahrrad."], ["Sie mag sein rot-weißes Fahrrad."])
     >>> f"{scores.tokenized:.1f}, with compounds split {scores.compound_split:.1f}, exact {scores.exact_match:.1f} %"
     '76.0, with compounds split 84.1, exact 0.0 %'
     """
-    hypotheses, references = list_of_texts(hypotheses, "hypotheses"), list_of_texts(references, "references")
-    if len(hypotheses) != len(references):
-        raise ValueError(f"{len(hypotheses)} hypotheses but {len(references)} references: each needs exactly one")
+    hypotheses = list_of_texts(hypotheses, "hypotheses")
+    several = [[texts] if isinstance(texts, str) else list(texts) for texts in list_of_texts(references, "references")]
+    if len(hypotheses) != len(several):
+        raise ValueError(f"{len(hypotheses)} hypotheses but {len(several)} references: each needs one, or a list")
     if not hypotheses:
         raise ValueError("no hypotheses to score")
-    hypotheses = [unicodedata.normalize("NFC", text) for text in hypotheses]
-    references = [unicodedata.normalize("NFC", text) for text in references]
+    if not all(several):
+        raise ValueError(f"hypothesis {several.index([])} has no reference")
+    given = _both_sides(lambda line: unicodedata.normalize("NFC", line), (hypotheses, several))
     if is_tokenized:
-        tokens = hypotheses, references
-        plain = _both_sides(lambda line: _detokenize(line, language), tokens)
+        tokens, plain = given, _both_sides(lambda line: _detokenize(line, language), given)
     else:
-        plain = hypotheses, references
-        tokens = _both_sides(lambda line: _tokenize(line, language), plain)
+        tokens, plain = _both_sides(lambda line: _tokenize(line, language), given), given
     score, signature = _corpus_bleu(plain, sacrebleu_tokenizer or _UNSPACED.get(language, "13a"), smoothing="exp")
     tokenized, _ = _corpus_bleu(tokens, "none", smoothing="none")
     compound_split, _ = _corpus_bleu(_both_sides(split_compounds, tokens), "none", smoothing="none")
     num_exact = sum(
-        hypothesis.split() == reference.split() for hypothesis, reference in zip(hypotheses, references, strict=True)
+        hypothesis.split() in [reference.split() for reference in references]
+        for hypothesis, references in zip(*given, strict=True)
     )
     return BleuScores(score, signature, tokenized, compound_split, 100 * num_exact / len(hypotheses))
 
@@ -117,7 +121,7 @@ def split_compounds(tokens: str) -> str:
 def _both_sides(change: Callable[[str], str], sides: _Sides) -> _Sides:
     """Applies a function to each line of hypotheses and references."""
     hypotheses, references = sides
-    return [change(line) for line in hypotheses], [change(line) for line in references]
+    return [change(line) for line in hypotheses], [[change(line) for line in lines] for lines in references]
 
 
 def _corpus_bleu(sides: _Sides, tokenizer: str, *, smoothing: str) -> tuple[float, str]:
@@ -135,7 +139,7 @@ def _corpus_bleu(sides: _Sides, tokenizer: str, *, smoothing: str) -> tuple[floa
         message = f"sacreBLEU cannot tokenize by {tokenizer!r}: choose from {known}, or install what it needs"
         raise UserError(message) from error
     hypotheses, references = sides
-    score = metric.corpus_score(hypotheses, [references]).score
+    score = metric.corpus_score(hypotheses, list(itertools.zip_longest(*references))).score  # None: no further one
     return min(score, 100.0), str(metric.get_signature())  # rounding can give slightly more than 100
 
 

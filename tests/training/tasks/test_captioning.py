@@ -14,6 +14,7 @@ from tests.training.tiny import pictures, whole_state
 from tfx_jax.cli import evaluate as evaluate_cli
 from tfx_jax.cli import train as train_cli
 from tfx_jax.errors import UserError
+from tfx_jax.metrics.bleu import bleu_scores
 from tfx_jax.models import CaptionerConfig
 from tfx_jax.synthetic.shapes import COLORS, SHAPES
 from tfx_jax.tasks.vision.captioning import Captioned, CaptioningConfig, CaptioningTask
@@ -153,14 +154,19 @@ def test_images_of_files_are_read_with_their_captions(folder, tmp_path):
         if not searching:
             return {"accuracy": (3.0, 4.0), "on_object": (0.0, 0.0)}
         searching.pop()
-        rows = [
-            run.task.tokenizer.encode_with_specials(references[index]).ids for index in batch["index"] if index >= 0
-        ]
+        assert len(batch["index"][batch["index"] >= 0]) == 4  # a caption is written for each image
+        # For every other image its second caption, for the last one that of another image.
+        texts = [references[(0, 3, 4, 5)[index]] for index in batch["index"] if index >= 0]
+        rows = [run.task.tokenizer.encode_with_specials(text).ids for text in texts]
         return np.array([ids + [-1] * (7 - len(ids)) for ids in rows] + [[-1] * 7] * (len(batch["index"]) - len(rows)))
 
     searching = [True]
     found = run.task.evaluate(Told(answer))
-    assert found.metrics == pytest.approx({"bleu": 100.0, "accuracy": 75.0, "exact_match": 100.0})
+    several = [references[number : number + 2] for number in (0, 2, 4, 6)]
+    bleu = bleu_scores([references[number] for number in (0, 3, 4, 5)], several, language="en").sacrebleu
+    assert 0 < bleu < 100
+    assert found.metrics == pytest.approx({"bleu": bleu, "accuracy": 75.0, "exact_match": 75.0})
+    assert "8 captions of 4 images" in found.summary
     with pytest.raises(UserError, match=r"^config\.task\.data\.test_file is not set: the test split needs a file"):
         run.task.rows("test")
 

@@ -76,6 +76,10 @@ class CaptionedImages(Protocol):
         """Yields captions from which the vocabulary is built."""
         ...
 
+    def of_one_image(self) -> list[list[int]]:
+        """Returns the indices of the captions of each image."""
+        ...
+
 
 @documented
 @dataclasses.dataclass
@@ -176,6 +180,10 @@ class ShapeImages:
         for index in range(min(self._count, 1_000)):
             yield self[index].caption
 
+    def of_one_image(self) -> list[list[int]]:
+        """Returns the indices of all images, each in a list: an image has one caption."""
+        return [[index] for index in range(self._count)]
+
 
 class FileImages:
     """Images listed in a table of files and captions; each is read at access."""
@@ -213,6 +221,13 @@ class FileImages:
         """Yields all captions."""
         for index in range(len(self)):
             yield self._table[index]["target"]
+
+    def of_one_image(self) -> list[list[int]]:
+        """Returns the indices of the captions of each image, that is, of the lines that name the same file."""
+        indices: dict[str, list[int]] = {}
+        for index in range(len(self)):
+            indices.setdefault(self._table[index]["source"], []).append(index)
+        return list(indices.values())
 
 
 BASELINE_DECAY = 0.9
@@ -314,10 +329,16 @@ class CaptioningTask:
             examples.append({"image": image, "caption": np.array(ids, np.int32), "boxes": boxes})
         return examples
 
-    def _lazy(self, images: CaptionedImages) -> LazyExamples:
-        """Returns examples that are created at access; all count as equally long, so that batches mix all captions."""
-        lengths = np.full(len(images), self.config.data.max_length)
-        return LazyExamples(images, lambda image: self.encode([image])[0], lengths)
+    def _lazy(self, images: CaptionedImages, indices: Sequence[int] | None = None) -> LazyExamples:
+        """Returns examples that are created at access; all count as equally long, so that batches mix all captions.
+
+        Args:
+          images: a split.
+          indices: of the captions that are examples; None means all.
+        """
+        indices = range(len(images)) if indices is None else indices
+        lengths = np.full(len(indices), self.config.data.max_length)
+        return LazyExamples(indices, lambda index: self.encode([images[index]])[0], lengths)
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         config = self.config
@@ -346,17 +367,24 @@ class CaptioningTask:
         return [{"caption": caption} for caption in self.predict(model, images)]
 
     def evaluate(self, model: TrainedModel, split: Split = "validation") -> EvalResult:
-        """Writes a caption for each image of a split, and scores each reference token given the previous ones."""
+        """Writes a caption for each image of a split, and scores each reference token given the previous ones.
+
+        BLEU compares the caption with all that the image has, and an exact match is that of any of them.
+        """
         images = self._splits[split]
+        captions_of = images.of_one_image()
         # Like the training text: the model cannot write another form.
-        references = [self.tokenizer.normalize(images[index].caption) for index in range(len(images))]
-        examples = self._lazy(images)
-        captions = [self.tokenizer.decode(ids) for ids in self._write(model, examples)]
-        sums = model.sum_metrics(_metrics, examples, self.batch_spec)
+        references = [[self.tokenizer.normalize(images[index].caption) for index in rows] for rows in captions_of]
+        described = self._lazy(images, [rows[0] for rows in captions_of])
+        captions = [self.tokenizer.decode(ids) for ids in self._write(model, described)]
+        sums = model.sum_metrics(_metrics, self._lazy(images), self.batch_spec)
         scores = bleu_scores(captions, references, language=self.config.data.language)
         values = {"bleu": scores.sacrebleu, "exact_match": scores.exact_match}
         values |= {name: 100 * float(sums[name].mean) for name in ("accuracy", "on_object")}
-        return eval_result(self.metrics, values, f"{len(references):,} captions")
+        count = f"{len(images):,} captions"
+        if len(references) < len(images):
+            count += f" of {len(references):,} images"
+        return eval_result(self.metrics, values, count)
 
     def attention_example(self, model: TrainedModel) -> ImageAttention:
         example = self._splits["validation"][0]
