@@ -144,7 +144,10 @@ def test_streams_and_chat(client, model):
     assert len(parts) > 3
     long = {"prompt": "x" * 63, "max_tokens": 9, "stream": True}
     with client.stream("POST", "/v1/completions", json=long) as response:
-        assert "has room for 55" in response.read().decode()
+        assert "with max_tokens=9 the model has room for 55" in response.read().decode()
+    for prompt, name in ((long["prompt"], "the prompt"), (["x", long["prompt"]], "prompt 2")):
+        message = message_of(client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 9}), 400)
+        assert message == f"{name} has 63 tokens: with max_tokens=9 the model has room for 55"
 
 
 @pytest.mark.slow
@@ -336,6 +339,9 @@ def test_chats_of_openai_clients(client, jobs):
         assert client.post("/v1/chat/completions", json=body).status_code == 200
     assert [job.inputs[0]["content"] for job in jobs] == ["hello", "hello", "x" * 40]
     assert [job.max_tokens for job in jobs] == [32, 32, 64 - len("u:" + "x" * 40 + " a:")]
+    body["messages"] = [{"role": "user", "content": "x" * 70, "name": None}]
+    message = message_of(client.post("/v1/chat/completions", json=body | {"logprobs": None}), 400)
+    assert message == "the prompt has 75 tokens: with a new token the model has room for 63"
     client.post("/v1/completions", json={"prompt": "a", "max_tokens": None})
     assert jobs[-1].max_tokens == 16
     streamed = {"prompt": "a", "stream": True, "stream_options": {"include_usage": None}}

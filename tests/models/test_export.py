@@ -209,12 +209,33 @@ def test_the_usage_is_printed_for_what_run_does_not_read(inputs, arguments):
         exported_run.main(model, arguments)
 
 
-@pytest.mark.parametrize("prompt", [[1, 5], [-1]])
-def test_prompts_have_ids_of_the_vocabulary(prompt):
-    """Logits of other ids are NaN, and the next token would be 0."""
-    model = types.SimpleNamespace(settings={"vocab_size": 5})
-    with pytest.raises(ValueError, match=r"a prompt has an id outside 0 \.\. 4"):
-        exported_run.ExportedModel._padded_prompts(model, [[2], prompt])
+@pytest.mark.parametrize("row", [[1, 5], [-1], [2**40], [2**70], [1.7], [True]])
+def test_rows_have_ids_of_the_vocabulary(row):
+    """Outputs of other ids are NaN, and the next token would be 0."""
+    model = types.SimpleNamespace(settings={"vocab_size": 5, "max_length": None})
+    with pytest.raises(ValueError, match=r"a row has an id outside 0 \.\. 4, or one that is no integer"):
+        exported_run.ExportedModel._padded_rows(model, [[2], row])
+
+
+def test_rows_fit_into_the_model():
+    model = types.SimpleNamespace(settings={"vocab_size": 5, "max_length": 3})
+    assert exported_run.ExportedModel._padded_rows(model, [[2] * 3])[0].shape == (1, 3)
+    with pytest.raises(ValueError, match="a row has 4 tokens, but the model reads 3"):
+        exported_run.ExportedModel._padded_rows(model, [[2] * 4])
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_at_least_one_token_is_generated(count):
+    with pytest.raises(ValueError, match=f"max_new_tokens must be at least 1, got {count}"):
+        exported_run.ExportedModel.generate(types.SimpleNamespace(), [[1]], count)
+
+
+def test_int8_is_for_models_that_generate(tmp_path):
+    config = BertConfig(vocab_size=9, max_length=16, num_layers=1, d_model=8, num_heads=2, labels=("a", "b"))
+    model = nnx.eval_shape(lambda: BertClassifier(config, rngs=nnx.Rngs(0)))
+    with pytest.raises(UserError, match="BertClassifier does not generate, but only decoders get int8 weights"):
+        export(model, tmp_path / "out", int8=True)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("rows", [[], [[]], [[1], []]])

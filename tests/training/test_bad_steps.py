@@ -4,6 +4,7 @@ import functools
 import re
 
 import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.training.tiny import tiny_config, train, whole_state
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.loss import Metric
 from tfx_jax.tasks.text import translation
+from tfx_jax.training.optimizer import learning_rate
 from tfx_jax.training.reporting.meter import MetricAccumulator
 from tfx_jax.training.step import Metrics
 
@@ -41,6 +43,11 @@ def test_bad_steps_are_skipped_and_counted(text, tmp_path, monkeypatch, scalars,
     assert [int(step) for step, _ in skipped] == [step for step, count in enumerate(counts, 1) if count]
     assert 1 <= len(skipped) < 12
     assert all(("train/loss" in logged) != bool(logged["train/bad_steps"]) for logged in scalars)
+    # Skipped steps do not move the schedule: the learning rate is that of the last update.
+    config = tiny_config(text, num_steps=12)
+    schedule = learning_rate(config.optimizer, config.model.d_model, 12)
+    updates = np.maximum(np.cumsum([not count for count in counts]) - 1, 0)
+    np.testing.assert_allclose([logged["train/learning_rate"] for logged in scalars], jax.vmap(schedule)(updates))
 
 
 def test_sums_leave_skipped_steps_out():

@@ -1,5 +1,7 @@
 """Starting from the parameters of another model: memory, and folders without a head."""
 
+import pathlib
+import re
 import types
 import weakref
 from typing import Any
@@ -10,11 +12,14 @@ import pytest
 from etils import epath
 from flax import nnx
 
+from tests.tiers import slow_but
 from tfx_jax import models
 from tfx_jax.arrays import leaves_by_path
+from tfx_jax.cli.train import load_config_file
 from tfx_jax.models import hf
 from tfx_jax.training.checkpoint.base import initial_params
 from tfx_jax.training.init_from import init_from_state
+from tfx_jax.training.loop import train
 from tfx_jax.training.step import SkipState, TrainState
 
 
@@ -55,3 +60,19 @@ def test_a_folder_without_a_head_starts_a_classifier(name, head, tmp_path):
     expected = leaves_by_path(nnx.to_pure_dict(nnx.state(classifier))).keys()
     missing = expected - leaves_by_path(initial_params(epath.Path(tmp_path), lambda _: {})).keys()
     assert {path.split("/")[0] for path in missing} == {"classifier"}
+
+
+EXPERIMENTS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / "experiments").glob("*.py"))
+
+
+@pytest.mark.compiles(200, "two trainings of any model")
+@pytest.mark.parametrize("name", slow_but(EXPERIMENTS, "recall"))
+def test_every_experiment_starts_from_a_run_of_its_own(name, tmp_path, capfd):
+    """With a tokenizer or without one."""
+    config = load_config_file(f"{name}:test")
+    config.num_steps, config.eval_every, config.patience = 1, 0, 0
+    train(config, tmp_path / "first")
+    config.init_from = str(tmp_path / "first")
+    train(config, tmp_path / "second")
+    found = re.search(r"starts from .*/first: (\d+) of (\d+) arrays", capfd.readouterr().err)
+    assert found[1] == found[2]

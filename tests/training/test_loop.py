@@ -11,6 +11,7 @@ from unittest import mock
 import chex
 import jax
 import numpy as np
+import optax
 import pytest
 
 from tests.tiers import slow_but
@@ -21,6 +22,7 @@ from tfx_jax.tasks.task import EvalResult
 from tfx_jax.tasks.text.translation import TranslationTask
 from tfx_jax.training import loop
 from tfx_jax.training.checkpoint.checkpoints import load_params
+from tfx_jax.training.step import new_state
 
 config_of_two = functools.partial(tiny_config, num_devices=2)
 
@@ -95,6 +97,21 @@ def test_finished_training_does_nothing_more(text, uninterrupted):
     before = whole_state(uninterrupted)
     assert train(config_of_two(text), uninterrupted).step == 9
     chex.assert_trees_all_equal(whole_state(uninterrupted), before)
+
+
+def test_the_norm_of_parameters_has_the_frozen_ones_but_no_other_state():
+    state = new_state({"a": np.float32([3])}, optax.sgd(0.1), model_state={"b": np.float32([4]), "c": np.float32([9])})
+    found = loop._step_scalars(lambda count: 0.1 * (count + 1), {"b"}, state)
+    assert found["train/param_norm"] == 5
+    assert found["train/learning_rate"] == pytest.approx(0.1)
+
+
+def test_a_training_cannot_be_shortened(text, uninterrupted):
+    """It says so, and keeps the configuration."""
+    before = (uninterrupted / "config.json").read_bytes()
+    with pytest.raises(UserError, match=r"is at step 9 already: config\.num_steps must be at least that$"):
+        train(config_of_two(text, num_steps=5), uninterrupted)
+    assert (uninterrupted / "config.json").read_bytes() == before
 
 
 def test_training_can_be_prolonged(text, tmp_path):

@@ -102,6 +102,10 @@ def test_only_adapters_and_heads_are_trained_and_a_resumed_run_is_the_same(base,
     for name, leaf in before.items():
         is_head = config.model.kind == "bert" and not name.startswith("['bert']")
         assert (np.abs(once[name] - leaf).max() > 0) == is_head
+    num_trained = sum(once[name].size for name in new)
+    if config.model.kind != "bert":  # which has heads, and state that is no parameter
+        num_params = sum(leaf.size for leaf in once.values())
+        assert f"{num_params:,}, {num_trained:,} trained" in (tuned / "once" / "report.md").read_text()
 
 
 @pytest.mark.slow

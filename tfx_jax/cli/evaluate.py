@@ -45,9 +45,8 @@ def run(argv: Sequence[str]) -> int:
     run, params = load_model(arguments, overrides=overrides)
     if isinstance(run.task, TranslationTask):
         return _evaluate_translation(run, params, arguments)
-    translation_flags = [
-        name for name in ("source", "beam", "length_penalty", "int8") if getattr(arguments, name) not in (None, False)
-    ]
+    flags = {name: getattr(arguments, name) for name in ("source", "beam", "length_penalty", "int8")}
+    translation_flags = [name for name, value in flags.items() if value is not None and value is not False]
     if translation_flags:
         flag = translation_flags[0].replace("_", "-")
         raise UserError(

@@ -223,6 +223,10 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.beam > 1 and (arguments.stop or arguments.stream):
         raise UserError("--stop and --stream need sampling, but --beam is above 1 (beam search): leave one of them out")
     for flag, is_set in (
+        ("--temperature", arguments.temperature != 1),
+        ("--top-k", arguments.top_k is not None),
+        ("--top-p", arguments.top_p is not None),
+        ("--min-p", arguments.min_p is not None),
         ("--repetition-penalty", arguments.repetition_penalty != 1),
         ("--no-repeat-ngram-size", arguments.no_repeat_ngram_size),
     ):

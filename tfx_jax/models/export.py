@@ -79,7 +79,8 @@ def export(
 
     Raises:
       UserError: if the folder is not local or cannot be written, flatbuffers is missing, the model reads images and
-        tokens, or a part of it depends on sizes that an exported program does not know, such as the attention "lsh".
+        tokens, int8 is asked of a model that does not generate, or a part of it depends on sizes that an exported
+        program does not know, such as the attention "lsh".
     """
     if not is_local(path):
         raise UserError(f"{path} is not a local folder: export to one, and copy it")
@@ -172,6 +173,8 @@ def _traced(model: Any, *, int8: bool) -> tuple[list[jax.Array], dict[str, jax.e
         if isinstance(model, DecodingModel):
             programs, settings = _decoding_programs(rebuilt, weights, int8=int8)
         else:
+            if int8:
+                raise UserError(f"{type(model).__name__} does not generate, but only decoders get int8 weights")
             programs, settings = _call_program(rebuilt, weights, model)
     except UserError:
         raise
@@ -294,7 +297,8 @@ def _call_function(
         (batch,) = jax.export.symbolic_shape("b")
         size, channels = model.config.image_size, model.config.num_channels
         inputs = {"images": _spec((batch, size, size, channels), jnp.float32)}
-    return call, inputs, {"inputs": kind, "max_length": limit, "pad_id": -1}
+    vocab_size = model.config.vocab_size if kind == "tokens" else None
+    return call, inputs, {"inputs": kind, "max_length": limit, "pad_id": -1, "vocab_size": vocab_size}
 
 
 def _exported(function: Callable[..., Any], *specs: Any) -> jax.export.Exported:

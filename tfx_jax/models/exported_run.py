@@ -42,8 +42,10 @@ class ExportedModel:
 
         Each output begins with the settings' `first_ids`, which count as new tokens.
         """
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         limit, eos_ids, pad_id = (self.settings[name] for name in ("max_length", "eos_ids", "pad_id"))
-        tokens, token_mask = self._padded_prompts(prompts)
+        tokens, token_mask = self._padded_rows(prompts)
         length = tokens.shape[1]
         total = length + max_new_tokens if self.settings["continues_inputs"] else max(length, max_new_tokens)
         if limit is not None and total > limit:
@@ -70,15 +72,20 @@ class ExportedModel:
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
         """Returns the logits of the first token after each prompt, [prompts, vocabulary], to sample from."""
-        cache, newest = self._prefill(self._weights, *self._padded_prompts(prompts), np.zeros(1, bool))
+        num_new = 1 if self.settings["continues_inputs"] else 0
+        tokens, token_mask = self._padded_rows(prompts, num_new)
+        cache, newest = self._prefill(self._weights, tokens, token_mask, np.zeros(1, bool))
         return np.asarray(self._step(self._weights, newest, cache)[0])
 
-    def _padded_prompts(self, prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `_padded(prompts)`; raises ValueError for an id outside the vocabulary."""
-        tokens, token_mask = _padded(prompts)
-        vocab_size = self.settings["vocab_size"]
-        if tokens.min() < 0 or tokens.max() >= vocab_size:
-            raise ValueError(f"a prompt has an id outside 0 .. {vocab_size - 1}")
+    def _padded_rows(self, rows: Sequence[Sequence[int]], num_new: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Returns `_padded(rows)`; raises ValueError for what is no id of the vocabulary, or a row that is too long."""
+        vocab_size, limit = self.settings["vocab_size"], self.settings["max_length"]
+        for row in map(np.asarray, rows):
+            if row.size and (row.dtype.kind not in "iu" or row.min() < 0 or row.max() >= vocab_size):
+                raise ValueError(f"a row has an id outside 0 .. {vocab_size - 1}, or one that is no integer")
+        tokens, token_mask = _padded(rows)
+        if limit is not None and tokens.shape[1] + num_new > limit:
+            raise ValueError(f"a row has {tokens.shape[1]} tokens, but the model reads {limit - num_new}")
         return tokens, token_mask
 
     def __call__(self, inputs: Any) -> dict[str, np.ndarray]:
@@ -87,7 +94,7 @@ class ExportedModel:
         Args:
           inputs: lists of tokens; or images, [B, Y, X, C].
         """
-        arrays = [np.asarray(inputs, np.float32)] if self.settings["inputs"] == "images" else _padded(inputs)
+        arrays = [np.asarray(inputs, np.float32)] if self.settings["inputs"] == "images" else self._padded_rows(inputs)
         return {name: np.asarray(array) for name, array in self._call(self._weights, *arrays).items()}
 
 

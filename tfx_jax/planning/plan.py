@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from flax import nnx
 from jax.sharding import Mesh
 
 from tfx_jax.data.batching.batches import LoaderOptions
@@ -21,7 +22,7 @@ from tfx_jax.training.config import ExperimentConfig, accelerator_settings, vali
 from tfx_jax.training.flops import training_flops
 from tfx_jax.training.guards.memory import state_memory
 from tfx_jax.training.reporting.meter import peak_flops
-from tfx_jax.training.run import make_model
+from tfx_jax.training.run import frozen_paths, make_model
 from tfx_jax.training.sharding.strategies import TrainSetup, batch_sharding, make_mesh, num_batch_shards, process_shard
 from tfx_jax.training.train_setup import make_train_setup
 
@@ -181,7 +182,7 @@ def plan_step(config: ExperimentConfig, devices: Sequence[Any]) -> PlannedStep:
         mesh={axis: size for axis, size in mesh.shape.items() if size > 1},
         num_devices=mesh.size,
         device_kind=kind,
-        num_params=state_memory(setup.abstract_state).num_params,
+        num_params=state_memory(setup.abstract_state, frozen_paths(nnx.eval_shape(make_this_model))).num_params,
         batch=shapes,
         hosts=(len(processes), process_shard(mesh, processes[0]).count),
         memory_bytes=CHIPS[kind].program_memory if kind in CHIPS else None,

@@ -367,6 +367,8 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
         raise UserError('config.optimizer.b1 must be above 0 for "schedule_free", which divides by it: set it to 0.9')
     if optimizer.schedule != "inverse_sqrt" and optimizer.peak_learning_rate is None:
         raise UserError(f'config.optimizer.schedule="{optimizer.schedule}" needs config.optimizer.peak_learning_rate')
+    if config.patience and not config.eval_every:
+        raise UserError("config.patience counts evaluations without a better score: set config.eval_every as well")
     if config.lora.rank and not config.init_from:
         raise UserError("config.lora.rank needs config.init_from: adapters modify a pretrained model")
     if config.spike_factor and not config.spike_factor > 1:

@@ -10,16 +10,15 @@ import numpy as np
 from etils import epath
 
 from tfx_jax.arrays import leaves_by_path, path_name
-from tfx_jax.data.tokenizers.hf_tokenizer import load_folder_tokenizer
 from tfx_jax.errors import UserError
 from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.attention import AttentionConfig
 from tfx_jax.nn.lora import first_magnitude
-from tfx_jax.training.checkpoint.artifacts import check_artifact
 from tfx_jax.training.checkpoint.base import base_record, initial_params
 from tfx_jax.training.checkpoint.checkpoints import load_best_params
 from tfx_jax.training.config import ExperimentConfig, load_valid_config
+from tfx_jax.training.run import make_run
 from tfx_jax.training.sharding.strategies import TrainSetup
 from tfx_jax.training.step import TrainState
 from tfx_jax.training.workdir import is_workdir
@@ -50,19 +49,6 @@ def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:
         if kept.get(name, default) == default:
             kept.pop(name, None)
     return dataclasses.replace(config, model=dataclasses.replace(initial, **kept))
-
-
-def tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
-    """Returns the folder of the initial model's tokenizer.
-
-    Raises:
-      UserError: if there is no model at `init_from`, or its tokenizer is missing or damaged.
-    """
-    folder = local_folder(init_from)
-    if not is_workdir(folder):
-        return folder
-    check_artifact(folder, "tokenizer")
-    return folder / "tokenizer"
 
 
 def init_from_state(
@@ -129,8 +115,12 @@ def init_from_state(
 
 
 def _initial_config(folder: epath.Path) -> Any:
-    """Returns the model configuration of a workdir (with its tokenizer's vocabulary size) or pretrained model."""
+    """Returns the model configuration of a workdir (with the vocabulary size of its task) or pretrained model."""
     if not is_workdir(folder):
         return hf.load_config(folder)
-    model: Any = load_valid_config(folder).model
-    return dataclasses.replace(model, vocab_size=load_folder_tokenizer(tokenizer_folder(folder)).vocab_size)
+    config = load_valid_config(folder)
+    model: Any = config.model
+    if not hasattr(model, "vocab_size"):
+        return model
+    task = make_run(config, folder, can_make=False).task
+    return dataclasses.replace(model, vocab_size=task.model_config.vocab_size)

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import time
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -13,10 +14,11 @@ import numpy as np
 import optax
 from etils import epath
 
+from tfx_jax.arrays import leaves_by_path
 from tfx_jax.data.sources.splits import SPLITS, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.task import ReportTable
-from tfx_jax.training.checkpoint.artifacts import listed_artifacts
+from tfx_jax.training.checkpoint.artifacts import listed_artifacts, newest_step
 from tfx_jax.training.checkpoint.checkpoints import Checkpoints
 from tfx_jax.training.checkpoint.data_files import check_data_files
 from tfx_jax.training.config import ExperimentConfig, check_config, flat, save_config, validate
@@ -44,7 +46,7 @@ from tfx_jax.training.reporting.report import config_table, write_report
 from tfx_jax.training.run import Run, make_run
 from tfx_jax.training.sharding.distributed import abort_together, check_agreement, is_primary, library, process0_first
 from tfx_jax.training.sharding.strategies import TrainSetup, make_mesh, shard_batch
-from tfx_jax.training.step import Metrics, Params, TrainState
+from tfx_jax.training.step import Metrics, TrainState
 from tfx_jax.training.train_setup import base_rng, make_train_setup
 from tfx_jax.training.workdir import find_workdir, make_workdir
 
@@ -141,16 +143,23 @@ def _open_checkpoints(config: ExperimentConfig, workdir: epath.Path) -> Checkpoi
     """Opens the checkpoints of the workdir, after checking that they belong to this experiment."""
     with process0_first("config.json"):
         if is_primary():
+            if (step := newest_step(workdir) or 0) > config.num_steps:
+                raise UserError(f"{workdir} is at step {step:,} already: config.num_steps must be at least that")
             save_config(config, workdir)
         else:
             check_config(config, workdir)
     return Checkpoints(workdir, keep_last=config.keep_last, keep_best=config.keep_best, keep_every=config.keep_every)
 
 
-def _step_scalars(schedule: optax.Schedule, step: int, params: Params) -> dict[str, jax.Array]:
-    """Returns the learning rate of a step, counted from 0, and the norm of all parameters, frozen ones included."""
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
-    return {"train/learning_rate": jnp.asarray(schedule(step)), "train/param_norm": optax.tree.norm(params)}
+def _step_scalars(schedule: optax.Schedule, frozen: Collection[str], state: TrainState) -> dict[str, jax.Array]:
+    """Returns the learning rate of the last update, and the norm of all parameters, those with `frozen` paths too."""
+    frozen_leaves = [leaf for path, leaf in leaves_by_path(state.model_state).items() if path in frozen]
+    leaves = [leaf.astype(jnp.float32) for leaf in (*jax.tree.leaves(state.params), *frozen_leaves)]
+    # Optimizers count their updates, from 0, for the schedule; skipped steps are none.
+    counts = [count for _, count in optax.tree.get_all_with_path(state.opt_state, "count")]
+    num_updates = counts[0] if counts else state.step
+    learning_rate = jnp.asarray(schedule(jnp.maximum(num_updates - 1, 0)))
+    return {"train/learning_rate": learning_rate, "train/param_norm": optax.tree.norm(leaves)}
 
 
 class _Trainer:
@@ -176,10 +185,10 @@ class _Trainer:
         self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
         self.iterator = iter(run.train_data(self.mesh))
         schedule = learning_rate(config.optimizer, config.model.d_model, config.num_steps)
-        self.step_scalars = jax.jit(functools.partial(_step_scalars, schedule))
+        self.step_scalars = jax.jit(functools.partial(_step_scalars, schedule, run.frozen_paths))
         training = make_train_setup(config, run.make_model, run.task.loss, self.mesh, make_carry=run.make_carry)
         self.step_fn = training.step_fn
-        self.memory = state_memory(training.abstract_state)
+        self.memory = state_memory(training.abstract_state, run.frozen_paths)
         check_state(self.memory, device_memory(self.mesh))
         self.evaluations: list[dict[str, float]] = []
         self.start_message = ""
@@ -249,7 +258,7 @@ class _Trainer:
                     if step == self.last_done_step + 1:
                         with meter.timed("compile"):
                             temporary = step_memory(self.step_fn, self.state, batch, self.rng)
-                            self.step_scalars(step - 1, self.state.params)
+                            self.step_scalars(self.state)
                         self.progress.message(report(self.memory, temporary, device_memory(self.mesh)))
                     with meter.starting(batch):
                         self.state, metrics = self.step_fn(self.state, batch, self.rng)
@@ -282,14 +291,17 @@ class _Trainer:
             self.watchdog.beat(None)  # no limit: loggers upload
             self.progress.close(outcome)
 
-    def _save(self, score: float | None = None) -> None:
-        """Starts to save a checkpoint; `score` ranks it, and is None if it has not been evaluated."""
+    def _save(self) -> None:
+        """Starts to save a checkpoint."""
         self.watchdog.beat("saves")
-        extra = {"data": self.iterator.get_state(), "evaluations": self.evaluations}
-        extra |= {"base": self.base} if self.base else {}
         with self.meter.timed("save"):
-            self.checkpoints.save(self.state, extra, score=score)
+            self.checkpoints.save(self.state, self._saved_values())
         self.saved_step = int(self.state.step)
+
+    def _saved_values(self) -> dict[str, Any]:
+        """Returns the JSON values of a checkpoint."""
+        values = {"data": self.iterator.get_state(), "evaluations": self.evaluations}
+        return values | ({"base": self.base} if self.base else {})
 
     def _check(self, finished: list[tuple[int, Metrics]]) -> None:
         """Checks the metrics of finished steps, pairs (step, metrics), and logs the bad steps that were skipped.
@@ -326,8 +338,8 @@ class _Trainer:
     def _log(self, step: int) -> None:
         """Logs the metrics of the steps since the last line."""
         self._check(self.meter.drain())
-        step_scalars = self.step_scalars(step - 1, self.state.params)  # the schedule counts the first step as 0
-        scalars = self.meter.take() | {name: float(np.asarray(value)) for name, value in step_scalars.items()}
+        step_scalars = {name: float(np.asarray(value)) for name, value in self.step_scalars(self.state).items()}
+        scalars = self.meter.take() | step_scalars
         # Both are NaN if all steps since the last line were skipped.
         loss = scalars.get("train/loss", math.nan)
         tokens_per_second = scalars.get("train/tokens_per_second", math.nan)
@@ -346,6 +358,7 @@ class _Trainer:
                 step=step,
                 signum=signum,
                 num_params=self.memory.num_params,
+                num_trained=self.memory.num_trained,
                 device_kinds=self.device_kinds,
                 evaluations=self.evaluations,
                 message=self.progress.message,
@@ -376,9 +389,9 @@ class _Trainer:
         return step == self.config.num_steps or (every > 0 and step % every == 0)
 
     def _evaluate(self, step: int) -> None:
-        """Saves, evaluates on the validation split, and saves again with the score that ranks checkpoints.
+        """Saves, evaluates on the validation split, and adds the score that ranks checkpoints to the saved one.
 
-        The first save keeps the training so far, in case the evaluation fails.
+        The save comes first to keep the training so far, in case the evaluation fails.
         """
         started_at = time.monotonic()
         if step > self.saved_step:
@@ -396,7 +409,9 @@ class _Trainer:
         self.progress.scalars(step, {f"validation/{name}": value for name, value in metrics.items()})
         best_metric = self.run.best_metric
         rank = self.run.rank(metrics)
-        self._save(score=rank if math.isfinite(rank) else None)
+        self.watchdog.beat("saves")
+        with self.meter.timed("save"):
+            self.checkpoints.score(step, self._saved_values(), rank if math.isfinite(rank) else None)
         if not math.isfinite(rank):
             summary += f", {best_metric.title} is {metrics[best_metric.name]}: this checkpoint cannot be the best"
         self.progress.message(f"step {step}: validation {summary}, {time.monotonic() - started_at:.0f} s")

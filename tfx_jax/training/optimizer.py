@@ -36,7 +36,8 @@ def learning_rate(config: OptimizerConfig, d_model: int, num_steps: int | None =
 
     All schedules rise linearly to the peak at step `warmup_steps`. "inverse_sqrt" then falls as in
     `inverse_sqrt_schedule`, and "constant" stays; "cosine" (Loshchilov and Hutter, 2017, without restarts) and "linear"
-    (Devlin et al., 2019) fall to `final_fraction` of the peak at step `num_steps`.
+    (Devlin et al., 2019) fall to `final_fraction` of the peak at step `num_steps`. Steps that are skipped as bad do not
+    count.
 
     If `config.peak_learning_rate` is None, the peak is (d_model * warmup_steps)^-0.5. For Adafactor, whose learning
     rate is relative to the scale of each parameter, it is warmup_steps^-0.5; with "inverse_sqrt" and 10,000 steps of
@@ -72,7 +73,11 @@ def learning_rate(config: OptimizerConfig, d_model: int, num_steps: int | None =
     decay_steps = max(num_steps - warmup_steps, 1)
     final_fraction = config.final_fraction
     if config.schedule == "linear":
-        decay = optax.linear_schedule(init_value=peak, end_value=final_fraction * peak, transition_steps=decay_steps)
+        line = optax.linear_schedule(init_value=peak, end_value=final_fraction * peak, transition_steps=decay_steps)
+
+        def decay(count: ArrayLike, /) -> ArrayLike:
+            return jnp.maximum(line(count), final_fraction * peak)  # rounding goes below the end
+
     else:
         decay = optax.cosine_decay_schedule(peak, decay_steps, alpha=final_fraction)
     return optax.join_schedules([warmup, decay], boundaries=[warmup_steps - 1])

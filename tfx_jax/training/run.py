@@ -16,17 +16,18 @@ from tfx_jax.arrays import leaves_by_path, to_host
 from tfx_jax.data.batching.batches import Batch, LoaderOptions, ProcessShard
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError, one_line
+from tfx_jax.hub import local_folder
 from tfx_jax.models.config import SelfAttentionConfig
 from tfx_jax.nn.lora import Frozen, adapt
 from tfx_jax.tasks.prediction import OnBatch, TrainedModel
 from tfx_jax.tasks.task import EvalResult, MetricInfo, Task
-from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts
+from tfx_jax.training.checkpoint.artifacts import WorkdirArtifacts, check_artifact
 from tfx_jax.training.config import ExperimentConfig, load_valid_config, validate
-from tfx_jax.training.init_from import tokenizer_folder
 from tfx_jax.training.sharding.distributed import gather_lists
 from tfx_jax.training.sharding.layers import with_supported_kernels
 from tfx_jax.training.sharding.strategies import num_batch_shards, process_shard, shard_whole_batch
 from tfx_jax.training.step import Params
+from tfx_jax.training.workdir import is_workdir
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 
@@ -61,7 +62,7 @@ class Run(Generic[AnyTask]):
     @property
     def frozen_paths(self) -> set[str]:
         """Paths of the parameters that are not trained, such as "decoder_layers/feed_forward/up"."""
-        return {*leaves_by_path(nnx.to_pure_dict(nnx.state(self._abstract_model, Frozen)))}
+        return frozen_paths(self._abstract_model)
 
     def check_params(self, params: Params) -> None:
         """Checks that parameters and model state have the names and shapes of the configured model.
@@ -168,6 +169,11 @@ def _best_metric(name: str, metrics: Sequence[MetricInfo]) -> MetricInfo:
     return named[name] if name else metrics[0]
 
 
+def frozen_paths(model: nnx.Module) -> set[str]:
+    """Returns the paths of the parameters that are not trained, such as "decoder_layers/feed_forward/up"."""
+    return {*leaves_by_path(nnx.to_pure_dict(nnx.state(model, Frozen)))}
+
+
 def make_model(config: ExperimentConfig, task: Task) -> Any:
     """Builds the model that a task trains, with the adapters and frozen parameters of the configuration.
 
@@ -204,10 +210,23 @@ def make_run(
     artifacts = WorkdirArtifacts(
         workdir,
         can_make=can_make,
-        find_tokenizer=functools.partial(tokenizer_folder, config.init_from) if config.init_from else None,
+        find_tokenizer=functools.partial(_tokenizer_folder, config.init_from) if config.init_from else None,
     )
     splits = config.task.splits() if splits is None else splits
     return Run(config, config.task.setup(config.model, splits, artifacts))
+
+
+def _tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
+    """Returns the folder of the initial model's tokenizer.
+
+    Raises:
+      UserError: if there is no model at `init_from`, or its tokenizer is missing or damaged.
+    """
+    folder = local_folder(init_from)
+    if not is_workdir(folder):
+        return folder
+    check_artifact(folder, "tokenizer")
+    return folder / "tokenizer"
 
 
 def load_run(

@@ -189,7 +189,8 @@ def update(
         over the devices.
       distribution: how attention and experts run if the batch is sharded over a mesh.
       accumulate: number of equal parts of the batch that are processed one after the other, which divides the memory
-        for activations. Without dropout and model state, the result is the same.
+        for activations. Without dropout, model state and experts, which share their places within a part, the result
+        is the same.
       skip_bad_steps: whether to discard a step whose loss or gradient is not finite or whose loss is a spike.
       spike_factor: a loss per prediction above this many times its running mean is a spike; 0 disables the check.
       ema_decay: the decay of `state.ema` in this step, the n-th, is min(ema_decay, (1 + n) / (10 + n)), so that the

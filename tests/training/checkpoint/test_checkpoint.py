@@ -1,5 +1,6 @@
 """Checkpoints: bit for bit, over any number of devices, and whatever happens to the disk."""
 
+import contextlib
 import errno
 import gc
 import json
@@ -23,6 +24,7 @@ from tfx_jax.training.checkpoint import checkpoints as checkpoints_module
 from tfx_jax.training.checkpoint.checkpoints import (
     Checkpoints,
     average_checkpoints,
+    best_or_latest_step,
     load_best_params,
     load_params,
 )
@@ -69,13 +71,18 @@ def extra_of(step):
     return {"data": {"portion": step, "batch": 2}, "evaluations": [{"step": step, "bleu": 0.1 + step}], "何": None}
 
 
+def save_scored(checkpoints, state, extra, score):
+    checkpoints.save(state, extra)
+    checkpoints.score(int(state.step), extra, score)
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A workdir with the checkpoints 3, 6 and 9, written on eight devices; the best score is that of 3."""
     workdir = tmp_path_factory.mktemp("saved")
     with Checkpoints(workdir, keep_last=2) as checkpoints:
         for step, score in ((3, 7.0), (6, 5.0), (9, None)):
-            checkpoints.save(put(host_state(step), 8), extra_of(step), score=score)
+            save_scored(checkpoints, put(host_state(step), 8), extra_of(step), score)
         checkpoints.wait()
         assert checkpoints.steps == [3, 6, 9]
     return workdir
@@ -142,16 +149,56 @@ def test_newest_and_best_are_kept(tmp_path):
     scores = {1: 5.0, 2: None, 3: 9.0, 4: 9.0, 5: 1.0, 6: None, 7: 2.0}
     with Checkpoints(tmp_path, keep_last=2, keep_best=1) as checkpoints:
         for step, score in scores.items():
-            checkpoints.save(put(host_state(step), 1), {"data": 0}, score=score)
+            save_scored(checkpoints, put(host_state(step), 1), {"data": 0}, score)
         checkpoints.wait()
         assert checkpoints.steps == [4, 6, 7]  # of two that are equally good, the later
     chex.assert_trees_all_equal(load_params(tmp_path, "best"), host_state(4).variables)
 
 
+class Killed(BaseException):
+    pass
+
+
+def files_of_arrays(workdir):
+    paths = (workdir / "checkpoints" / "9" / "params").rglob("*")
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_score_leaves_the_arrays_where_they_are(workdir, monkeypatch, is_killed):
+    """Also where an abrupt end cuts it off."""
+
+    def write(path, content):
+        if is_killed:
+            raise Killed
+        original(path, content)
+
+    original = checkpoints_module.write_file
+    monkeypatch.setattr(checkpoints_module, "write_file", write)
+    arrays = files_of_arrays(workdir)
+    with Checkpoints(workdir, keep_last=2) as checkpoints, contextlib.suppress(Killed):
+        checkpoints.score(9, extra_of(100), 8.0)
+    assert files_of_arrays(workdir) == arrays
+    state, extra = restore(workdir)
+    chex.assert_trees_all_equal(state, host_state(9))
+    assert extra == extra_of(9 if is_killed else 100)
+    assert best_or_latest_step(workdir) == (3 if is_killed else 9)
+
+
+def test_a_score_that_cannot_be_written_is_one_line(workdir, monkeypatch):
+    def write(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints_module, "write_file", write)
+    with Checkpoints(workdir) as checkpoints, pytest.raises(UserError, match=r"cannot save step 9 in .*No space left"):
+        checkpoints.score(9, extra_of(9), 8.0)
+    chex.assert_trees_all_equal(restore(workdir)[0], host_state(9))
+
+
 def test_none_need_be_kept_for_its_score(tmp_path):
     with Checkpoints(tmp_path, keep_last=1, keep_best=0) as checkpoints:
         for step, score in ((1, 9.0), (2, 1.0)):
-            checkpoints.save(put(host_state(step), 1), {"data": 0}, score=score)
+            save_scored(checkpoints, put(host_state(step), 1), {"data": 0}, score)
         checkpoints.wait()
         assert checkpoints.steps == [2]
 
@@ -167,7 +214,7 @@ def test_multiples_are_kept_for_ever(tmp_path):
 def test_checkpoint_of_the_same_step_is_replaced(workdir):
     newer = host_state(9)._replace(params=host_state(100).params)
     with Checkpoints(workdir) as checkpoints:
-        checkpoints.save(put(newer, 8), extra_of(100), score=1.0)
+        save_scored(checkpoints, put(newer, 8), extra_of(100), 1.0)
         checkpoints.wait()
         assert checkpoints.steps == [3, 6, 9]
     state, extra = restore(workdir)
@@ -310,42 +357,28 @@ def test_a_key_of_a_description_with_a_flipped_bit(workdir, caplog):
     gc.collect()
 
 
-OTHER_SCORE = r"checkpoints/3 cannot be read \(its score differs from the saved one\), so the best one is unknown"
+def changed(values):
+    values["custom_metadata"]["score"] = 4.0
+    return json.dumps(values)
 
 
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [
-        (
-            '{"score": 4.0}',
-            r"checkpoints/3 cannot be read \(its score differs from the saved one\), so the best one is unknown",
-        ),
-        (
-            '{"rcore": 7.0}',
-            r"checkpoints/3 cannot be read \(its score differs from the saved one\), so the best one is unknown",
-        ),
-        ('{"score: 7.0}', r"checkpoints/3/metrics/metrics is damaged \(.*\): delete its folder"),
-        ("[7.0]", r"checkpoints/3/metrics/metrics is damaged \(not a JSON object\): delete its folder"),
-        (None, OTHER_SCORE),
-    ],
-)
-def test_a_damaged_score_makes_no_other_checkpoint_the_best(workdir, metrics, message):
-    path = workdir / "checkpoints" / "3" / "metrics" / "metrics"
-    path.write_text(metrics) if metrics else shutil.rmtree(path.parent)
+def without_score(values):
+    del values["custom_metadata"]["score"]
+    return json.dumps(values)
+
+
+@pytest.mark.parametrize("damage", [changed, without_score, lambda _: '{"custom', lambda _: "[7.0]", lambda _: ""])
+def test_a_damaged_score_makes_no_other_checkpoint_the_best(workdir, damage):
+    path = workdir / "checkpoints" / "3" / "_CHECKPOINT_METADATA"
+    path.write_text(damage(json.loads(path.read_text())))
     for load in (load_best_params, lambda workdir: load_params(workdir, "best")):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=r"checkpoints/3 cannot be read \(.*\), so the best one is unknown: choose"):
             load(workdir)
-    if metrics is None:  # the remedy
-        chex.assert_trees_all_equal(load_params(workdir, 6), host_state(6).variables)
-        chex.assert_trees_all_equal(restore(workdir)[0], host_state(9))
-
-
-def test_a_score_that_cannot_be_read_is_named(workdir):
-    path = workdir / "checkpoints" / "3" / "metrics" / "metrics"
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(UserError, match=r"cannot read .*checkpoints/3/metrics/metrics: Is a directory"):
-        load_best_params(workdir)
+    chex.assert_trees_all_equal(load_params(workdir, 6), host_state(6).variables)  # the remedy
+    with Checkpoints(workdir) as checkpoints:  # a training goes on, and a checkpoint without a score is not the best
+        checkpoints.score(9, extra_of(9), 1.0)
+        checkpoints.save(put(host_state(12), 8), extra_of(12))
+    chex.assert_trees_all_equal(restore(workdir)[0], host_state(12))
 
 
 @ignore_orphans
@@ -474,8 +507,8 @@ def test_parameters_that_are_no_numbers_are_refused_by_name(tmp_path, value):
     state = host_state(5)
     state.params["encoder"]["table"][69, 89] = value
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(put(host_state(4), 1), {"data": 0}, score=1.0)
-        checkpoints.save(put(state, 1), {"data": 0}, score=2.0)
+        save_scored(checkpoints, put(host_state(4), 1), {"data": 0}, 1.0)
+        save_scored(checkpoints, put(state, 1), {"data": 0}, 2.0)
     message = r"checkpoints/5: encoder/table has values that are NaN or infinite: take another copy"
     for load in (load_params, load_best_params, lambda workdir: average_checkpoints(workdir, 2)):
         with pytest.raises(UserError, match=message):

@@ -55,11 +55,11 @@ def test_frozen_parameters_and_averages_need_memory():
         has_ema=True,
     )
     found = memory.state_memory(with_shardings(state, state_shardings(state, make_mesh(1))))
-    assert found == StateMemory(10, params=4_040, optimizer=80, gradients=40)
+    assert found == StateMemory(10, 10, params=4_040, optimizer=80, gradients=40)
 
 
 def test_state_that_cannot_fit():
-    needs = StateMemory(1_000, params=10 * MIB, optimizer=20 * MIB, gradients=10 * MIB)
+    needs = StateMemory(1_000, 1_000, params=10 * MIB, optimizer=20 * MIB, gradients=10 * MIB)
     memory.check_state(needs, 40 * MIB)
     with pytest.raises(
         UserError,
@@ -69,11 +69,11 @@ def test_state_that_cannot_fit():
 
 
 def test_step_that_cannot_fit():
-    needs = StateMemory(2_500_000, params=10 * MIB, optimizer=20 * MIB, gradients=10 * MIB)
+    needs = StateMemory(2_500_000, 1_500_000, params=10 * MIB, optimizer=20 * MIB, gradients=10 * MIB)
     line = memory.report(needs, 70 * MIB, 100 * MIB)
     assert line == (
-        "2,500,000 parameters; of the 100 MiB of each device: parameters 10 MiB, optimizer 20 MiB, "
-        "step 70 MiB (10 MiB of it gradients)"
+        "2,500,000 parameters, 1,500,000 of them trained; of the 100 MiB of each device: parameters 10 MiB, "
+        "optimizer 20 MiB, step 70 MiB (10 MiB of it gradients)"
     )
     with pytest.raises(
         UserError, match=r"needs 71 MiB for the step and 30 MiB for parameters and optimizer: try config\.model"

@@ -66,6 +66,7 @@ def report(workdir, *, config=None, **changes):
         "step": 30,
         "signum": None,
         "num_params": 65_000_000,
+        "num_trained": 65_000_000,
         "device_kinds": TPUS,
         "evaluations": EVALUATIONS,
         "message": lines.append,
@@ -87,6 +88,8 @@ def test_report_is_over_all_runs(workdir):
     assert report(workdir) == [f"report in {workdir}/report.md"]
     found = rows(workdir)
     assert found["Parameters"] == ["65,000,000"]
+    report(workdir, num_trained=1_000)
+    assert rows(workdir)["Parameters"] == ["65,000,000, 1,000 trained"]
     assert found["Devices"] == ["4 x TPU v4"]
     assert found["Runs"] == ["2, the last from step 10"]
     # 20 steps of 100 tokens and 10 of 400; the lost ones do not count.

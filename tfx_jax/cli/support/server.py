@@ -414,8 +414,7 @@ class _App:
             is_chat=is_chat,
         )
         shape = _Shape(self._name, is_chat)
-        if body.get("stream") or (is_chat and length is None):
-            await asyncio.to_thread(self._fit, job, is_default=length is None)
+        await asyncio.to_thread(self._fit, job, is_default=is_chat and length is None)
         if body.get("stream"):
             return self._stream(job, shape, has_usage=body.get("stream_options", {}).get("include_usage", False))
         outputs = await self._answer(request, job)
@@ -424,17 +423,19 @@ class _App:
 
     def _fit(self, job: Job, *, is_default: bool) -> None:
         """Lowers a default of `max_tokens` to what fits after the prompt; raises UserError for too long a prompt."""
-        room = self._worker.max_input_length
-        (ids,) = self._worker.encode(job)
-        if is_default and self._worker.max_positions is not None and len(ids) > (room(job.max_tokens) or 0):
-            num_free = max(self._worker.max_positions - len(ids), 1)
+        room, prompts = self._worker.max_input_length, self._worker.encode(job)
+        longest = max(map(len, prompts))
+        if is_default and self._worker.max_positions is not None and longest > (room(job.max_tokens) or 0):
+            num_free = max(self._worker.max_positions - longest, 1)
             job.max_tokens = num_free - num_free % 64 or num_free  # few lengths, and so few compiled programs
         limit = room(job.max_tokens)
-        if limit is not None and len(ids) > limit:
-            raise UserError(
-                f"the prompt has {len(ids):,} tokens: with max_tokens={job.max_tokens} the model has room for "
-                f"{max(limit, 0):,}"
-            )
+        for number, ids in enumerate(prompts, 1):
+            if limit is not None and len(ids) > limit:
+                name = f"prompt {number}" if len(prompts) > 1 else "the prompt"
+                count = "a new token" if is_default else f"max_tokens={job.max_tokens}"
+                raise UserError(
+                    f"{name} has {len(ids):,} tokens: with {count} the model has room for {max(limit, 0):,}"
+                )
 
     def _stream(self, job: Job, shape: "_Shape", *, has_usage: bool) -> Response:
         """Streams a text as server-sent events; its request ends when the client is gone."""
@@ -638,10 +639,12 @@ def violation(value: Any, schema: dict[str, Any], where: str) -> str | None:
         return None
     if missing := [name for name in schema["required"] if name not in value]:
         return f"{where} lacks {missing[0]!r}"
-    if unknown := sorted(set(value) - set(schema["properties"])):
+    # Clients send fields without a value, such as "logprobs": null.
+    if unknown := sorted(name for name in set(value) - set(schema["properties"]) if value[name] is not None):
         return f"{where} has {unknown[0][:80]!r}, which is not supported; use {', '.join(schema['properties'])}"
     where = "" if where == "the body" else f"{where}."
-    checks = (violation(value[name], schema["properties"][name], f"{where}{name}") for name in value)
+    known = [name for name in value if name in schema["properties"]]
+    checks = (violation(value[name], schema["properties"][name], f"{where}{name}") for name in known)
     return next((problem for problem in checks if problem), None)
 
 

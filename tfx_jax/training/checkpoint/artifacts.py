@@ -119,8 +119,14 @@ def listed_artifacts(workdir: epath.PathLike) -> str:
 
 def has_checkpoints(folder: epath.Path) -> bool:
     """Returns whether a workdir has a checkpoint."""
+    return newest_step(folder) is not None
+
+
+def newest_step(folder: epath.Path) -> int | None:
+    """Returns the step of the newest checkpoint of a workdir, readable or not; None if there is none."""
     checkpoints = folder / "checkpoints"
-    return checkpoints.is_dir() and any(path.name.isdigit() for path in checkpoints.iterdir())
+    paths = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    return max((int(path.name) for path in paths if path.name.isdecimal()), default=None)
 
 
 def _listed(folder: epath.Path, name: str) -> dict[str, str]:

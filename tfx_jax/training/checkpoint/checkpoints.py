@@ -11,12 +11,13 @@ of processes. The hash is a bijection of the element's bits: a change of one ele
 several elements are missed with probability 2^-64.
 """
 
+import contextlib
 import copy
 import datetime
 import json
 import logging
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -26,8 +27,9 @@ from orbax.checkpoint import path as orbax_path
 from orbax.checkpoint import v1 as ocp
 
 from tfx_jax.arrays import leaves_by_path, path_name
-from tfx_jax.errors import UserError, one_line, printable
-from tfx_jax.files import absolute, check_no_links, check_tree, is_local, parse_json, reach, read_small_file
+from tfx_jax.data.files import write_file
+from tfx_jax.errors import UserError, printable
+from tfx_jax.files import absolute, check_no_links, check_tree, is_local, reach
 from tfx_jax.models.finite import is_finite, nonfinite
 from tfx_jax.training.checkpoint.base import read_base, without
 from tfx_jax.training.sharding.distributed import gather_arrays, is_primary
@@ -53,8 +55,12 @@ def checksums(parts: dict[str, Any]) -> dict[str, str]:
 
 def all_checksums(parts: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
     """Returns the checksums of the arrays and, as "metadata", that of the JSON values `extra`."""
-    text = json.dumps(extra, sort_keys=True)
-    return checksums(parts) | {"metadata": f"{zlib.crc32(text.encode()):08x}"}
+    return checksums(parts) | {"metadata": _checksum_of_values(extra)}
+
+
+def _checksum_of_values(extra: dict[str, Any]) -> str:
+    """Returns the checksum of JSON values."""
+    return f"{zlib.crc32(json.dumps(extra, sort_keys=True).encode()):08x}"
 
 
 def _sum_of_local_hashes(tree: Any) -> np.uint64:
@@ -111,26 +117,6 @@ def _blocks(
         yield block.ravel(), positions.ravel()
 
 
-def check_metrics(directory: epath.Path) -> None:
-    """Checks that the scores of all checkpoints are readable, because Orbax reads them when it opens the folder.
-
-    Raises:
-      UserError: if one cannot be read; the message names the file.
-    """
-    for path in sorted(directory.glob("*/metrics/metrics")):
-        try:
-            if not isinstance(parse_json(read_small_file(path)), dict):
-                raise ValueError("not a JSON object")
-        except UserError:
-            raise
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from None
-        except ValueError as error:
-            raise UserError(
-                f"{path} is damaged ({error}): delete its folder, and choose checkpoints by number with --step"
-            ) from None
-
-
 def complete_steps(checkpointer: Any) -> list[int]:
     """Returns the steps of the complete checkpoints, oldest first; empty folders, which Orbax counts, are left out."""
     steps = sorted(checkpoint.step for checkpoint in checkpointer.checkpoints)
@@ -179,9 +165,27 @@ _STORAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
 _FORBIDDEN = ("Read-only file system", "Permission denied", "not permitted")
 _DISK_FULL = ("No space left", "quota", "File too large")
+_METADATA = "_CHECKPOINT_METADATA"  # name of Orbax's file with the JSON values
 _DATA = "d"  # name of Orbax's folders of array data
 
 _policies = ocp.training.preservation_policies
+
+
+class _Best:
+    """Orbax's policy that keeps the `count` checkpoints of the highest scores, of equal ones the latest.
+
+    `scores` has them by step; who adds a score later changes what is kept.
+    """
+
+    def __init__(self, count: int, scores: Mapping[int, float]):
+        self._count, self._scores = count, scores
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Returns whether to keep each of the checkpoints."""
+        del context
+        steps = [checkpoint.step for checkpoint in checkpoints if checkpoint.step in self._scores]
+        best = sorted(steps, key=lambda step: (self._scores[step], step), reverse=True)[: self._count]
+        return [checkpoint.step in best for checkpoint in checkpoints]
 
 
 class Checkpoints:
@@ -202,10 +206,8 @@ class Checkpoints:
         self.directory = epath.Path(workdir) / "checkpoints"
         if is_primary():
             clear_empty(self.directory)
-        best = _policies.BestN(
-            get_metric_fn=lambda metrics: metrics["score"], n=keep_best, keep_checkpoints_without_metrics=False
-        )
-        policies = [_policies.LatestN(keep_last), best]
+        self._scores: dict[int, float] = {}  # of the checkpoints that have one, by step
+        policies: list[Any] = [_policies.LatestN(keep_last), _Best(keep_best, self._scores)]
         if keep_every:
             policies.append(_policies.EveryNSteps(keep_every))
         self._checkpointer = _checkpointer(
@@ -213,6 +215,10 @@ class Checkpoints:
             preservation_policy=_policies.AnyPreservationPolicy(policies),
             cleanup_tmp_directories=True,
         )
+        for step in self.steps:
+            with contextlib.suppress(*_STORAGE_ERRORS):  # resuming will report it
+                if (score := _score(self._checkpointer, step)) is not None:
+                    self._scores[step] = score
         self._saving: int | None = None  # step that is being written in the background
 
     def __enter__(self) -> "Checkpoints":
@@ -236,14 +242,13 @@ class Checkpoints:
         """Steps of the complete checkpoints, oldest first."""
         return complete_steps(self._checkpointer)
 
-    def save(self, state: TrainState, extra: dict[str, Any], *, score: float | None = None) -> None:
+    def save(self, state: TrainState, extra: dict[str, Any]) -> None:
         """Copies the state and writes it in the background, after waiting for a save that is still running.
 
         Args:
-          state: saved under its step; an existing checkpoint of that step is replaced.
+          state: saved under its step; an existing checkpoint of that step is deleted before.
           extra: JSON values by name; the names "checksums" and "score" are reserved. "base" is the record of arrays
             that the checkpoint leaves out.
-          score: ranks this checkpoint, higher is better; None excludes it from the ranking.
 
         Raises:
           UserError: if the previous save failed, or this one cannot start.
@@ -251,8 +256,7 @@ class Checkpoints:
         self.wait()
         step, parts = int(state.step), _parts(state, extra.get("base"))
         # A copy, because it is written in the background while the caller's lists may grow.
-        extra = copy.deepcopy(extra) | ({} if score is None else {"score": score})
-        metadata = extra | {"checksums": all_checksums(parts, extra)}
+        metadata = copy.deepcopy(extra) | {"checksums": all_checksums(parts, extra)}
         self._guard(
             step,
             lambda: self._checkpointer.save_checkpointables_async(
@@ -260,11 +264,29 @@ class Checkpoints:
                 parts,
                 force=True,
                 overwrite=step in self.steps,
-                metrics=None if score is None else {"score": score},
                 custom_metadata=metadata,
             ),
         )
         self._saving = step
+
+    def score(self, step: int, extra: dict[str, Any], score: float | None) -> None:
+        """Adds a score to a saved checkpoint and replaces its JSON values, after waiting for a running save.
+
+        Its arrays are not written again: Orbax would delete the checkpoint before, and an abrupt end lose it.
+
+        Args:
+          step: step of the checkpoint.
+          extra: JSON values as for `save`.
+          score: ranks this checkpoint, higher is better; None excludes it from the ranking.
+
+        Raises:
+          UserError: if the save failed, or the values cannot be written.
+        """
+        self.wait()
+        if score is not None:
+            extra = extra | {"score": score}
+            self._scores[step] = score
+        self._guard(step, lambda: _replace_values(self.directory / str(step) / _METADATA, extra))
 
     def wait(self) -> None:
         """Waits until no save is running.
@@ -453,6 +475,21 @@ def average_checkpoints(
     return steps
 
 
+def _replace_values(path: epath.Path, extra: dict[str, Any]) -> None:
+    """Replaces the JSON values of a checkpoint in Orbax's file; all processes of a run must call it."""
+    problem = None
+    if is_primary():
+        try:
+            values = json.loads(path.read_bytes())
+            sums = values["custom_metadata"]["checksums"] | {"metadata": _checksum_of_values(extra)}
+            values["custom_metadata"] = extra | {"checksums": sums}
+            write_file(path, json.dumps(values).encode())
+        except _STORAGE_ERRORS as error:
+            problem = error
+    if gather_arrays(np.array([problem is not None])).any():  # the others wait for the file
+        raise problem or OSError("another process cannot write")
+
+
 def _checkpointer(directory: epath.Path, **options: Any) -> ocp.training.Checkpointer:
     """Opens Orbax's checkpointer, after checking everything in the folder that it would read."""
     check_tree(directory, data_folder=_DATA)
@@ -461,7 +498,6 @@ def _checkpointer(directory: epath.Path, **options: Any) -> ocp.training.Checkpo
             raise UserError(
                 f"{path} must be a checkpoint's folder, but is a file: delete it, or restore the checkpoint"
             )
-    check_metrics(directory)
     steps: Any = ReadableSteps(orbax_path.step.standard_name_format())
     return ocp.training.Checkpointer(absolute(directory), step_name_format=steps, **options)
 
@@ -492,14 +528,9 @@ def _best_step(checkpointer: ocp.training.Checkpointer) -> int:
 def _scores(checkpointer: ocp.training.Checkpointer) -> dict[int, float]:
     """Returns the scores of checkpoints that have one, by step; raises UserError if one is unreadable or changed."""
     scores: dict[int, float] = {}
-    metrics: dict[int, Any] = {checkpoint.step: checkpoint.metrics or {} for checkpoint in checkpointer.checkpoints}
     for step in complete_steps(checkpointer):
-        score = metrics[step].get("score")
         try:
-            metadata = cast(dict[str, Any], checkpointer.metadata(step).custom_metadata) or {}
-            # Older versions did not store the score in the metadata. Scores are compared as text, because NaN != NaN.
-            if "checksums" not in metadata or str(metadata.get("score", score)) != str(score):
-                raise ValueError("its score differs from the saved one")
+            score = _score(checkpointer, step)
         except _STORAGE_ERRORS as error:
             name = f"checkpoint {checkpointer.directory / str(step)}"
             raise UserError(
@@ -508,6 +539,14 @@ def _scores(checkpointer: ocp.training.Checkpointer) -> dict[int, float]:
         if score is not None:
             scores[step] = score
     return scores
+
+
+def _score(checkpointer: ocp.training.Checkpointer, step: int) -> float | None:
+    """Returns the score of a checkpoint, None if it has none; raises one of `_STORAGE_ERRORS` if it is unreadable."""
+    metadata = dict(_metadata(checkpointer.metadata(step).custom_metadata))
+    if metadata.pop("checksums")["metadata"] != _checksum_of_values(metadata):
+        raise ValueError("its metadata is damaged")
+    return metadata.get("score")
 
 
 def _parts(state: TrainState, base: dict[str, Any] | None = None) -> dict[str, Any]:

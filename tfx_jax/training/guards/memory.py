@@ -2,13 +2,14 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from tfx_jax.arrays import leaves_by_path
 from tfx_jax.errors import UserError
 from tfx_jax.training.step import TrainState
 
@@ -22,12 +23,14 @@ _SMALLER_STEP = (
 
 
 class StateMemory(NamedTuple):
-    """Number of trained parameters, and bytes per device of parameters, optimizer state and gradients.
+    """Numbers of all and of the trained parameters, and bytes per device of parameters, optimizer state and gradients.
 
-    Frozen parameters and other model state count as parameters, a moving average as a part of the optimizer.
+    The bytes of frozen parameters and other model state count as parameters, a moving average as a part of the
+    optimizer.
     """
 
     num_params: int
+    num_trained: int
     params: int
     optimizer: int
     gradients: int
@@ -38,8 +41,13 @@ class StateMemory(NamedTuple):
         return self.params + self.optimizer + self.gradients
 
 
-def state_memory(state: TrainState) -> StateMemory:
-    """Computes the bytes of a training state per device; shapes, dtypes and shardings suffice."""
+def state_memory(state: TrainState, frozen: Collection[str] = ()) -> StateMemory:
+    """Computes the bytes of a training state per device; shapes, dtypes and shardings suffice.
+
+    Args:
+      state: the state.
+      frozen: paths of the parameters that are not trained, which are part of the model state.
+    """
 
     def bytes_per_device(tree: Any) -> int:
         """Returns the bytes that the shards of a tree take on one device."""
@@ -50,8 +58,11 @@ def state_memory(state: TrainState) -> StateMemory:
         return total
 
     params = bytes_per_device(state.params)
+    num_trained = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    num_frozen = sum(leaf.size for path, leaf in leaves_by_path(state.model_state).items() if path in frozen)
     return StateMemory(
-        num_params=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
+        num_params=num_trained + num_frozen,
+        num_trained=num_trained,
         params=params + bytes_per_device(state.model_state),
         optimizer=bytes_per_device((state.opt_state, state.ema)),
         gradients=params,
@@ -98,7 +109,7 @@ def report(memory: StateMemory, temporary: int | None, available: int) -> str:
       UserError: if the step cannot fit.
 
     >>> mib = 2**20
-    >>> line = report(StateMemory(63_000_000, 240 * mib, 480 * mib, 240 * mib), 1500 * mib, 16_000 * mib)
+    >>> line = report(StateMemory(63_000_000, 63_000_000, 240 * mib, 480 * mib, 240 * mib), 1500 * mib, 16_000 * mib)
     >>> line.partition("; ")[0], line.partition(": ")[2]
     ('63,000,000 parameters', 'parameters 240 MiB, optimizer 480 MiB, step 1,500 MiB (240 MiB of it gradients)')
     """
@@ -112,8 +123,9 @@ def report(memory: StateMemory, temporary: int | None, available: int) -> str:
                 f"a device has {_size(available)} of memory, but needs {_size(temporary)} for the step and "
                 f"{_size(needed - temporary)} for parameters and optimizer: try {_SMALLER_STEP}"
             )
+    trained = f", {memory.num_trained:,} of them trained" if memory.num_trained < memory.num_params else ""
     return (
-        f"{memory.num_params:,} parameters; of the {_size(available)} of each device: "
+        f"{memory.num_params:,} parameters{trained}; of the {_size(available)} of each device: "
         f"parameters {_size(memory.params)}, optimizer {_size(memory.optimizer)}, {step}"
     )
 

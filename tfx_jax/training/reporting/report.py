@@ -42,6 +42,7 @@ def write_report(
     step: int,
     signum: int | None,
     num_params: int,
+    num_trained: int,
     device_kinds: Sequence[str],
     evaluations: Sequence[Evaluation],
     message: Callable[[str], None],
@@ -58,6 +59,7 @@ def write_report(
       step: last step.
       signum: signal that interrupted the run, or None.
       num_params: number of parameters of the model.
+      num_trained: how many of them are trained.
       device_kinds: `device_kind` of each device of the last run.
       evaluations: all evaluations so far.
       message: function that prints a line: the path of the report, or why there is none.
@@ -75,7 +77,7 @@ def write_report(
         parts = [
             f"# Training report\n\nStep {step:,} of {config.num_steps:,}: {_ending(run, step, signum)}.",
             "" if figure is None else "![Learning curves](learning_curves.png)",
-            _table(("", ""), _facts(history, run, step, num_params, device_kinds)),
+            _table(("", ""), _facts(history, run, step, (num_params, num_trained), device_kinds)),
             _time_table(history),
             _evaluation_table(evaluations, run.task.metrics, run.best_metric),
             *(f"## {table.title}\n\n{_table(table.header, table.rows)}" for table in tables if table.rows),
@@ -99,13 +101,13 @@ def _ending(run: Run[Any], step: int, signum: int | None) -> str:
 
 
 def _facts(
-    history: History, run: Run[Any], step: int, num_params: int, device_kinds: Sequence[str]
+    history: History, run: Run[Any], step: int, sizes: tuple[int, int], device_kinds: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Returns the rows (name, value) of the first table: size, devices, tokens, speed and skipped steps."""
-    config = run.config
+    config, (num_params, num_trained) = run.config, sizes
     units = f"{run.task.unit}s".capitalize()  # such as "Target tokens"
     facts = [
-        ("Parameters", f"{num_params:,}"),
+        ("Parameters", f"{num_params:,}" + (f", {num_trained:,} trained" if num_trained < num_params else "")),
         ("Devices", ", ".join(f"{device_kinds.count(kind)} x {kind}" for kind in dict.fromkeys(device_kinds))),
         ("Computation", config.model.dtype),
     ]
