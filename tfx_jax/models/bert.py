@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
@@ -91,6 +92,7 @@ class BertConfig:
     layer_norm_epsilon: float = at_least(0, 1e-12)
     attention: AttentionConfig = dataclasses.field(default_factory=AttentionConfig)  # attention of every layer
     max_global_tokens: int = at_least(0, 0)  # above 0: a Longformer, "window" attention plus so many global tokens
+    sep_id: int | None = at_least(0, None)  # Longformer for questions: tokens before the first of these are global
     labels: tuple[str, ...] = ("LABEL_0", "LABEL_1")  # names of the classes, for models that classify
     problem_type: str | None = None  # kept for export to Hugging Face, which chooses a loss by it; unused here
     dtype: str = one_of(DTYPES, "float32")  # dtype of the computation; parameters, logits, statistics: float32
@@ -293,8 +295,8 @@ class Bert(nnx.Module):
           token_type_ids: 0 for tokens of the first text and 1 for tokens of the second, [B, T]; None means all 0.
           token_mask: True for tokens, False for padding (on either side), [B, T]; None means no padding.
           positions: position of each token, [B, T]; None counts tokens from 0, without padding.
-          global_mask: True for tokens that attend to all tokens and that all tokens attend to, [B, T]. It needs
-            `config.max_global_tokens` > 0; None means none.
+          global_mask: True for tokens that attend to all tokens and that all tokens attend to, [B, T]: at most
+            `config.max_global_tokens` in a row. None means none.
           rngs: stream `dropout`; None means evaluation.
           return_attention: whether to also return the attention maps.
 
@@ -303,11 +305,12 @@ class Bert(nnx.Module):
           padding are arbitrary. The pooler reads the first token that is not padding.
 
         Raises:
-          ValueError: if T exceeds `config.max_length`, or `global_mask` is given and `config.max_global_tokens` is 0.
+          ValueError: if T exceeds `config.max_length`, or `global_mask` is given and `config.max_global_tokens` is 0
+            or, unless JAX traces the call, exceeded: in a traced call, further tokens of a row are not global.
         """
         check_tokens(self.config.max_length, tokens=tokens)
-        if global_mask is not None and not self.config.max_global_tokens:
-            raise ValueError("global_mask needs a model with max_global_tokens above 0, got max_global_tokens=0")
+        if global_mask is not None:
+            _check_global(global_mask, self.config.max_global_tokens)
         if positions is None:
             positions = jnp.arange(tokens.shape[1])[None] if token_mask is None else positions_from_mask(token_mask)
         if token_type_ids is not None and self.token_types is None:
@@ -438,7 +441,6 @@ class BertWithHead(nnx.Module):
 
     heads: ClassVar[tuple[str, ...]] = ()
     use_pooler = False  # whether the head reads the pooler's output
-    first_is_global = False  # whether the first token is global by default, in a Longformer
 
     def __init__(self, config: BertConfig, *, attention_fn: AttentionFn | None = None, rngs: nnx.Rngs):
         """Initializes the parameters.
@@ -470,15 +472,11 @@ class BertWithHead(nnx.Module):
     ) -> Any:
         """Returns float32 logits, whose shape the class states; with `return_attention` the pair (logits, maps).
 
-        Arguments and maps are those of `Bert`. In a Longformer classifier without `global_mask`, the first token is
-        global.
+        Arguments and maps are those of `Bert`. In a Longformer without `global_mask`, a classifier's first token is
+        global, and the question of a model that answers questions: the tokens before the first `config.sep_id`.
         """
-        if global_mask is None and self.first_is_global and self.config.max_global_tokens:
-            if token_mask is None:
-                first = jnp.zeros((tokens.shape[0], 1), int)
-            else:
-                first = jnp.argmax(token_mask, 1, keepdims=True)  # index of the first token that is not padding
-            global_mask = jnp.arange(tokens.shape[1])[None] == first
+        if global_mask is None and self.config.max_global_tokens:
+            global_mask = self._global_tokens(tokens, token_mask)
         result = self.bert(
             tokens,
             token_type_ids,
@@ -491,6 +489,10 @@ class BertWithHead(nnx.Module):
         output, maps = result if return_attention else (result, None)
         logits = self._score(output, rngs)
         return (logits, maps) if return_attention else logits
+
+    def _global_tokens(self, tokens: Int[Array, "B T"], token_mask: Bool[Array, "B T"] | None) -> Any:
+        """Returns which tokens of a Longformer are global by default, [B, T]; None: none."""
+        return None
 
     def load_encoder(self, other: "Bert | BertWithHead") -> None:
         """Copies the parameters of `other`'s encoder into `self.bert`; `other` is not changed.
@@ -581,7 +583,10 @@ class BertClassifier(BertWithHead):
 
     heads = ("norm", "classifier")
     use_pooler = True
-    first_is_global = True
+
+    def _global_tokens(self, tokens: Int[Array, "B T"], token_mask: Bool[Array, "B T"] | None) -> Any:
+        first: Any = 0 if token_mask is None else jnp.argmax(token_mask, 1, keepdims=True)  # that is no padding
+        return jnp.broadcast_to(jnp.arange(tokens.shape[1])[None] == first, tokens.shape)
 
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.norm = _make_head_norm(config)
@@ -643,12 +648,36 @@ class BertQuestionAnswering(BertWithHead):
 
     heads = ("span",)
 
+    def _global_tokens(self, tokens: Int[Array, "B T"], token_mask: Bool[Array, "B T"] | None) -> Any:
+        if self.config.sep_id is None:
+            return None
+        is_sep = tokens == self.config.sep_id
+        if token_mask is not None:
+            is_sep &= token_mask
+        before = jnp.cumsum(is_sep, axis=1) == 0
+        return before if token_mask is None else before & token_mask
+
     def _make_head(self, config: BertConfig, rngs: nnx.Rngs) -> None:
         self.span = make_dense(config, 2, rngs=rngs)
 
     def _score(self, output: BertOutput, rngs: nnx.Rngs | None) -> SpanLogits:
         logits = self.span(output.sequence)
         return SpanLogits(logits[..., 0], logits[..., 1])
+
+
+def _check_global(global_mask: Bool[Array, "B T"], limit: int) -> None:
+    """Raises ValueError for global tokens where none may be, or for more than `limit` in a row, if they are known."""
+    if not limit:
+        raise ValueError("global_mask needs a model with max_global_tokens above 0, got max_global_tokens=0")
+    try:
+        most = int(np.asarray(global_mask).sum(axis=1).max(initial=0))
+    except jax.errors.TracerArrayConversionError:
+        return
+    if most > limit:
+        raise ValueError(
+            f"a row has {most} global tokens, but config.max_global_tokens={limit}: build the model with more of them, "
+            "which changes no parameter"
+        )
 
 
 def _make_head_norm(config: BertConfig) -> LayerNorm | None:

@@ -10,7 +10,7 @@ from flax import nnx
 from tests.models.hf.folders import assert_refused
 from tests.nn.programs import draw
 from tfx_jax.errors import UserError
-from tfx_jax.models import GPT, GPTConfig, hf
+from tfx_jax.models import GPT, BertConfig, BertMaskedLM, GPTConfig, hf
 from tfx_jax.models.hf.folder import write_folder
 
 D, RANK = 6, 2
@@ -79,6 +79,8 @@ def test_dora_scales_the_columns_of_the_sum(base, adapter):
         ({"bias": "all"}, "bias is 'all', but only 'none' is supported"),
         ({"base_model_name_or_path": None}, "names no base_model_name_or_path: write there where the model is"),
         ({"r": "two", "rank_pattern": {}}, "r is 'two', not of type int"),
+        ({"rank_pattern": {"(": 3}}, r"'\(' is no regular expression \(missing \)"),
+        ({"alpha_pattern": {"*": 3}}, r"'\*' is no regular expression \(nothing to repeat"),
     ],
 )
 def test_other_adapters_are_refused(adapter, fields, message):
@@ -106,6 +108,21 @@ def test_other_adapters_are_refused(adapter, fields, message):
 def test_tensors_that_do_not_fit_are_refused(adapter, tensors, message):
     safetensors.numpy.save_file(tensors, adapter / "adapter_model.safetensors")
     assert_refused(adapter, message)
+
+
+def test_a_trained_head_is_not_lost(tmp_path):
+    """An adapter of a classifier below which the folder of a masked language model lies, as of a `BertForMaskedLM`."""
+    config = BertConfig(vocab_size=11, max_length=8, num_layers=1, d_model=D, num_heads=2)
+    hf.save(draw(lambda: BertMaskedLM(config, rngs=nnx.Rngs(0))), tmp_path / "base")
+    prefix = "base_model.model.bert.encoder.layer.0.attention.self.query"
+    tensors = {f"{prefix}.lora_A.weight": A, f"{prefix}.lora_B.weight": B}
+    head = {"base_model.model.classifier.weight": A[:2], "base_model.model.classifier.bias": A[0, :2]}
+    values = {"peft_type": "LORA", "r": RANK, "lora_alpha": 3, "base_model_name_or_path": str(tmp_path / "base")}
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    write_folder(tmp_path, values | {"task_type": "SEQ_CLS"}, tensors | head, names=names)
+    assert_refused(tmp_path, r"the adapter has classifier\.bias, for which the model has no place: load it as the arch")
+    safetensors.numpy.save_file(tensors, tmp_path / "adapter_model.safetensors")
+    assert isinstance(hf.load(tmp_path), BertMaskedLM)
 
 
 def test_missing_and_damaged_weights_are_refused(adapter):

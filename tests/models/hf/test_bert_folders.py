@@ -116,11 +116,16 @@ def test_modernbert_comes_back(tmp_path, num_layers):
         ({"layer_types": ["sliding_attention"] * 22}, "the first of 22 layers must see all"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "only the default rope_type is supported"),
         ({"rope_parameters": {"sliding_attention": {"type": "linear"}}}, "only the default rope_type is supported"),
+        ({"rope_parameters": {"full_attention": None}}, "only the default rope_type is supported"),
+        ({"rope_parameters": {"full_attention": [1]}}, "only the default rope_type is supported"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": None}}}, "whose rope_theta is no number"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": "x"}}}, "whose rope_theta is no number"),
+        ({"layer_types": ["full_attention"] * 21 + ["chunked"]}, "layer_types is 'chunked', but only full_attention, "),
         ({"sliding_window": 7, "local_attention": 16}, "sliding_window is 7, but only 8 is supported"),
     ],
 )
 def test_a_modernbert_that_differs_is_refused(tmp_path, fields, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=f"^{tmp_path}: .*{message}"):
         modernbert.read_config("ModernBertForMaskedLM", Fields(fields, tmp_path))
 
 

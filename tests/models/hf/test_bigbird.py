@@ -1,6 +1,7 @@
 """BigBird of Hugging Face: what transformers computes in evaluation, for short texts and long, and its folders."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -152,7 +153,14 @@ def test_what_cannot_be_is_refused(tmp_path):
             tmp_path, **dict.fromkeys(values, LEFT_OUT) | {"architectures": ["BigBirdModel"], "block_size": 2}
         )
     change_config(tmp_path, attention_type="original_full")
-    assert hf.load(tmp_path).config.attention == AttentionConfig()
+    model = hf.load(tmp_path)
+    assert model.config.attention == AttentionConfig()
+    hf.save(model, tmp_path / "again", fields=json.loads((tmp_path / "config.json").read_text()))
+    fields = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert (fields["architectures"], fields["attention_type"]) == (["BigBirdModel"], "original_full")
+    again = transformers.BigBirdModel.from_pretrained(tmp_path / "again").eval()
+    for got, want in zip(jax.tree.leaves(run(model, TOKENS[11], SEGMENTS[11])), run_theirs(again, 11), strict=True):
+        np.testing.assert_allclose(got, want.detach(), atol=1e-4)
 
 
 def test_another_pattern_is_not_written(their_folder, tmp_path):

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.parity
 B, T, V = 3, 29, 97
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(3, V, (B, T))
+TOKENS[:, [4, 5, 12]] = 2  # separators, the first behind the question
 GLOBAL = RNG.random((B, T)) < 0.2
 GLOBAL[1], GLOBAL[2] = np.arange(T) % 9 == 0, np.arange(T) == 7
 SIZES = {
@@ -56,8 +57,6 @@ def theirs(request):
 
 
 def run_theirs(model, **options):
-    if "QuestionAnswering" in type(model).__name__ and "global_attention_mask" not in options:
-        options["global_attention_mask"] = np.zeros((B, T), int)  # or else it looks for a question
     inputs = {"input_ids": TOKENS} | options
     output = model(**{name: torch.tensor(value) for name, value in inputs.items()})
     return [output[name] for name in OUTPUTS[type(model).__name__]]
@@ -67,7 +66,7 @@ run = jitted(lambda model, tokens, **options: model(tokens, **options))
 
 
 def test_logits(theirs, ours):
-    """Without a word about global tokens, of which a classifier has the first."""
+    """Without a word about global tokens: of a classifier the first, of a question all are."""
     for got, want in zip(jax.tree.leaves(run(ours, TOKENS)), run_theirs(theirs), strict=True):
         assert got.std() > 0.1
         np.testing.assert_allclose(got, want.detach(), atol=1e-4)
@@ -142,6 +141,16 @@ def test_what_cannot_be_is_refused(tmp_path):
     assert model.config.max_length == 40
     with pytest.raises(ValueError, match="at most max_length=40 tokens, got 41"):
         jax.eval_shape(model, np.zeros((1, 41), int))
+
+
+def test_more_global_tokens_than_there_may_be_are_refused(ours):
+    """Further ones would not be global, as inside of a traced call, where their number is not known."""
+    config = dataclasses.replace(ours.config, max_global_tokens=3)
+    model = nnx.merge(nnx.graphdef(nnx.eval_shape(lambda: type(ours)(config, rngs=nnx.Rngs(0)))), nnx.state(ours))
+    with pytest.raises(
+        ValueError, match=r"a row has 4 global tokens, but config\.max_global_tokens=3: build the model"
+    ):
+        model(TOKENS, global_mask=np.arange(T)[None] < np.array([[2], [4], [3]]))
 
 
 def test_no_global_tokens_for_a_bert(ours):

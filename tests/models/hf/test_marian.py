@@ -97,11 +97,19 @@ def test_older_folders_have_copies_and_sinusoids(tmp_path):
         for name in ("lm_head", "model.encoder.embed_tokens", "model.decoder.embed_tokens"):
             tensors[f"{name}.weight"] = tensors["model.shared.weight"]
         for side in ("encoder", "decoder"):
-            tensors[f"model.{side}.embed_positions.weight"] = np.zeros((512, 12), np.float32)
+            angles = np.arange(512)[:, None] / 10_000 ** (np.arange(6) / 6)
+            sinusoids = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+            tensors[f"model.{side}.embed_positions.weight"] = sinusoids.astype(np.float32)
 
     change_tensors(tmp_path, add_copies)
     change_config(tmp_path, architectures=LEFT_OUT, static_position_embeddings=True, num_beams=6)
     assert_same(hf.load(tmp_path), make_model("opus"))
+
+    def change_positions(tensors):
+        tensors["model.decoder.embed_positions.weight"] = tensors["model.decoder.embed_positions.weight"][::-1].copy()
+
+    change_tensors(tmp_path, change_positions)
+    assert_refused(tmp_path, r"the tensor model\.decoder\.embed_positions\.weight has other values than the sinusoids")
 
 
 @pytest.mark.parametrize(
@@ -282,3 +290,10 @@ def test_classifiers(architecture, tmp_path):
     assert_comes_back(ours, tmp_path / "ours")
     again = loaded_by_them(cls, ours, tmp_path / "again")
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in net.state_dict().items())
+
+
+def test_an_nllb_that_starts_with_padding_is_refused(tmp_path):
+    """Which has another position there than we count."""
+    hf.save(make_model("M2M100ForConditionalGeneration"), tmp_path)
+    change_config(tmp_path, decoder_start_token_id=1)
+    assert_refused(tmp_path, "decoder_start_token_id is that of padding, where transformers counts no position")

@@ -69,6 +69,8 @@ class Family(NamedTuple):
         folders or for a part of a model with a head.
       completed: function from a model to one that computes the same and has all parameters that a folder has.
       fits: function that tells whether a folder can express a configuration.
+      check: function from a configuration and the tensors that raises UserError for a constant, which is not read, with
+        other values than the model computes.
     """
 
     model: type[Any]
@@ -83,6 +85,7 @@ class Family(NamedTuple):
     renamed: Sequence[tuple[str, str]] = ()
     completed: Callable[[Any], Any] = lambda model: model
     fits: Callable[[Any], bool] = lambda config: config.attention.name == "dense"
+    check: Callable[[Any, Tensors], None] = lambda config, tensors: None
 
 
 _GPT2 = Family(
@@ -145,6 +148,7 @@ def _transformer(architecture: str) -> Family:
             (r"lm_head\.weight", "model.decoder.embed_tokens.weight"),
         ),
         fits=functools.partial(marian.fits, architecture),
+        check=marian.check_sinusoids,
     )
 
 
@@ -356,10 +360,12 @@ def load(
     total = sum(map(math.prod, shapes.values()))
     try:
         _take_copies({row.tensor for row in rows}, tensors, prefix, family.copies)
-        _refuse_unknown(rows, set(tensors.shapes), prefix, shapes, family.ignored)
+        names = {prefix + name for row in rows for name in row.tensor_names(shapes[row.path])}
+        _refuse_unknown(set(tensors.shapes) - names, prefix, family.ignored)
         _refuse_other_copies({row.tensor for row in rows}, tensors, prefix, family.copies)
+        family.check(config, tensors)
         if isinstance(tensors, peft.AdaptedTensors):
-            tensors.check_copies({row.tensor for row in rows}, prefix, family.copies)
+            tensors.check_replaced(names, {row.tensor for row in rows}, prefix, family.copies)
         options: dict[str, Any] = {"keep_bfloat16": keep_bfloat16}
         if shardings is not None:
             options["shardings"] = leaves_by_path(shardings(nnx.to_pure_dict(state)))
@@ -628,21 +634,16 @@ def _family_of(values: dict[str, Any], path: epath.Path) -> Family:
     return FAMILIES[names[0]]
 
 
-def _refuse_unknown(
-    rows: Sequence[Row], names: set[str], prefix: str, shapes: dict[str, tuple[int, ...]], ignored: Sequence[str]
-) -> None:
+def _refuse_unknown(names: Collection[str], prefix: str, ignored: Sequence[str]) -> None:
     """Raises UserError for a tensor that no row of the table reads, because its values would be lost.
 
     Args:
-      rows: the table of names.
-      names: names of all tensors of the folder.
+      names: names of the tensors of the folder that no row reads.
       prefix: start of these names that the table omits.
-      shapes: shapes of the model's parameters, by path.
       ignored: patterns of tensors that may be left out.
     """
-    names_of_rows = {prefix + name for row in rows for name in row.tensor_names(shapes[row.path])}
     pattern = re.compile(f"({re.escape(prefix)})?({'|'.join(ignored)})") if ignored else None
-    for name in sorted(names - names_of_rows):
+    for name in sorted(names):
         if pattern is None or not pattern.fullmatch(name):
             raise UserError(f"there is a tensor {name}, for which the model has no place")
 

@@ -28,8 +28,10 @@ def renamed(architecture: str) -> list[tuple[str, str]]:
 
 
 def fits(config: BertConfig) -> bool:
-    """Returns whether a configuration has BigBird's attention with the options that `_attention` sets."""
+    """Returns whether a configuration has dense attention, or BigBird's with the options that `_attention` sets."""
     options = config.attention.options
+    if config.attention.name == "dense":
+        return bert.fits(config)
     if config.attention.name != "bigbird" or config.max_global_tokens or config.first_position:
         return False
     return config.attention == _attention(
@@ -69,8 +71,10 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
 def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
     """Returns the fields of config.json for a BigBird."""
     options = config.attention.options
-    return bert.write_config(architecture, config) | {
-        "model_type": "big_bird",
+    fields = bert.write_config(architecture, config) | {"model_type": "big_bird"}
+    if config.attention.name == "dense":
+        return fields | {"attention_type": "original_full"}
+    return fields | {
         "attention_type": "block_sparse",
         "block_size": options.block_size,
         "num_random_blocks": (options.first_block_times or 1) - 1,

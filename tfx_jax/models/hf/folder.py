@@ -112,6 +112,10 @@ class Fields:
         is_missing = name_in_file not in self._values or (kind is not bool and self._values[name_in_file] is None)
         return None if is_missing else self.get(name, kind())
 
+    def error(self, problem: str) -> UserError:
+        """Returns an error that names the file."""
+        return UserError(f"{self._path}: {problem}")
+
     def require(self, **fields: Any) -> None:
         """Raises UserError if a field has another value than the given one; a missing field is accepted."""
         for name, required in fields.items():

@@ -80,6 +80,8 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
     config.max_length -= _FIRST_POSITION
     config.attention = AttentionConfig("window", AttentionOptions(window=fields.window() // 2))
     config.max_global_tokens = 64  # no field has it, and no parameter depends on it
+    if architecture == "LongformerForQuestionAnswering":
+        config.sep_id = fields.get("sep_token_id", 2)
     return config
 
 
@@ -87,6 +89,8 @@ def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
     """Returns the fields of config.json for a Longformer."""
     fields = bert.write_config(architecture, config)
     del fields["classifier_dropout"]  # this family has no separate dropout rate of the head
+    if config.sep_id is not None:
+        fields["sep_token_id"] = config.sep_id
     return fields | {
         "model_type": "longformer",
         "pad_token_id": 1,

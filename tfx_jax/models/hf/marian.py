@@ -6,14 +6,18 @@ from collections.abc import Collection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from tfx_jax.arrays import path_name
-from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, classifier_fields
+from tfx_jax.errors import UserError
+from tfx_jax.functional.positions import sinusoidal_positions
+from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, Tensors, activation_field, classifier_fields
 from tfx_jax.models.hf.names import Row, dense, feed_forward, linear, norm, projections, table, under, with_zeros
 from tfx_jax.models.transformer import Transformer, TransformerConfig
 
+_POSITIONS = re.compile(r"model\.(encoder|decoder)\.embed_positions\.weight")
 # Number of sinusoids that transformers computes; ours are unlimited.
 _MAX_POSITIONS = 1024
 # Which axis of a parameter indexes the features of the residual, D; by a pattern of the end of its path.
@@ -75,6 +79,8 @@ def read_config(architecture: str, fields: Fields) -> TransformerConfig:
         fields.require(encoder_layerdrop=0.0, decoder_layerdrop=0.0)
     if architecture == "M2M100ForConditionalGeneration":
         fields.require(pad_token_id=1)  # positions start after the padding id
+        if fields.get("decoder_start_token_id", start_id) == 1:
+            raise fields.error("decoder_start_token_id is that of padding, where transformers counts no position")
     return TransformerConfig.marian(
         vocab_size=vocab_size,
         num_layers=num_layers,
@@ -93,6 +99,17 @@ def read_config(architecture: str, fields: Fields) -> TransformerConfig:
         logits_bias=architecture != "M2M100ForConditionalGeneration",
         **options,
     )
+
+
+def check_sinusoids(config: TransformerConfig, tensors: Tensors) -> None:
+    """Raises UserError for stored positions that are not the sinusoids that the model computes."""
+    for name in sorted(tensors.shapes):
+        if config.learned_positions or not _POSITIONS.fullmatch(name):
+            continue
+        (values,) = tensors.read([name])
+        want = sinusoidal_positions(jnp.arange(len(values)), config.d_model, is_interleaved=False)
+        if values.shape != want.shape or not np.allclose(values.astype(np.float32), want, atol=1e-2):  # bfloat16
+            raise UserError(f"the tensor {name} has other values than the sinusoids, which are computed here")
 
 
 def read_classifier_config(architecture: str, fields: Fields) -> TransformerConfig:

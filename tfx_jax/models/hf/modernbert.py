@@ -1,9 +1,9 @@
 """ModernBERT in Hugging Face folders: a BERT with rotary positions, gated feed-forward layers, windows and pre-norm."""
 
 import dataclasses
+import math
 from typing import Any
 
-from tfx_jax.errors import UserError
 from tfx_jax.models.bert import POOLERS, Bert, BertClassifier, BertConfig, BertMaskedLM, BertTagger
 from tfx_jax.models.hf.folder import ACTIVATIONS, Fields, activation_field, classifier_fields
 from tfx_jax.models.hf.names import Row, dense, linear, table, under, vector
@@ -34,6 +34,7 @@ COPIES = [(r"decoder\.weight", "model.embeddings.tok_embeddings.weight")]
 # Options that all models have and config.json does not contain.
 _OPTIONS: dict[str, Any] = {"num_segments": 0, "has_pooler": False, "first_layer": True, "pre_norm": True}
 _OPTIONS |= {"use_bias": False, "is_gated": True, "head_norm": True}
+_LAYER_TYPES = {"full_attention": "dense", "sliding_attention": "window"}
 _POOLINGS = {"cls": "first", "mean": "mean"}
 
 
@@ -72,13 +73,13 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
         }
     num_layers, every = fields.get("num_hidden_layers", 22), fields.get("global_attn_every_n_layers", 3)
     if num_layers < 2 or every < 1:
-        raise UserError(f"num_hidden_layers is {num_layers} and global_attn_every_n_layers {every}: too few")
+        raise fields.error(f"num_hidden_layers is {num_layers} and global_attn_every_n_layers {every}: too few")
     types = fields.get("layer_types", []) or [
         "sliding_attention" if index % every else "full_attention" for index in range(num_layers)
     ]
     if types[0] != "full_attention" or len(types) != num_layers:
-        raise UserError(f"layer_types is {types!r}, but the first of {num_layers} layers must see all")
-    names = ["window" if kind == "sliding_attention" else "dense" for kind in types[1:]]
+        raise fields.error(f"layer_types is {types!r}, but the first of {num_layers} layers must see all")
+    names = [fields.chosen("layer_types", kind, _LAYER_TYPES) for kind in types[1:]]
     # The first layer is separate. The others repeat a pattern: the shortest that gives the attentions of all.
     count = len(names)
     divisors = [size for size in range(1, count + 1) if count % size == 0]
@@ -90,9 +91,13 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
     bases = {"full_attention": fields.get("global_rope_theta", 160_000.0)}
     bases["sliding_attention"] = fields.get("local_rope_theta", 10_000.0)
     for kind, values in fields.get("rope_parameters", {}).items():
-        if kind not in bases or values.get("rope_type", values.get("type", "default")) != "default":
-            raise UserError(f"rope_parameters has {kind}: {values!r}, but only the default rope_type is supported")
-        bases[kind] = values.get("rope_theta", bases[kind])
+        is_known = kind in bases and isinstance(values, dict)
+        if not is_known or values.get("rope_type", values.get("type", "default")) != "default":
+            raise fields.error(f"rope_parameters has {kind}: {values!r}, but only the default rope_type is supported")
+        base = values.get("rope_theta", bases[kind])
+        if type(base) not in (int, float) or not math.isfinite(base):
+            raise fields.error(f"rope_parameters has {kind}: {values!r}, whose rope_theta is no number")
+        bases[kind] = base
     return BertConfig(
         vocab_size=fields.get("vocab_size", 50_368),
         max_length=fields.get("max_position_embeddings", 8192),
@@ -115,7 +120,7 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
 
 def write_config(architecture: str, config: BertConfig) -> dict[str, Any]:
     """Returns the fields of config.json for a ModernBERT."""
-    kinds = {"window": "sliding_attention", "dense": "full_attention"}
+    kinds = {name: kind for kind, name in _LAYER_TYPES.items()}
     names = ["dense", *config.attention.names * (config.num_layers // len(config.attention.names))]
     base = 0.0 if config.rotary is None else config.rotary.base
     bases = {"full_attention": base, "sliding_attention": config.window_rotary_base or base}

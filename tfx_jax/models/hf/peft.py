@@ -121,14 +121,27 @@ class AdaptedTensors(Tensors):
                     f"use_dora={uses_dora}"
                 )
 
-    def check_copies(self, table_names: Collection[str], prefix: str, copies: Sequence[tuple[str, str]]) -> None:
-        """Raises UserError if a tensor was trained as a whole, but not its copies, which PEFT does not change with it.
+    def check_replaced(
+        self, names: Collection[str], table_names: Collection[str], prefix: str, copies: Sequence[tuple[str, str]]
+    ) -> None:
+        """Raises UserError if a tensor that was trained as a whole would be lost.
+
+        That is, if it is of another architecture's head, or its copies, which PEFT does not change with it, were not.
 
         Args:
+          names: names in the folder of all tensors of the model.
           table_names: names of the tensors in the table; these are no copies.
           prefix: start of the names in the folder that the table omits.
           copies: pairs (pattern, original) as in `Family`.
         """
+        for name in sorted(self._replaced):
+            if name not in names and not any(
+                re.fullmatch(f"({re.escape(prefix)})?({copy})", name) for copy, _ in copies
+            ):
+                raise UserError(
+                    f"the adapter has {name}, for which the model has no place: load it as the architecture that was "
+                    "trained, such as architecture='BertForSequenceClassification'"
+                )
         for pattern, original in copies:
             separate = {*table_names, *(name.removeprefix(prefix) for name in self._replaced)}
             is_whole = prefix + original in self._replaced and original in table_names
@@ -172,8 +185,13 @@ def _scale(fields: Fields, module: str) -> float:
 
 def _of_pattern(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
     """Returns the value of the first regular expression in `pattern` that matches the end of a module's name."""
-    matching = (value for key, value in pattern.items() if re.fullmatch(rf"(.*\.)?({key})", module))
-    return next(matching, default)
+    for key, value in pattern.items():
+        try:
+            if re.fullmatch(rf"(.*\.)?({key})", module):
+                return value
+        except re.error as error:
+            raise UserError(f"{CONFIG}: {key!r} is no regular expression ({error})") from None
+    return default
 
 
 def _read(path: epath.Path) -> dict[str, np.ndarray]:
