@@ -30,6 +30,7 @@ CONFIGS = {
         SIZES,
         attention=AttentionConfig("window", AttentionOptions(window=3)),
         max_global_tokens=64,
+        sep_id=2,
         first_position=2,
     ),
 }

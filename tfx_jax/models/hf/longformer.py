@@ -80,8 +80,7 @@ def read_config(architecture: str, fields: Fields) -> BertConfig:
     config.max_length -= _FIRST_POSITION
     config.attention = AttentionConfig("window", AttentionOptions(window=fields.window() // 2))
     config.max_global_tokens = 64  # no field has it, and no parameter depends on it
-    if architecture == "LongformerForQuestionAnswering":
-        config.sep_id = fields.get("sep_token_id", 2)
+    config.sep_id = fields.get("sep_token_id", 2)
     return config
 
 
