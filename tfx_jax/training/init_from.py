@@ -120,7 +120,7 @@ def _initial_config(folder: epath.Path) -> Any:
         return hf.load_config(folder)
     config = load_valid_config(folder)
     model: Any = config.model
-    if not hasattr(model, "vocab_size"):
+    if "vocab_size" not in {field.name for field in dataclasses.fields(model)}:  # images
         return model
     task = make_run(config, folder, can_make=False).task
     return dataclasses.replace(model, vocab_size=task.model_config.vocab_size)
