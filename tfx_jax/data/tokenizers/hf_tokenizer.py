@@ -8,6 +8,7 @@ Nothing in a folder is executed.
 
 import abc
 import json
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import sentencepiece
 import tokenizers
-from absl import logging
 from etils import epath
 
 from tfx_jax.data.files import write_file
