@@ -22,6 +22,13 @@ the mean of 200 steps. `paper`: not yet run.
     step             1,000  2,000  3,000  4,000  5,000  6,000  7,000  8,000  average
     training loss     4.20   3.31   3.00   2.83   2.70   2.63   2.52   2.49
     validation BLEU  20.22  30.47  33.94  36.02  37.96  38.11  38.35  38.95    40.06
+
+A learning rate that falls to zero in a line (`--config.optimizer.schedule=linear`, seed 0) gives the same without
+averaging: 40.15 at the last step, 40.07 the average of the last four checkpoints (from step 7,200), 39.72 that of ten.
+Measured on one core of an AMD EPYC (AVX2) beside other work, in 150 minutes.
+
+    step             1,000  2,000  3,000  4,000  5,000  6,000  7,000  8,000
+    validation BLEU  20.39  30.08  33.19  35.95  37.79  38.68  39.59  40.15
 """
 
 from tfx_jax.models.transformer import TransformerConfig
