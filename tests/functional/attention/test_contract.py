@@ -419,33 +419,24 @@ def test_equals_its_oracle_with_a_bias_and_a_mask_of_all_pairs(case):
 @pytest.mark.parametrize("case", [case for case in ATTENTIONS if case.name != "ring"], ids=lambda case: case.name)
 def test_broadcast_masks_and_biases_are_what_they_broadcast_to(case):
     """Axes of size 1 count as all of their keys, queries, heads and rows."""
-    inputs = query, key, value = _inputs(case)
-    (b, t, n, _), s = query.shape, key.shape[1]
-    mask_of_rows = np.array([True, False]).reshape(b, 1, 1, 1)
+    inputs = _inputs(case)
+    (b, t, n, _), s = inputs[0].shape, inputs[1].shape[1]
+    arrays = [{"mask": np.ones((1, 1, 1, 1), bool)}, {"mask": np.array([True, False]).reshape(b, 1, 1, 1)}]
+    full = (b, 1, 1, s)
     if "mask" in case.features:
-        mask_of_queries = np.arange(t).reshape(1, 1, t, 1) % 3 > 0
-        bias_of_heads = np.linspace(-1, 1, n, dtype=np.float32).reshape(1, n, 1, 1)
-        bias_of_queries = np.linspace(-1, 1, t, dtype=np.float32).reshape(1, 1, t, 1)
         full = (b, n, t, s)
-        arrays = [
-            {"mask": mask_of_queries, "bias": bias_of_heads},
-            {"mask": mask_of_rows, "bias": bias_of_queries},
-            {"bias": bias_of_heads},
-        ]
-    else:
-        full = (b, 1, 1, s)
-        arrays = [{"mask": mask_of_rows}]
-    arrays.append({"mask": np.ones((1, 1, 1, 1), bool)})
+        arrays.append({"mask": np.arange(t).reshape(1, 1, t, 1) % 3 > 0})
+        arrays.append({"bias": np.linspace(-1, 1, n, dtype=np.float32).reshape(1, n, 1, 1)})
+        arrays.append({"bias": np.linspace(-1, 1, t, dtype=np.float32).reshape(1, 1, t, 1)})
     is_causal = {"is_causal": True} if False not in case.modes else {}
 
     @jax.jit
-    def attend(inputs, arrays):
-        return [_attend(case)(*inputs, **pair, **is_causal) for pair in arrays]
+    def both(inputs, arrays):
+        written_out = [jax.tree.map(lambda x: jnp.broadcast_to(x, full), pair) for pair in arrays]
+        return [[_attend(case)(*inputs, **pair, **is_causal) for pair in pairs] for pairs in (arrays, written_out)]
 
-    for got, pair in zip(attend(inputs, arrays), arrays, strict=True):
-        written_out = {"mask": np.ones(full, bool), **{name: np.broadcast_to(x, full) for name, x in pair.items()}}
-        weights = case.oracle(query, key, **written_out, **is_causal)
-        np.testing.assert_allclose(got, mixed(weights, value), atol=1e-5)
+    for got, want in zip(*both(inputs, arrays), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 TWICE = [case for case in ATTENTIONS if case.name not in ("lsh", "ring")]
