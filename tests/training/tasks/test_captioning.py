@@ -155,12 +155,14 @@ def test_images_of_files_are_read_with_their_captions(folder, tmp_path):
             return {"accuracy": (3.0, 4.0), "on_object": (0.0, 0.0)}
         searching.pop()
         assert len(batch["index"][batch["index"] >= 0]) == 4  # a caption is written for each image
-        # For every other image its second caption, for the last one that of another image.
-        texts = [references[(0, 3, 4, 5)[index]] for index in batch["index"] if index >= 0]
+        texts = [references[chosen[index]] for index in batch["index"] if index >= 0]
         rows = [run.task.tokenizer.encode_with_specials(text).ids for text in texts]
         return np.array([ids + [-1] * (7 - len(ids)) for ids in rows] + [[-1] * 7] * (len(batch["index"]) - len(rows)))
 
-    searching = [True]
+    searching, chosen = [True], (0, 3, 4, 7)  # of each image one of its captions
+    found = run.task.evaluate(Told(answer))
+    assert found.metrics == pytest.approx({"bleu": 100.0, "accuracy": 75.0, "exact_match": 100.0})
+    searching, chosen = [True], (0, 3, 4, 5)  # of the last image that of another
     found = run.task.evaluate(Told(answer))
     several = [references[number : number + 2] for number in (0, 2, 4, 6)]
     bleu = bleu_scores([references[number] for number in (0, 3, 4, 5)], several, language="en").sacrebleu
