@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
@@ -327,6 +328,16 @@ def jobs(monkeypatch):
 
     monkeypatch.setattr(ModelWorker, "submit", submit)
     return submitted
+
+
+@pytest.mark.parametrize(("num_read", "num_new"), [(50, 128), (136, 64), (137, 63), (199, 1)])
+def test_a_chat_may_have_what_fits_in_few_lengths(num_read, num_new):
+    worker = types.SimpleNamespace(
+        max_positions=200, max_input_length=lambda count: 200 - count, encode=lambda job: [[0] * num_read]
+    )
+    job = Job("generate", [], max_tokens=512)
+    server._App._fit(types.SimpleNamespace(_worker=worker), job, is_default=True)
+    assert job.max_tokens == num_new
 
 
 def test_chats_of_openai_clients(client, jobs):
