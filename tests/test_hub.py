@@ -29,7 +29,8 @@ from tfx_jax.models import GPT, GPTConfig, hf
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.training.config import ExperimentConfig
-from tfx_jax.training.init_from import adopt_pretrained_config, tokenizer_folder
+from tfx_jax.training.init_from import adopt_pretrained_config
+from tfx_jax.training.run import tokenizer_folder
 
 ROOT = pathlib.Path(__file__).parents[1]
 COMMIT = "0" * 40

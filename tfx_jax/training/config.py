@@ -126,7 +126,8 @@ def tiny_variant(config: ExperimentConfig) -> ExperimentConfig:
         setattr(data, name, getattr(type(data), name))
     config.model.tiny(max_length=config.task.data.max_length)
     config.init_from, config.lora = "", LoraConfig()
-    config.num_steps, config.checkpoint_every, config.eval_every, config.log_every = 6, 2, 0, 2
+    config.num_steps, config.checkpoint_every, config.log_every = 6, 2, 2
+    config.eval_every, config.patience = 0, 0
     return config
 
 

@@ -210,13 +210,13 @@ def make_run(
     artifacts = WorkdirArtifacts(
         workdir,
         can_make=can_make,
-        find_tokenizer=functools.partial(_tokenizer_folder, config.init_from) if config.init_from else None,
+        find_tokenizer=functools.partial(tokenizer_folder, config.init_from) if config.init_from else None,
     )
     splits = config.task.splits() if splits is None else splits
     return Run(config, config.task.setup(config.model, splits, artifacts))
 
 
-def _tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
+def tokenizer_folder(init_from: epath.PathLike) -> epath.Path:
     """Returns the folder of the initial model's tokenizer.
 
     Raises:
