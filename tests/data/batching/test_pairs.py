@@ -191,6 +191,39 @@ def test_resumes_exactly_at_every_position(prefetch):
     resumed.close()
 
 
+def test_bpe_dropout_splits_the_same_pairs_in_another_way_each_epoch_and_the_same_way_when_resumed():
+    pairs = [{"source": f"the cat number {i} sat", "target": f"the dog {i} on the mat barked"} for i in range(60)]
+    tokenizer = make_tokenizer([side for pair in pairs for side in pair.values()], "sentencepiece", vocab_size=80)
+
+    def make():
+        sizes = {"tokens_per_batch": 512, "max_length": 64, "sort_buffer": 20}
+        return iter(pair_batches(pairs, tokenizer, OPTIONS, **sizes, bpe_dropout=0.2))
+
+    def texts(batches):
+        rows = [
+            (batch["source"][row], batch["target"][row]) for batch in batches for row in range(len(batch["source"]))
+        ]
+        return sorted(tuple(map(tokenizer.decode, row)) for row in rows if row[0].any())
+
+    iterator = make()
+    epochs, states = [], []
+    for _ in range(3):
+        states.append(json.dumps(iterator.get_state()))
+        epochs.append(_take_buffers(iterator, 3))
+    assert [texts(batches) for batches in epochs] == [sorted(tuple(pair.values()) for pair in pairs)] * 3
+    assert len({sum(int((batch["target"] > 0).sum()) for batch in batches) for batches in epochs}) == 3
+    resumed = make()
+    resumed.set_state(json.loads(states[2]))
+    _assert_same(_take_buffers(resumed, 3), epochs[2])
+    iterator.close()
+    resumed.close()
+
+
+def test_bpe_dropout_of_words_is_refused_before_any_batch():
+    with pytest.raises(UserError, match=r"bpe_dropout needs a tokenizer of byte pairs"):
+        _batches(bpe_dropout=0.1)
+
+
 def test_is_a_grain_dataset_that_can_be_iterated_twice():
     dataset = pair_batches(PAIRS, TOKENIZER, OPTIONS, **SIZES)
     assert isinstance(dataset, grain.IterDataset)

@@ -161,6 +161,26 @@ def test_vocabulary_goes_by_the_text(folder, tmp_path):
         assert by_text.decode(by_text.encode(line)) == line
 
 
+@pytest.mark.parametrize("bpe_dropout", [0.0, 0.3])
+def test_bpe_dropout_splits_the_words_of_training(folder, tmp_path, bpe_dropout):
+    config = own_text(
+        folder, f"--config.task.data.bpe_dropout={bpe_dropout}", "--config.task.data.tokens_per_batch=512"
+    )
+    task = make_run(config, tmp_path / "run").task
+    batches = iter(task.train_data(LoaderOptions(seed=0)))
+    targets = [row[row > 0].tolist()[:-1] for row in next(batches)["target"] if row.any()]
+    batches.close()
+    texts = list(map(task.tokenizer.decode, targets))
+    assert len(texts) > 5
+    assert {text.partition(" ")[2] for text in texts} == set(GERMAN)
+    assert (task.tokenizer.encode_batch(texts) == targets) == (bpe_dropout == 0)
+
+
+def test_bpe_dropout_of_whole_words_is_refused(folder):
+    with pytest.raises(UserError, match=r'bpe_dropout leaves out merges .*tokenizer="words" has none: use tokenizer='):
+        own_text(folder, "--config.task.data.bpe_dropout=0.1", "--config.task.data.tokenizer=words")
+
+
 def test_the_test_variant_is_on_built_in_text():
     data = load_config_file("transformer_files:test").task.data
     assert (data.dataset, data.source_language, data.target_language) == ("grammar", "", "")

@@ -6,7 +6,7 @@ The shuffled pairs of an epoch are split into buffers. Each buffer is tokenized 
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import grain
@@ -29,6 +29,7 @@ def pair_batches(
     tokens_per_batch: int,
     max_length: int,
     sort_buffer: int = 65_536,
+    bpe_dropout: float = 0.0,
     prefetch: int = 32,
 ) -> grain.IterDataset[Batch]:
     """Returns endless training batches: every pair once per epoch, in an order that differs between epochs.
@@ -43,15 +44,24 @@ def pair_batches(
       tokens_per_batch: upper limit of rows * length, padding included, over all processes.
       max_length: longest side in tokens, EOS included; longer pairs, and pairs with an empty side, are skipped.
       sort_buffer: maximum number of pairs that are sorted by length together, see `PairBuffers`.
+      bpe_dropout: probability that a merge is left out, see `PairBuffers`.
       prefetch: number of batches a thread prepares ahead, 0 for none; some dozens hide the loading of the next buffer.
 
     Returns:
       A data set whose iterators can be saved and restored, see `train_batches`.
 
     Raises:
-      UserError: if there are no pairs, or `tokens_per_batch` does not fit, see `train_batches`.
+      UserError: if there are no pairs, `tokens_per_batch` does not fit, see `train_batches`, or the tokenizer has no
+        merges that could be left out.
     """
-    buffers = PairBuffers(pairs, tokenizer, max_length=max_length, seed=options.seed, sort_buffer=sort_buffer)
+    buffers = PairBuffers(
+        pairs,
+        tokenizer,
+        max_length=max_length,
+        seed=options.seed,
+        sort_buffer=sort_buffer,
+        bpe_dropout=bpe_dropout,
+    )
     boundaries = length_boundaries(max_length, options.length_multiple)
     spec = BatchSpec(boundaries, tokens_per_batch, dict.fromkeys(("source", "target"), cast(int, tokenizer.pad_id)))
     return train_batches(buffers, spec, options, num_examples=len(pairs), is_shuffled=True, prefetch=prefetch)
@@ -97,7 +107,7 @@ def encode_pairs(pairs: PairSource, tokenizer: HFTokenizer, *, max_length: int |
       max_length: longer sides are cut to this number of tokens, EOS included, because evaluation may not drop lines;
         None for no limit.
     """
-    ids, sizes = _encode(pairs, range(len(pairs)), tokenizer, max_length)
+    ids, sizes = _encode(pairs, range(len(pairs)), tokenizer, max_length=max_length)
     return EncodedPairs(ids, sizes, sizes.max(axis=1))
 
 
@@ -105,7 +115,14 @@ class PairBuffers:
     """The sort buffers of all epochs by number: the function `make_portion` of `train_batches`."""
 
     def __init__(
-        self, pairs: PairSource, tokenizer: HFTokenizer, *, max_length: int, seed: int, sort_buffer: int = 65_536
+        self,
+        pairs: PairSource,
+        tokenizer: HFTokenizer,
+        *,
+        max_length: int,
+        seed: int,
+        sort_buffer: int = 65_536,
+        bpe_dropout: float = 0.0,
     ):
         """Stores the arguments; nothing is read.
 
@@ -116,13 +133,18 @@ class PairBuffers:
           seed: seed of the assignment of pairs to buffers.
           sort_buffer: maximum number of pairs that are sorted together. More pairs mean less padding, above all with
             large batches.
+          bpe_dropout: probability that a merge is left out, which splits words at random, in every epoch in another
+            way, see `HFTokenizer.sample_batch`; 0 for none.
 
         Raises:
-          UserError: if there are no pairs.
+          UserError: if there are no pairs, or the tokenizer has no merges that could be left out.
         """
         if not len(pairs):
             raise UserError("there are no training pairs")
+        if bpe_dropout:
+            tokenizer.sample_batch([], bpe_dropout=bpe_dropout, seed=0)  # refused here if at all
         self._pairs, self._tokenizer, self._max_length, self._seed = pairs, tokenizer, max_length, seed
+        self._bpe_dropout = bpe_dropout
         # A buffer belongs to one epoch, so that no batch has a pair twice. Equal sizes avoid a tiny last buffer.
         self._buffers_per_epoch = math.ceil(len(pairs) / sort_buffer)
 
@@ -136,7 +158,13 @@ class PairBuffers:
         begin = len(self._pairs) * buffer // self._buffers_per_epoch
         end = len(self._pairs) * (buffer + 1) // self._buffers_per_epoch
         indices = _shuffled_indices(len(self._pairs), self._seed, epoch, range(begin, end))
-        ids, sizes = _encode(self._pairs, indices, self._tokenizer)
+        rng = np.random.default_rng((self._seed, number))
+
+        def sample(texts: list[str]) -> list[list[int]]:
+            seed = int(rng.integers(2**32))
+            return self._tokenizer.sample_batch(texts, bpe_dropout=self._bpe_dropout, seed=seed)
+
+        ids, sizes = _encode(self._pairs, indices, self._tokenizer, sample if self._bpe_dropout else None)
         longer, shorter = sizes.max(axis=1), sizes.min(axis=1)
         is_kept = (longer <= self._max_length) & (shorter > 1)  # a side of size 1 is only EOS
         if not is_kept.any():
@@ -148,20 +176,26 @@ class PairBuffers:
 
 
 def _encode(
-    pairs: PairSource, indices: Sequence[int], tokenizer: HFTokenizer, max_length: int | None = None
+    pairs: PairSource,
+    indices: Sequence[int],
+    tokenizer: HFTokenizer,
+    encode: Callable[[list[str]], list[list[int]]] | None = None,
+    max_length: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokenizes the pairs at `indices`, adds EOS to each side, and cuts each side to `max_length`.
+
+    `encode` returns the ids of texts, by default by `tokenizer.encode_batch`.
 
     Returns:
       (ids, sizes), see `EncodedPairs`.
     """
-    eos_id = cast(int, tokenizer.eos_id)
+    eos_id, encode = cast(int, tokenizer.eos_id), encode or tokenizer.encode_batch
     # Begin with an empty chunk, because `np.concatenate` needs at least one array.
     chunks = {side: [_pack([], eos_id, max_length)] for side in ("source", "target")}
     for start in range(0, len(indices), _CHUNK):
         chunk = get_pairs(pairs, indices[start : start + _CHUNK])
         for side, packed in chunks.items():  # one side at a time, to have fewer Python lists alive
-            packed.append(_pack(tokenizer.encode_batch([pair[side] for pair in chunk]), eos_id, max_length))
+            packed.append(_pack(encode([pair[side] for pair in chunk]), eos_id, max_length))
     # Join the ids of all chunks of a side, and so their sizes.
     sources, source_sizes = map(np.concatenate, zip(*chunks["source"], strict=True))
     targets, target_sizes = map(np.concatenate, zip(*chunks["target"], strict=True))

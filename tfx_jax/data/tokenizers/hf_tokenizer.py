@@ -10,6 +10,7 @@ import abc
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +18,7 @@ import numpy as np
 import sentencepiece
 import tokenizers
 from etils import epath
+from sentencepiece import sentencepiece_model_pb2
 
 from tfx_jax.data.files import write_file
 from tfx_jax.data.sources.lines import list_of_texts
@@ -47,6 +49,8 @@ sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
 """
 
 _ADDED_TOKEN_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+_sampling = threading.Lock()  # held while SentencePiece draws, see `PieceTokenizer.sample_batch`
 
 T = TypeVar("T")
 
@@ -421,6 +425,24 @@ class HFTokenizer(abc.ABC):
         """Returns `encode` of every text."""
         return [self.encode(text) for text in texts]
 
+    def sample_batch(self, texts: Sequence[str], *, bpe_dropout: float, seed: int) -> list[list[int]]:
+        """Returns the ids of every text, split at random by BPE-dropout.
+
+        Each merge is left out with the probability `bpe_dropout`, every time that it could be applied (Provilkov et
+        al., 2020, https://arxiv.org/abs/1910.13267). The ids decode to the same text; 0 gives those of `encode_batch`.
+
+        Args:
+          texts: the texts.
+          bpe_dropout: between 0 and 1.
+          seed: below 2^32; the same seed and texts give the same ids.
+
+        Raises:
+          UserError: if the tokenizer is not a SentencePiece model that merges pairs of pieces.
+        """
+        raise UserError(
+            'bpe_dropout needs a tokenizer of byte pairs from SentencePiece, such as tokenizer="sentencepiece" trains'
+        )
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids, without special tokens and ids outside the vocabulary.
 
@@ -570,6 +592,9 @@ class PieceTokenizer(HFTokenizer):
             self._ids.get(processor.id_to_piece(number), self._unk) for number in range(processor.vocab_size())
         ]
         self._unknown_number = processor.unk_id()
+        proto = processor.serialized_model_proto()
+        model = sentencepiece_model_pb2.ModelProto.FromString(proto)  # pyright: ignore[reportAttributeAccessIssue]
+        self._has_merges = model.trainer_spec.model_type == model.trainer_spec.BPE
         whole_tokens = {*special, *(token["content"] for token in config.added.values())} - spelled
         # Longest first, because a regular expression takes the first alternative that matches.
         pattern = "|".join(map(re.escape, sorted(whole_tokens, key=len, reverse=True))) or "(?!)"
@@ -586,10 +611,32 @@ class PieceTokenizer(HFTokenizer):
         # Usual case: no whole tokens, so one call splits all texts.
         if not any(map(self._whole.search, texts)) and not any(map(self._front.match, texts)):
             return list(map(self._ids_of, texts, self._processor.encode(texts, out_type=int)))
-        # Otherwise split all text between whole tokens in one call, and put the whole tokens back in front of it.
+        return self._encode_parts(
+            texts, lambda rests: map(self._ids_of, rests, self._processor.encode(rests, out_type=int))
+        )
+
+    def sample_batch(self, texts: Sequence[str], *, bpe_dropout: float, seed: int) -> list[list[int]]:
+        if not self._has_merges:
+            return super().sample_batch(texts, bpe_dropout=bpe_dropout, seed=seed)
+        texts = [text.translate(self._replaced) for text in list_of_texts(texts, "texts")]
+
+        def sample(rests: list[str]) -> Iterator[list[int]]:
+            with _sampling:  # one generator for all; one text at a time, because each of several threads has its own
+                sentencepiece.set_random_generator_seed(seed)
+                split = [
+                    self._processor.encode(rest, out_type=str, enable_sampling=True, alpha=bpe_dropout, nbest_size=-1)
+                    for rest in rests
+                ]
+            return ([self._ids.get(piece, self._unk) for piece in pieces] for pieces in split)
+
+        return self._encode_parts(texts, sample)
+
+    def _encode_parts(
+        self, texts: Sequence[str], encode: Callable[[list[str]], Iterator[list[int]]]
+    ) -> list[list[int]]:
+        """Splits the text between whole tokens by one call of `encode`, and puts these back in front of it."""
         parts_by_text = [list(self._parts(text)) for text in texts]
-        rests = [rest for parts in parts_by_text for _, rest in parts]
-        ids_of_rests = map(self._ids_of, rests, self._processor.encode(rests, out_type=int))
+        ids_of_rests = encode([rest for parts in parts_by_text for _, rest in parts])
         ids_by_text: list[list[int]] = []
         for parts in parts_by_text:
             ids: list[int] = []
