@@ -634,6 +634,24 @@ def test_hostile_clients_leave_the_server_well(folder, model):
             loris.close()
         assert 5 < time.monotonic() - start < 25
 
+        def raw_answer(content):
+            """The answer to bytes of a client of its own, as (head, body)."""
+            with socket.create_connection(("127.0.0.1", port), timeout=30) as raw:
+                raw.sendall(content)
+                raw.shutdown(socket.SHUT_WR)
+                return b"".join(iter(lambda: raw.recv(1_000), b"")).decode().lower().split("\r\n\r\n")
+
+        # The server answers these itself, before our application: a line of plain text.
+        with contextlib.ExitStack() as stack:
+            head, line = raw_answer(b"no HTTP\r\n\r\n")
+            assert "400" in head.partition("\r\n")[0]
+            assert ("content-type: text/plain" in head, line.strip().count("\n")) == (True, 0)
+            for _ in range(512):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            head, line = raw_answer(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert "503" in head.partition("\r\n")[0]
+            assert ("content-type: text/plain" in head, line.strip().count("\n")) == (True, 0)
+
         def num_tokens():
             with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
                 connection.request("GET", "/metrics")
