@@ -141,6 +141,19 @@ def test_rows_of_any_length(final_sentinel):
     assert (targets[:2] != PAD).all()
 
 
+def test_whole_texts_have_the_same_inputs_and_themselves_as_targets():
+    ids = np.zeros((20, 60), int)
+    for row, length in zip(ids, [60, 0, 1, 2, *range(40, 56)], strict=True):
+        row[:length] = 2 + np.arange(length)
+    options = {"sentinels": range(400, 500), "eos_id": EOS, "pad_id": PAD, "noise_density": 0.3}
+    inputs, targets = corrupt_rows(ids, np.random.default_rng(1), **options, whole_text=True)
+    np.testing.assert_array_equal(inputs, corrupt_rows(ids, np.random.default_rng(1), **options)[0])
+    assert (inputs.shape[1], targets.shape[1]) == span_corruption_lengths(60, noise_density=0.3, whole_text=True)
+    for row, target in zip(ids, targets, strict=True):
+        text = row[row != PAD].tolist()
+        assert target.tolist() == [*text, EOS, *[PAD] * (60 - len(text))]
+
+
 def test_same_seed_same_spans():
     one, two, other = (random_spans(300, np.random.default_rng(seed)) for seed in (5, 5, 6))
     assert one == two

@@ -140,6 +140,19 @@ def test_half_of_the_tokens_can_be_dropped(run):
     assert planned.batch["target"].shape == (planned.batch["source"].shape[0], target_length)
 
 
+def test_the_whole_text_can_be_the_target(run):
+    config = dataclasses.replace(run.task.config, targets="text")
+    task = SpanCorruptionTask(config, run.task.model_config, run.task._splits, run.task.tokenizer)
+    rows, others = epoch_of(task, 0), epoch_of(run.task, 0)
+    assert {(len(row["source"]), len(row["target"])) for row in rows} == {(32, config.text_length + 1)}
+    assert [row["source"].tolist() for row in rows] == [row["source"].tolist() for row in others]
+    targets = [[token for token in row["target"].tolist() if token != 0] for row in rows]
+    assert [token for target in targets for token in target[:-1]] == restored(run.task, others)
+    assert {target[-1] for target in targets} == {task.model_config.eos_id}
+    planned = config.planned(task.model_config, LoaderOptions(0))
+    assert planned.batch["target"].shape == (planned.batch["source"].shape[0], config.text_length + 1)
+
+
 def test_command_line_evaluates(trained, capsys):
     workdir, result = trained
     assert main(["evaluate", f"--workdir={workdir}", "--json"]) == 0

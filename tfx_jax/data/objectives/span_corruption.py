@@ -1,7 +1,8 @@
 """Span corruption, T5's pretraining objective (Raffel et al., 2020, https://arxiv.org/abs/1910.10683, section 3.1.4).
 
 Spans of tokens are dropped from a text. The inputs have a sentinel in place of each span; the targets are the dropped
-spans, each after its sentinel.
+spans, each after its sentinel. With `whole_text` the targets are the text itself, as in BART's infilling (Lewis et al.,
+2019, https://arxiv.org/abs/1910.13461, section 2.2), which teaches a decoder to copy.
 """
 
 import bisect
@@ -124,14 +125,18 @@ def span_corruption_lengths(
     noise_density: float = NOISE_DENSITY,
     mean_span_length: float = MEAN_SPAN_LENGTH,
     final_sentinel: bool = True,
+    whole_text: bool = False,
 ) -> tuple[int, int]:
     """Returns (length of the inputs, length of the targets), EOS included, which do not depend on the random spans.
 
     >>> span_corruption_lengths(568, final_sentinel=False)
     (512, 114)
+    >>> span_corruption_lengths(568, whole_text=True)
+    (512, 569)
     """
     num_dropped, num_spans = _counts(num_tokens, noise_density, mean_span_length)
-    return num_tokens - num_dropped + num_spans + 1, num_dropped + num_spans + final_sentinel + 1
+    targets_length = num_tokens if whole_text else num_dropped + num_spans + final_sentinel
+    return num_tokens - num_dropped + num_spans + 1, targets_length + 1
 
 
 def num_sentinels(
@@ -180,6 +185,7 @@ def corrupt_rows(
     noise_density: float = NOISE_DENSITY,
     mean_span_length: float = MEAN_SPAN_LENGTH,
     final_sentinel: bool = True,
+    whole_text: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Drops random spans of each text of a batch.
 
@@ -192,6 +198,7 @@ def corrupt_rows(
       noise_density: fraction of the tokens to drop.
       mean_span_length: mean length of the spans in tokens.
       final_sentinel: whether one more sentinel ends the targets.
+      whole_text: whether the targets are the texts, instead of the dropped spans.
 
     Returns:
       Inputs [B, S] and targets [B, T'], int32, where (S, T') are the `span_corruption_lengths` of T tokens. Texts of T
@@ -199,13 +206,13 @@ def corrupt_rows(
     """
     ids = np.asarray(ids)
     options = {"noise_density": noise_density, "mean_span_length": mean_span_length}
-    lengths = span_corruption_lengths(ids.shape[1], **options, final_sentinel=final_sentinel)
+    lengths = span_corruption_lengths(ids.shape[1], **options, final_sentinel=final_sentinel, whole_text=whole_text)
     inputs, targets = (np.full((len(ids), length), pad_id, np.int32) for length in lengths)
     for row, text in enumerate(ids):
         tokens = text[text != pad_id].tolist()
         spans = random_spans(len(tokens), rng, **options)
-        corrupted = corrupt_spans(tokens, spans, sentinels, final_sentinel=final_sentinel)
-        for array, sequence in zip((inputs, targets), corrupted, strict=True):
+        source, dropped = corrupt_spans(tokens, spans, sentinels, final_sentinel=final_sentinel)
+        for array, sequence in ((inputs, source), (targets, tokens if whole_text else dropped)):
             array[row, : len(sequence) + 1] = [*sequence, eos_id]
     return inputs, targets
 
@@ -229,6 +236,7 @@ class CorruptedTexts:
         pad_id: int,
         noise_density: float = NOISE_DENSITY,
         mean_span_length: float = MEAN_SPAN_LENGTH,
+        whole_text: bool = False,
     ):
         """Cuts a stream.
 
@@ -242,6 +250,7 @@ class CorruptedTexts:
           pad_id: id of padding.
           noise_density: fraction of the tokens to drop.
           mean_span_length: mean length of the spans in tokens.
+          whole_text: whether the targets are the texts, instead of the dropped spans.
 
         Raises:
           UserError: if the stream is shorter than `text_length`.
@@ -250,7 +259,10 @@ class CorruptedTexts:
             raise UserError(f"the text must have at least {text_length:,} tokens, for one row, got {len(stream):,}")
         self._stream, self._text_length, self._seed = stream, text_length, tuple(seed)
         self._edges = np.unique([0, *range(start, len(stream), text_length), len(stream)])
-        self._noise = Noise(noise_density=noise_density, mean_span_length=mean_span_length)
+        self._noise, self._whole_text = (
+            Noise(noise_density=noise_density, mean_span_length=mean_span_length),
+            whole_text,
+        )
         self._ids: dict[str, Any] = {"sentinels": sentinels, "eos_id": eos_id, "pad_id": pad_id}
 
     @property
@@ -270,7 +282,7 @@ class CorruptedTexts:
         tokens = self._stream[self._edges[index] : self._edges[index + 1]]
         text[0, : len(tokens)] = tokens
         rng = np.random.default_rng((*self._seed, index))
-        sources, targets = corrupt_rows(text, rng, **self._ids, **self._noise)
+        sources, targets = corrupt_rows(text, rng, **self._ids, **self._noise, whole_text=self._whole_text)
         return {"source": sources[0], "target": targets[0]}
 
 

@@ -23,7 +23,7 @@ from tfx_jax.data.objectives.span_corruption import (
 )
 from tfx_jax.data.sources.splits import Split, Splits
 from tfx_jax.errors import UserError
-from tfx_jax.fields import at_least, documented, fraction
+from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.models.config import EncoderDecoderConfig, ModelConfig, require_kind
 from tfx_jax.tasks.artifacts import setup_tokenizer
 from tfx_jax.tasks.loss import LossOutput, Metric
@@ -39,7 +39,7 @@ _EVALUATION_SEED = 0  # seed of the spans, the same for all runs, so that their 
 @documented
 @dataclasses.dataclass
 class SpanCorruptionConfig(TaskConfig):
-    """Generates the spans that are dropped from plain text.
+    """Generates the spans that are dropped from plain text, or the text.
 
     All documents form one stream without separators, as in the authors' program (`reduce_concat_tokens`). It is cut
     into texts whose sources, after dropping spans, have `data.max_length` tokens.
@@ -50,6 +50,9 @@ class SpanCorruptionConfig(TaskConfig):
     # difference between 0.1 and 0.25, and worse results with 0.5 (section 3.3.3)
     noise_density: float = fraction(NOISE_DENSITY)
     mean_span_length: float = at_least(1, MEAN_SPAN_LENGTH)  # of the dropped spans, in tokens
+    # What is generated: the dropped "spans", or the whole "text" (BART), which teaches to copy; a step then costs about
+    # as much more as targets are longer
+    targets: str = one_of(("spans", "text"), "spans")
     label_smoothing: float = fraction(0.0)
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token
 
@@ -89,7 +92,7 @@ class SpanCorruptionConfig(TaskConfig):
     @property
     def lengths(self) -> tuple[int, int]:
         """Tokens of a source and of a target, EOS included."""
-        return span_corruption_lengths(self.text_length, **self.noise)
+        return span_corruption_lengths(self.text_length, **self.noise, whole_text=self.targets == "text")
 
     def setup(
         self, model: EncoderDecoderConfig, splits: Splits[TextDocuments], artifacts: Artifacts
@@ -162,6 +165,7 @@ class SpanCorruptionTask(TokenPredictionBase[SpanCorruptionConfig, EncoderDecode
             eos_id=self.model_config.eos_id,
             pad_id=self.model_config.pad_id,
             **self.config.noise,
+            whole_text=self.config.targets == "text",
         )
 
     def _stream(self, split: Split) -> np.ndarray:
