@@ -74,9 +74,14 @@ def put_device(path):
 @pytest.mark.slow
 def test_every_file_as_a_pipe_or_a_device(workdir):
     files = [path for path in sorted(workdir.rglob("*")) if path.is_file() and path.stat().st_size]
-    assert {"config.json", "artifacts.json", "tokenizer.json", "metrics", "_METADATA", "manifest.ocdbt"} <= {
-        path.name for path in files
-    }
+    assert {
+        "config.json",
+        "artifacts.json",
+        "tokenizer.json",
+        "_CHECKPOINT_METADATA",
+        "_METADATA",
+        "manifest.ocdbt",
+    } <= {path.name for path in files}
     used = ("report.md", "learning_curves.png", "train.lock", "data.json")  # not read by these
     for number, path in enumerate(path for path in files if path.name not in used):
         path.rename(workdir.with_name("kept"))

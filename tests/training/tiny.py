@@ -108,7 +108,6 @@ def whole_state(workdir):
         wanted = jax.tree.map(
             lambda leaf: np.empty(leaf.shape, leaf.dtype), checkpointer.checkpointables_metadata(newest).metadata
         )
-        wanted.pop("metrics", None)
         return newest, checkpointer.load_checkpointables(newest, wanted), checkpointer.metadata(newest).custom_metadata
 
 
