@@ -1001,6 +1001,16 @@ def test_full_queue_raises_busy_error_and_ignores_cancelled_requests(model, monk
             job.is_cancelled = True
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_are_not_tokenized_for_a_full_queue(client, monkeypatch, stream):
+    monkeypatch.setattr(model_worker, "MAX_WAITING", 0)
+    encoded = []
+    monkeypatch.setattr(ModelWorker, "encode", lambda self, job: encoded.append(job))
+    response = client.post("/v1/completions", json={"prompt": "a", "stream": stream})
+    assert message_of(response, 503) == "too many requests wait: try again later"
+    assert not encoded
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_dead_worker_fails_its_requests_and_refuses_others(model):
     def die(batch):

@@ -178,8 +178,8 @@ class ModelWorker:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def submit(self, job: Job) -> Job:
-        """Adds a request.
+    def check_accepts(self) -> None:
+        """Checks that a request could be added now, before work is done for one that could not.
 
         Raises:
           BusyError: if too many requests wait.
@@ -191,6 +191,11 @@ class ModelWorker:
             self._remove_ended()
             if len(self._jobs) >= MAX_WAITING:
                 raise BusyError("too many requests wait: try again later")
+
+    def submit(self, job: Job) -> Job:
+        """Adds a request; raises what `check_accepts` raises."""
+        with self._changed:  # reentrant
+            self.check_accepts()
             self._jobs.append(job)
             self._changed.notify()
         return job

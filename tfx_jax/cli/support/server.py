@@ -414,6 +414,8 @@ class _App:
             is_chat=is_chat,
         )
         shape = _Shape(self._name, is_chat)
+        with _unavailable_if_busy():
+            self._worker.check_accepts()  # before the prompts are tokenized
         await asyncio.to_thread(self._fit, job, is_default=is_chat and length is None)
         if body.get("stream"):
             return self._stream(job, shape, has_usage=body.get("stream_options", {}).get("include_usage", False))
@@ -447,7 +449,8 @@ class _App:
 
         job.on_text = put
         job.result.add_done_callback(lambda _: put(None))
-        self._submit(job)
+        with _unavailable_if_busy():
+            self._worker.submit(job)
 
         def event(value: Any) -> str:
             return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
@@ -473,25 +476,18 @@ class _App:
 
         return _Stream(job, events())
 
-    def _submit(self, job: Job) -> Job:
-        try:
-            return self._worker.submit(job)
-        except BusyError as error:
-            raise _RequestError(503, str(error)) from None
-
     async def _answer(self, request: Request, job: Job) -> Any:
         """Returns the result of a request; stops waiting when the client is gone."""
-        future = asyncio.wrap_future(self._submit(job).result)
-        try:
-            while not future.done():
-                await asyncio.wait([future], timeout=1.0)
-                if not future.done() and await request.is_disconnected():
-                    raise ClientDisconnect
-            return future.result()
-        except BusyError as error:  # the worker ended while the request waited
-            raise _RequestError(503, str(error)) from None
-        finally:
-            job.is_cancelled = True
+        with _unavailable_if_busy():  # also if the worker ends while the request waits
+            future = asyncio.wrap_future(self._worker.submit(job).result)
+            try:
+                while not future.done():
+                    await asyncio.wait([future], timeout=1.0)
+                    if not future.done() and await request.is_disconnected():
+                        raise ClientDisconnect
+                return future.result()
+            finally:
+                job.is_cancelled = True
 
     async def _read(self, request: Request) -> dict[str, Any]:
         """Returns the JSON object of a request, checked by the schema of its path, without fields that are null."""
@@ -693,6 +689,15 @@ async def _file(request: Request) -> bytes:
     if not (content := await _body(request, MAX_BODY)):
         raise _RequestError(400, "the body must be the file, but is empty")
     return content
+
+
+@contextlib.contextmanager
+def _unavailable_if_busy() -> Iterator[None]:
+    """Turns the worker's refusal of a request into status 503."""
+    try:
+        yield
+    except BusyError as error:
+        raise _RequestError(503, str(error)) from None
 
 
 async def _body(request: Request, limit: int) -> bytes:
