@@ -12,13 +12,16 @@ import pytest
 from etils import epath
 from flax import nnx
 
+from tests.nn.programs import draw
 from tests.tiers import slow_but
 from tfx_jax import models
 from tfx_jax.arrays import leaves_by_path
 from tfx_jax.cli.train import load_config_file
 from tfx_jax.models import hf
+from tfx_jax.tasks import ClassificationConfig
 from tfx_jax.training.checkpoint.base import initial_params
-from tfx_jax.training.init_from import init_from_state
+from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
 from tfx_jax.training.loop import train
 from tfx_jax.training.step import SkipState, TrainState
 
@@ -60,6 +63,17 @@ def test_a_folder_without_a_head_starts_a_classifier(name, head, tmp_path):
     expected = leaves_by_path(nnx.to_pure_dict(nnx.state(classifier))).keys()
     missing = expected - leaves_by_path(initial_params(epath.Path(tmp_path), lambda _: {})).keys()
     assert {path.split("/")[0] for path in missing} == {"classifier"}
+
+
+@pytest.mark.parametrize("problem_type", ["multi_label_classification", "regression"])
+def test_a_classifier_says_what_it_was_trained_on_not_what_it_started_from(problem_type, tmp_path):
+    config = models.BertConfig(labels=("a", "b", "c"), problem_type=problem_type)
+    config.tiny(max_length=8)
+    hf.save(draw(lambda: models.BertClassifier(config, rngs=nnx.Rngs(0))), tmp_path)
+    assert hf.load_config(tmp_path).problem_type == problem_type
+    experiment = ExperimentConfig(models.BertConfig(), ClassificationConfig(), init_from=str(tmp_path))
+    adopted = adopt_pretrained_config(experiment).model
+    assert (adopted.problem_type, adopted.d_model) == (None, config.d_model)
 
 
 EXPERIMENTS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / "experiments").glob("*.py"))

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -76,12 +77,22 @@ class BeamSearch:
     length_penalty: float = LENGTH_PENALTY
 
     def __post_init__(self):
+        _require(numbers.Integral, beam_size=self.beam_size)
+        _require(numbers.Real, length_penalty=self.length_penalty)
         if not 1 <= self.beam_size <= MAX_BEAMS:
             raise UserError(f"beam_size must be at least 1 and at most {MAX_BEAMS:,}, got {self.beam_size}")
         if not 0 <= self.length_penalty <= MAX_LENGTH_PENALTY:
             raise UserError(
                 f"length_penalty must be at least 0 and at most {MAX_LENGTH_PENALTY}, got {self.length_penalty}"
             )
+
+
+def _require(kind: Any, **values: Any) -> None:
+    """Raises UserError for a value that is no instance of `kind`, a kind of number."""
+    for name, value in values.items():
+        if not isinstance(value, kind) or isinstance(value, bool):
+            noun = "number" if isinstance(0.5, kind) else "whole number"
+            raise UserError(f"{name} must be a {noun}, got {value!r}")
 
 
 def check_length_penalty(length_penalty: float, beam_size: int) -> None:
@@ -106,6 +117,10 @@ class Sampling:
     no_repeat_ngram_size: int = 0  # no sequence of this many tokens occurs twice; 0 allows it
 
     def __post_init__(self):
+        _require(numbers.Real, temperature=self.temperature, repetition_penalty=self.repetition_penalty)
+        _require(numbers.Integral, no_repeat_ngram_size=self.no_repeat_ngram_size)
+        _require(numbers.Integral | None, top_k=self.top_k)
+        _require(numbers.Real | None, top_p=self.top_p, min_p=self.min_p)
         if self.temperature != 0 and not is_valid_divisor(self.temperature):
             raise UserError(
                 f"temperature must be 0 or at least {LEAST_TEMPERATURE} and at most {LARGEST_TEMPERATURE}, got "

@@ -102,11 +102,18 @@ class Transcriber:
           task: "transcribe", or "translate" into English.
 
         Raises:
-          UserError: if the recording has several channels or is longer than `max_samples`, or the model lacks the
-            language or the task.
+          UserError: if the recording has several channels, is empty or longer than `max_samples`, or has other values
+            than finite floats, or the model lacks the language or the task.
         """
         if samples.ndim != 1:
             raise UserError(f"the samples have the shape {samples.shape}, not one axis: mix the channels into one")
+        if not len(samples):
+            raise UserError("the recording has no samples")
+        if not jnp.issubdtype(samples.dtype, jnp.floating) or not np.isfinite(samples).all():
+            raise UserError(
+                f"the samples are {samples.dtype}, but must be finite floats from -1 to 1: divide 16-bit integers by "
+                "32,768"
+            )
         if len(samples) > self.max_samples:
             raise UserError(
                 f"the recording has {len(samples):,} samples, but at most {self.max_samples:,} are read: cut it into "

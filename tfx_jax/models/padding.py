@@ -17,6 +17,8 @@ def check_tokens(max_length: int | None = None, **arguments: Any) -> None:
     for name, tokens in arguments.items():
         if not hasattr(tokens, "shape"):
             raise ValueError(f"{name} must be an array of token ids [B, T], got a {type(tokens).__name__}")
+        if not jnp.issubdtype(tokens.dtype, jnp.integer):
+            raise ValueError(f"{name} must be an array of token ids [B, T], got dtype {tokens.dtype}")
         if len(tokens.shape) != 2:
             hint = f": for a single sequence pass {name}[None]" if len(tokens.shape) == 1 else ""
             raise ValueError(f"{name} must be an array of token ids [B, T], got shape {tokens.shape}{hint}")

@@ -24,7 +24,7 @@ from tfx_jax.training.step import TrainState
 from tfx_jax.training.workdir import is_workdir
 
 # Model fields that the experiment decides, not the initial model; so do all dropout rates.
-_KEPT = ("attention", "coverage", "dtype", "remat", "unroll", "tagger")
+_KEPT = ("attention", "coverage", "dtype", "problem_type", "remat", "unroll", "tagger")
 
 
 def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:

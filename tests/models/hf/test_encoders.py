@@ -47,6 +47,7 @@ VARIANTS = {
     "AlbertModel of one size": {"embedding_size": 24},
     "DistilBertForMaskedLM untied": {"tie_word_embeddings": False},
     "DistilBertModel relu": {"activation": "relu"},
+    "DistilBertModel with an epsilon that is not read": {"layer_norm_eps": 0.3},
 }
 # Windows of 2 tokens on either side; with 5 layers, the last is of a kind of its own.
 _MODERN = {

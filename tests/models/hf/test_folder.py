@@ -197,6 +197,14 @@ def test_stores_in_the_dtype_asked_for(tmp_path, dtype):
         np.testing.assert_array_equal(leaf, np.asarray(want).astype(kind).astype(np.float32))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "bool", "float64", "complex64", "bf16", None])
+def test_other_dtypes_are_not_stored(tmp_path, dtype):
+    shown = repr(dtype) if dtype == "bf16" else dtype
+    with pytest.raises(UserError, match=f"^dtype must be float32, float16 or bfloat16, got {shown}$"):
+        hf.save(make_model(), tmp_path / "new", dtype=dtype)
+    assert not (tmp_path / "new").exists()
+
+
 def test_more_fields_do_not_change_the_model(tmp_path):
     hf.save(make_model(), tmp_path, fields={"bos_token_id": 3, "n_layer": 7, "dtype": "float64"})
     config = json.loads((tmp_path / "config.json").read_text())

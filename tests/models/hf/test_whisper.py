@@ -109,6 +109,11 @@ def test_what_cannot_be_transcribed(transcriber, tmp_path, folder):
         UserError, match=r"the samples have the shape \(99, 2\), not one axis: mix the channels into one"
     ):
         transcriber(np.zeros((99, 2), np.float32))
+    for samples in (np.full(400, 99, np.int16), np.full(400, np.nan, np.float32)):
+        with pytest.raises(UserError, match=rf"the samples are {samples.dtype}, but must be finite floats from -1 to"):
+            transcriber(samples)
+    with pytest.raises(UserError, match="the recording has no samples"):
+        transcriber(np.zeros(0, np.float32))
     with pytest.raises(UserError, match="beam_size must be at least 1, got 0"):
         Transcriber(make_model(), transcriber._tokenizer, beam_size=0)
     with pytest.raises(UserError, match="length_penalty needs beam search: set beam_size above 1 as well"):

@@ -331,11 +331,7 @@ def load(
       UserError: if the folder is damaged, has a parameter that is NaN or infinite, or has an option or tensor that the
         class does not support; if `dtype` is neither float32 nor bfloat16.
     """
-    name = jnp.dtype(dtype).name
-    if name not in DTYPES:
-        raise UserError(
-            f"dtype must be {' or '.join(DTYPES)}, got {name}: activations of T5 and others overflow float16"
-        )
+    name = _dtype_name(dtype, DTYPES, hint=": activations of T5 and others overflow float16")
     folder = base_folder(path)
     family, config = _open(folder, architecture)
     config.dtype = name
@@ -386,6 +382,17 @@ def load(
     for path_of_leaf, leaf in nnx.to_flat_state(others):
         _set(params, "/".join(map(str, path_of_leaf)), jax.device_put(np.zeros(leaf.shape, leaf.dtype)))
     return nnx.merge(graphdef, params)
+
+
+def _dtype_name(dtype: DTypeLike, names: Sequence[str], *, hint: str = "") -> str:
+    """Returns the name of a dtype; raises UserError if it is not one of `names`."""
+    try:
+        name = "None" if dtype is None else jnp.dtype(dtype).name  # NumPy takes None for float64
+    except TypeError:
+        name = repr(dtype)
+    if name not in names:
+        raise UserError(f"dtype must be {', '.join(names[:-1])} or {names[-1]}, got {name}{hint}")
+    return name
 
 
 def _of_all_processes(local: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -486,9 +493,11 @@ def save(
       allow_nonfinite: whether a parameter may be NaN or infinite.
 
     Raises:
-      UserError: if the folder cannot be written, or a parameter is too large for `dtype`, NaN or infinite.
+      UserError: if the folder cannot be written, `dtype` is another one, or a parameter is too large for it, NaN or
+        infinite.
       ValueError: if no family has the model's class, or its architectures cannot express an option of the model.
     """
+    dtype_name = _dtype_name(dtype, ("float32", "float16", "bfloat16"))
     model = completed(model)
     family = _family_for(model, fields or {})
     config = family.write_config(model.config)
@@ -509,7 +518,7 @@ def save(
     if family.rows_of is not None:
         family.rows_of(config_fields)
     others = {name: value for name, value in (fields or {}).items() if name not in names_read}
-    write_folder(path, {**others, **config, "dtype": jnp.dtype(dtype).name}, stored)
+    write_folder(path, {**others, **config, "dtype": dtype_name}, stored)
 
 
 def completed(model: Any) -> Any:

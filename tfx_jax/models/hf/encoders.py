@@ -102,6 +102,8 @@ class Encoder:
             options["embedding_size"] = size if options.get("share_layers") or size != config.d_model else None
         if self.HEADS[architecture][0] is Bert and not self.pooler:
             options["has_pooler"] = False
+        if architecture == "DistilBertForTokenClassification":
+            options["head_dropout_rate"] = None  # that of the layers, unlike before its other heads
         config = dataclasses.replace(config, **options)
         self._check(architecture, fields, config)
         return config
@@ -286,7 +288,7 @@ _DISTILBERT = Encoder(
     ],
     pooler=[],
     output="vocab_projector",
-    options={"pooler_activation": "relu", "num_segments": False},
+    options={"pooler_activation": "relu", "num_segments": False, "layer_norm_epsilon": 1e-12},
     fields={
         "hidden_size": "dim",
         "num_hidden_layers": "n_layers",
