@@ -1,12 +1,16 @@
 """BPE-dropout: the same text in other pieces, as often as the probability says, and the same for the same seed."""
 
-import concurrent.futures
+import collections
+import functools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from tests.data.tokenizers.test_hf_tokenizer import TEXT, random_texts
 from tests.data.tokenizers_made_here import EOS_ID, UNK_ID, make_tokenizer
+from tfx_jax.data.tokenizers.bpe_dropout import Merges
 from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
 from tfx_jax.errors import UserError
 
@@ -42,11 +46,60 @@ def test_a_merge_is_left_out_as_often_as_the_probability_says():
     assert abs(left_out - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 10_000)
 
 
-def test_a_seed_gives_the_same_pieces_in_every_thread():
-    expected = [sample(TEXTS, seed=seed) for seed in range(6)]
-    assert len({str(ids) for ids in expected}) == 6
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(lambda seed: sample(TEXTS, seed=seed % 6), range(12))) == expected * 2
+SCORES = {"▁": -9, "a": -9, "b": -9, "aa": 0, "ab": -1, "aab": -2, "ba": -3, "▁a": -4, "aaab": -5}
+
+
+@functools.cache
+def distribution(symbols, left_out, dropout):
+    """The exact probability of each split of a word, one merge at a time: the best place, from the left."""
+    places = [place for place in range(len(symbols) - 1) if place not in left_out]
+    places = [place for place in places if symbols[place] + symbols[place + 1] in SCORES]
+    if not places:
+        return {symbols: 1.0}
+    at = max(places, key=lambda place: (SCORES[symbols[place] + symbols[place + 1]], -place))
+    merged = (*symbols[:at], symbols[at] + symbols[at + 1], *symbols[at + 2 :])
+    # Places behind the merged pair move by one, and those of the pair with its neighbors are new.
+    others = frozenset(place - (place > at) for place in left_out if place not in (at - 1, at, at + 1))
+    result = collections.Counter()
+    for weight, (following, now) in ((1 - dropout, (merged, others)), (dropout, (symbols, left_out | {at}))):
+        for split, probability in distribution(following, now, dropout).items():
+            result[split] += weight * probability
+    return result
+
+
+@pytest.mark.parametrize("word", ["▁aab", "▁aaaaab", "abab", "aaaa", "▁baabaaab"])
+@pytest.mark.parametrize("dropout", [0.1, 0.6])
+def test_every_split_is_as_probable_as_one_merge_after_the_other_makes_it(word, dropout):
+    merges, count = Merges(SCORES), 20_000
+    rows = merges.split([word, "b"] * count, dropout=dropout, rng=np.random.default_rng(0))
+    found = collections.Counter(tuple(merges.symbols[number] for number in row) for row in rows[::2])
+    assert all(merges.symbols[number] == "b" for row in rows[1::2] for number in row)
+    expected = distribution(tuple(word), frozenset(), dropout)
+    assert found.keys() <= expected.keys()
+    for split, probability in expected.items():
+        error = 5 * np.sqrt(probability * (1 - probability) / count) + 1e-12
+        assert abs(found[split] / count - probability) < error, (split, probability)
+
+
+def test_a_long_text_without_spaces_is_split_soon():
+    rng = np.random.default_rng(0)
+    letters = "".join(rng.choice(["a", "b"], 50_000))
+    (row,) = Merges(SCORES).split([letters], dropout=0.1, rng=rng)
+    assert 10_000 < len(row) < 40_000
+
+
+_IN_A_PROCESS = """
+from tests.data.tokenizers.test_bpe_dropout import TEXTS, sample
+print([sample(TEXTS, seed=seed) for seed in (0, 2**32 - 1, 2**64)])
+"""
+
+
+def test_a_seed_gives_the_same_pieces_in_every_process():
+    """Or a run that is resumed would be another run, and processes that train together would have other batches."""
+    expected = [sample(TEXTS, seed=seed) for seed in (0, 2**32 - 1, 2**64)]
+    assert len({str(ids) for ids in expected}) == 3
+    done = subprocess.run([sys.executable, "-c", _IN_A_PROCESS], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(expected)
 
 
 @pytest.mark.parametrize(

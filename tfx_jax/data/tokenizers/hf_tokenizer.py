@@ -7,10 +7,11 @@ Nothing in a folder is executed.
 """
 
 import abc
+import functools
+import itertools
 import json
 import logging
 import re
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +23,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from tfx_jax.data.files import write_file
 from tfx_jax.data.sources.lines import list_of_texts
+from tfx_jax.data.tokenizers.bpe_dropout import Merges
 from tfx_jax.data.tokenizers.streaming import TextStream
 from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json, read_small_file
@@ -50,7 +52,7 @@ sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo xh yi yo zh zu
 
 _ADDED_TOKEN_OPTIONS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
-_sampling = threading.Lock()  # held while SentencePiece draws, see `PieceTokenizer.sample_batch`
+_WORDS = re.compile("▁?[^▁]+|▁")  # of a text that SentencePiece has normalized
 
 T = TypeVar("T")
 
@@ -428,13 +430,13 @@ class HFTokenizer(abc.ABC):
     def sample_batch(self, texts: Sequence[str], *, bpe_dropout: float, seed: int) -> list[list[int]]:
         """Returns the ids of every text, split at random by BPE-dropout.
 
-        Each merge is left out with the probability `bpe_dropout`, every time that it could be applied (Provilkov et
-        al., 2020, https://arxiv.org/abs/1910.13267). The ids decode to the same text; 0 gives those of `encode_batch`.
+        Each merge is left out with the probability `bpe_dropout` when its turn comes (Provilkov et al., 2020,
+        https://arxiv.org/abs/1910.13267). The ids decode to the same text; 0 gives those of `encode_batch`.
 
         Args:
           texts: the texts.
           bpe_dropout: between 0 and 1.
-          seed: below 2^32; the same seed and texts give the same ids.
+          seed: of the random choices; the same seed and texts give the same ids.
 
         Raises:
           UserError: if the tokenizer is not a SentencePiece model that merges pairs of pieces.
@@ -592,9 +594,6 @@ class PieceTokenizer(HFTokenizer):
             self._ids.get(processor.id_to_piece(number), self._unk) for number in range(processor.vocab_size())
         ]
         self._unknown_number = processor.unk_id()
-        proto = processor.serialized_model_proto()
-        model = sentencepiece_model_pb2.ModelProto.FromString(proto)  # pyright: ignore[reportAttributeAccessIssue]
-        self._has_merges = model.trainer_spec.model_type == model.trainer_spec.BPE
         whole_tokens = {*special, *(token["content"] for token in config.added.values())} - spelled
         # Longest first, because a regular expression takes the first alternative that matches.
         pattern = "|".join(map(re.escape, sorted(whole_tokens, key=len, reverse=True))) or "(?!)"
@@ -616,20 +615,41 @@ class PieceTokenizer(HFTokenizer):
         )
 
     def sample_batch(self, texts: Sequence[str], *, bpe_dropout: float, seed: int) -> list[list[int]]:
-        if not self._has_merges:
+        if (merges := self._merges) is None:
             return super().sample_batch(texts, bpe_dropout=bpe_dropout, seed=seed)
         texts = [text.translate(self._replaced) for text in list_of_texts(texts, "texts")]
 
         def sample(rests: list[str]) -> Iterator[list[int]]:
-            with _sampling:  # one generator for all; one text at a time, because each of several threads has its own
-                sentencepiece.set_random_generator_seed(seed)
-                split = [
-                    self._processor.encode(rest, out_type=str, enable_sampling=True, alpha=bpe_dropout, nbest_size=-1)
-                    for rest in rests
-                ]
-            return ([self._ids.get(piece, self._unk) for piece in pieces] for pieces in split)
+            words = [_WORDS.findall(self._processor.normalize(rest)) for rest in rests]
+            split = iter(
+                merges.split(
+                    [word for part in words for word in part], dropout=bpe_dropout, rng=np.random.default_rng(seed)
+                )
+            )
+            for part in words:
+                numbers = itertools.chain.from_iterable(itertools.islice(split, len(part)))
+                yield self._ids_of_symbols(merges, numbers)
 
         return self._encode_parts(texts, sample)
+
+    @functools.cached_property
+    def _merges(self) -> Merges | None:
+        """The merges of a model of byte pairs; None for other models, and for pieces that no merge makes."""
+        proto = self._processor.serialized_model_proto()
+        model = sentencepiece_model_pb2.ModelProto.FromString(proto)  # pyright: ignore[reportAttributeAccessIssue]
+        pieces = [piece for piece in model.pieces if piece.type not in (piece.UNKNOWN, piece.CONTROL)]
+        is_merged = all(piece.type == piece.NORMAL and "▁" not in piece.piece[1:] for piece in pieces)
+        if model.trainer_spec.model_type != model.trainer_spec.BPE or not is_merged:
+            return None
+        return Merges({piece.piece: piece.score for piece in pieces})
+
+    def _ids_of_symbols(self, merges: Merges, numbers: Iterable[int]) -> list[int]:
+        """Returns the ids of symbols of `merges`; a run of unknown characters is one piece, as SentencePiece has it."""
+        ids: list[int] = []
+        for is_known, run in itertools.groupby(numbers, lambda number: 0 <= number < merges.num_pieces):
+            pieces = [merges.symbols[number] if number >= 0 else chr(-1 - number) for number in run]
+            ids += (self._ids.get(piece, self._unk) for piece in (pieces if is_known else ["".join(pieces)]))
+        return ids
 
     def _encode_parts(
         self, texts: Sequence[str], encode: Callable[[list[str]], Iterator[list[int]]]

@@ -67,8 +67,8 @@ class PairData:
     tokens_per_batch: int = at_least(1, 25_000)  # positions of each side of a global batch, including padding (paper)
     sort_buffer: int = at_least(1, 65_536)  # number of pairs that are sorted by length together
     # BPE-dropout: probability that a merge is left out in training, so that every epoch splits words in another way;
-    # 0.1 in the paper (Provilkov et al., 2020). A model learns slower, so it is for long trainings; sentences become
-    # longer by about a third
+    # 0.1 in the paper (Provilkov et al., 2020). A model learns slower, so it is for long trainings; sentences become a
+    # seventh to a third longer
     bpe_dropout: float = fraction(0.0)
 
     def has_split(self, split: Split) -> bool:
