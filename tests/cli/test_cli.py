@@ -324,6 +324,14 @@ def test_attend_draws_a_pair_and_its_own_translation(workdir, tmp_path, capfd):
         (["translate", "--workdir=nowhere"], "nowhere has no config.json"),
         (["translate", "--workdir=nowhere", "--beam=0"], 'must be a whole number from 1 to 2,147,483,647, got "0"'),
         (["evaluate", "--workdir=nowhere", "--source=a"], "--source and --reference must be given together"),
+        (
+            ["evaluate", "--workdir=nowhere", "--config.task.data.test_file=a.csv"],
+            "--config.task.data.test_file is read with --split=test alone, and this is --split=validation",
+        ),
+        (
+            ["evaluate", "--workdir=nowhere", "--split=test", "--config.task.data.validation_file=a.csv"],
+            "--config.task.data.validation_file is read with --split=validation alone, and this is --split=test",
+        ),
         (["evaluate", "--workdir=nowhere", "--step=lates"], '"lates" must be a step number'),
         (["attend", "--workdir=nowhere", "--source= ", "--output=a.png"], "--source is empty"),
         (

@@ -111,7 +111,7 @@ def chunks(monkeypatch):
         inputs, suffixes = ("text", "context"), ()
 
         def predict(self, inputs):
-            return [{"answer": text.upper()} for text, _ in inputs]
+            return [{"answer": (text + " " + context).upper().strip()} for text, context in inputs]
 
     monkeypatch.setattr(predict, "load_model", lambda *_: (types.SimpleNamespace(task=None), None))
     monkeypatch.setattr(predict, "load_from_run", lambda *_, **__: Model())
@@ -177,7 +177,15 @@ def test_a_line_without_an_answer_costs_none_before_it(monkeypatch, capfd, chunk
     text = "".join([*lines, "bad\n", *lines])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert main(list(arguments)) == 2
-    assert capfd.readouterr() == ("V\nW\nX\nY\nZ\n", f"tfx-jax {arguments[0]}: {message}\n")
+    expected = "".join(f"{letter}{' C' * bool(ending)}\n" for letter in "VWXYZ")
+    assert capfd.readouterr() == (expected, f"tfx-jax {arguments[0]}: {message}\n")
+
+
+@pytest.mark.usefixtures("chunks")
+def test_a_blank_line_has_blank_parts(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\tb\n\n \t\n  \nc\td\n")))
+    assert main(["predict", "--workdir=w"]) == 0
+    assert capfd.readouterr() == ("A B\n\n\n\nC D\n", "")
 
 
 @pytest.mark.parametrize("arguments", VERBS, ids=lambda arguments: arguments[0])

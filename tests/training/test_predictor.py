@@ -145,7 +145,9 @@ def test_sentences_are_translated_and_parsed(tmp_path):
 
 
 def test_what_takes_neither_text_nor_files_says_so(tmp_path):
-    with pytest.raises(UserError, match="EventClassificationTask takes neither lines of text nor files, and writes"):
+    with pytest.raises(
+        UserError, match=r"the model.s task takes neither lines of text nor files, and the model writes no text"
+    ):
         load_from_run(*opened((Seq2VecConfig, EventClassificationConfig, EventData), tmp_path)).predict([])
 
 

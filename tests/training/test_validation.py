@@ -62,6 +62,8 @@ def test_defaults_are_the_base_model_and_valid():
         ("task.decoding.extra_length", -1, "task.decoding.extra_length must be at least 0, got -1"),
         ("eval_every", -1, "eval_every must be at least 0, got -1"),
         ("patience", -1, "patience must be at least 0, got -1"),
+        ("lora.targets", "up", "lora has options of adapters, but config.lora.rank=0 makes none: set it to 8, say"),
+        ("lora.use_dora", True, "lora has options of adapters, but config.lora.rank=0 makes none: set it to 8, say"),
         ("keep_best", -1, "keep_best must be at least 0, got -1"),
         ("model.dropout_rate", 1.0, r"model.dropout_rate must be in \[0, 1\), got 1.0"),
         ("model.attention_dropout_rate", -0.1, r"model.attention_dropout_rate must be in \[0, 1\), got -0.1"),

@@ -41,6 +41,11 @@ def run(argv: Sequence[str]) -> int:
     arguments, overrides = parser.parse_known_args(argv)
     if (arguments.source is None) != (arguments.reference is None):
         raise UserError("--source and --reference must be given together")
+    other = {"validation": "test", "test": "validation"}[arguments.split]
+    for override in overrides:
+        if override.startswith(f"--config.task.data.{other}_"):
+            flag = override.partition("=")[0]
+            raise UserError(f"{flag} is read with --split={other} alone, and this is --split={arguments.split}")
     set_up_program()
     run, params = load_model(arguments, overrides=overrides)
     if isinstance(run.task, TranslationTask):

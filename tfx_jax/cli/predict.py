@@ -10,6 +10,7 @@ from tfx_jax.arguments import Parser
 from tfx_jax.cli.support.lines import answered, count_lines, open_readers, shown
 from tfx_jax.cli.support.options import add_model_options, load_model, set_up_program
 from tfx_jax.cli.support.progress import Progress
+from tfx_jax.data.sources.lines import is_blank
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.text.answers import Prediction
 from tfx_jax.training.predictor import files_of, load_from_run, read_inputs
@@ -97,7 +98,13 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _parts(line: str, where: str, inputs: tuple[str, ...]) -> list[str]:
-    """Splits a line at TABs into the parts that `inputs` names; raises UserError for another number of parts."""
+    """Splits a line at TABs into the parts that `inputs` names; a blank line has blank parts.
+
+    Raises:
+      UserError: for another number of parts.
+    """
+    if is_blank(line):
+        return [""] * len(inputs)
     parts = line.split("\t") if len(inputs) > 1 else [line]
     if len(parts) != len(inputs):
         expected = ", TAB, ".join(inputs)

@@ -372,6 +372,8 @@ def validate(config: ExperimentConfig) -> ExperimentConfig:
         raise UserError("config.patience counts evaluations without a better score: set config.eval_every as well")
     if config.lora.rank and not config.init_from:
         raise UserError("config.lora.rank needs config.init_from: adapters modify a pretrained model")
+    if not config.lora.rank and config.lora != LoraConfig():
+        raise UserError("config.lora has options of adapters, but config.lora.rank=0 makes none: set it to 8, say")
     if config.spike_factor and not config.spike_factor > 1:
         raise UserError(f"config.spike_factor must be 0 or above 1, got {config.spike_factor}")
     if keep_every % config.checkpoint_every and (not config.eval_every or keep_every % config.eval_every):

@@ -211,7 +211,7 @@ class _Continuing:
     def __init__(self, model: LoadedModel):
         """Raises UserError if the model does not generate text."""
         if model.tokenizer is None or not isinstance(model.model, DecodingModel):
-            raise UserError(f"{type(model.task).__name__} takes neither lines of text nor files, and writes no text")
+            raise UserError("the model's task takes neither lines of text nor files, and the model writes no text")
         self._model = model
 
     def answer(self, model: TrainedModel, rows: Sequence[Sequence[str]]) -> list[Prediction]:

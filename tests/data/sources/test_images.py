@@ -33,7 +33,7 @@ def test_what_cannot_be_read_is_named_in_one_line(tmp_path):
     (tmp_path / "cut.png").write_bytes((tmp_path / "wide.png").read_bytes()[:60])
     for name, message in (
         ("none.png", "there is no image {}"),
-        ("text.png", "{} cannot be read as an image: cannot identify image file"),
+        ("text.png", "{} cannot be read as an image: it is none of BMP, GIF, JPEG, PNG"),
         ("cut.png", "{} cannot be read as an image: "),
         ("wide.png", "{} has 7 x 5 pixels, but the model reads 7 x 7: resize it"),
     ):
@@ -51,7 +51,7 @@ def test_images_of_other_formats_and_of_too_many_pixels_are_not_decoded(tmp_path
     PIL.Image.new("1", (8_001, 8_000)).save(tmp_path / "large.png")
     monkeypatch.setattr(PIL.Image.Image, "load", lambda self: pytest.fail("it is decoded"))
     for name, message in (
-        ("eps.png", "{} cannot be read as an image: cannot identify image file"),
+        ("eps.png", "{} cannot be read as an image: it is none of BMP, GIF, JPEG, PNG"),
         ("large.png", "{} has 8001 x 8000 pixels, more than 64,000,000: make it smaller"),
     ):
         for read in (lambda path: read_image(path, 7), lambda path: read_center(path, 7, 3)):

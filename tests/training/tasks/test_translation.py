@@ -300,6 +300,25 @@ def test_transformers_translates_the_same(exported):
     assert len({tuple(ids) for ids in translator.translate_ids(params, sentences)}) > 2
 
 
+def test_a_long_sentence_is_explained_as_it_is_translated(exported):
+    run, model, _ = exported
+    task, sentence = run.task, " ".join(SENTENCES * 5)
+    limit = task.config.data.max_length
+    read = [*task.tokenizer.encode(sentence)[: limit - 1], task.tokenizer.eos_id]
+    assert len(read) == limit
+    graphdef, params = nnx.split(model)
+    trained = TrainedModel(graphdef, nnx.to_pure_dict(params))
+    (translation,) = task.translator(graphdef, beam_size=1).translate_ids(params, [sentence])
+    (description,) = task.explain(trained, [sentence], [translation])
+    assert description["source"] == task.tokenizer.pieces(read)
+    logits = jax.jit(lambda *inputs: model(*inputs))(np.array([read]), np.array([translation]))
+    logits = np.asarray(logits, np.float64)[0]
+    log_probs = logits[np.arange(len(logits)), translation] - np.log(np.exp(logits).sum(axis=1))
+    assert description["score"] == pytest.approx(log_probs.sum(), rel=1e-5)
+    maps = task.attention(trained, sentence, GERMAN[0])
+    assert maps.source == description["source"]
+
+
 def test_a_model_without_maps_has_a_score_alone():
     class Uniform:
         config = types.SimpleNamespace(pad_id=0)

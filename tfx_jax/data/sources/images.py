@@ -98,6 +98,8 @@ def _read(path: epath.PathLike, mode: str) -> PIL.Image.Image:
         raise UserError(f"there is no image {path}") from None
     except UserError:
         raise
+    except PIL.UnidentifiedImageError:
+        raise UserError(f"{path} cannot be read as an image: it is none of {', '.join(_FORMATS)}") from None
     except (OSError, ValueError, SyntaxError, PIL.Image.DecompressionBombError) as error:
         raise UserError(f"{path} cannot be read as an image: {' '.join(str(error).split())}") from None
 

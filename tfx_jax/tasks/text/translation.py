@@ -357,10 +357,10 @@ class TranslationTask:
           "unknown" (see `unknown_parts`), "source" and "target" (their tokens, including EOS) and, of a model that
           returns its maps, "attention": the cross-attention, mean over layers and heads, nested lists [T, S].
         """
-        limit, pad_id = self.config.data.max_length, self.model_config.pad_id
+        pad_id = self.model_config.pad_id
         examples = [
             {
-                "source": np.array(self.tokenizer.encode_with_specials(line).ids[:limit], np.int32),
+                "source": np.array(self._encode(line), np.int32),
                 "target": np.array(ids, np.int32),
             }
             for line, ids in zip(lines, translations, strict=True)
@@ -429,7 +429,7 @@ class TranslationTask:
         """Returns the attention maps of a pair with its reference, as in training."""
         pairs = self._splits["validation"]
         texts = ((pair["source"], pair["target"]) for pair in map(pairs.__getitem__, range(len(pairs))))
-        pair = drawable_pair(texts, lambda text: self.tokenizer.encode_with_specials(text).ids)
+        pair = drawable_pair(texts, self._encode)
         return None if pair is None else self.attention(model, *pair)
 
     def attention(self, model: TrainedModel, source: str, target: str | None = None) -> PairAttention:
@@ -437,19 +437,23 @@ class TranslationTask:
 
         Args:
           model: the trained model.
-          source: the sentence to read.
+          source: the sentence to read, cut to `data.max_length` tokens as in `Translator`.
           target: translation; None means the model's own.
 
         Returns:
           The maps of `pair_attention`, and the tokens of source and target, including EOS.
         """
-        source_ids = self.tokenizer.encode_with_specials(source).ids
+        source_ids = self._encode(source)
         if target is None:
             (target_ids,) = self.translator(model.graphdef).translate_ids(model.decoder, [source])
         else:
-            target_ids = self.tokenizer.encode_with_specials(target).ids
+            target_ids = self._encode(target)
         pieces = self.tokenizer.pieces
         return PairAttention(pair_attention(model, source_ids, target_ids), pieces(source_ids), pieces(target_ids))
+
+    def _encode(self, text: str) -> list[int]:
+        """Returns the ids of a sentence as the model is trained on them: EOS last, at most `data.max_length`."""
+        return [*self.tokenizer.encode(text)[: self.config.data.max_length - 1], cast(int, self.tokenizer.eos_id)]
 
 
 def unknown_parts(tokenizer: HFTokenizer, text: str) -> list[str]:
