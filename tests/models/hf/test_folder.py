@@ -325,7 +325,8 @@ def test_damaged_header(folder, place):
     assert_refused(folder, r"model\.safetensors is damaged or cut short")
 
 
-def test_eight_bit_floats_are_named(folder):
+@pytest.mark.parametrize(("dtype", "fewer"), [("F8_E4M3", 4), ("I8", 4), ("I32", 1), ("BOOL", 4)])
+def test_weights_that_are_no_floats_are_named(folder, dtype, fewer):
     path = folder / "model.safetensors"
     size = int.from_bytes(path.read_bytes()[:8], "little")
     header, data = json.loads(path.read_bytes()[8 : 8 + size]), path.read_bytes()[8 + size :]
@@ -335,12 +336,14 @@ def test_eight_bit_floats_are_named(folder):
             continue
         start, stop = entry["data_offsets"]
         if name == "transformer.wpe.weight":
-            entry["dtype"], stop = "F8_E4M3", start + (stop - start) // 4
+            entry["dtype"], stop = dtype, start + (stop - start) // fewer
         entry["data_offsets"] = [len(changed), len(changed) + stop - start]
         changed += data[start:stop]
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + changed)
-    assert_refused(folder, r"wpe\.weight has the dtype F8_E4M3, which is not read: take a folder whose weights are not")
+    assert_refused(
+        folder, rf"wpe\.weight has the dtype {dtype}, which is not read: take a folder whose weights are not"
+    )
 
 
 @pytest.mark.parametrize("file", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "model.bin", 3, ""])
