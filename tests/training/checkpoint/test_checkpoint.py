@@ -626,12 +626,17 @@ def test_full_disk(tmp_path):
     [(errno.ENOSPC, "free disk space"), (errno.EROFS, "make the folder writable"), (errno.EIO, "fix this")],
 )
 def test_average_that_cannot_be_written_says_what_helps(workdir, monkeypatch, number, remedy):
-    def refuse(*_, **__):
+    def refuse(path, *_, **__):
+        unfinished = path.with_name("average.orbax-checkpoint-tmp")  # as Orbax calls it, and leaves it
+        unfinished.mkdir()
+        (unfinished / "array").write_text("1")
         raise ValueError("not saved") from OSError(number, os.strerror(number))
 
     monkeypatch.setattr("tfx_jax.training.checkpoint.checkpoints.ocp.save", refuse)
+    before = sorted(workdir.iterdir())
     with pytest.raises(UserError, match=rf"^cannot write .*average \(.*{os.strerror(number)}\): {remedy} and rerun"):
         average_checkpoints(workdir, last=2)
+    assert sorted(workdir.iterdir()) == before
 
 
 def test_an_empty_folder_is_no_checkpoint_to_anybody(workdir):

@@ -471,6 +471,8 @@ def average_checkpoints(
         metadata: dict[str, Any] = extra | {"checksums": all_checksums({"params": mean}, extra)}
         ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
     except _STORAGE_ERRORS as error:
+        for unfinished in path.parent.glob(f"{path.name}{orbax_path.atomicity.TMP_DIR_SUFFIX}*"):
+            unfinished.rmtree(missing_ok=True)  # it keeps a full disk full
         raise UserError(f"cannot write {path} ({_line(error)}): {_remedy(error)} and rerun the same command") from None
     return steps
 
