@@ -1,6 +1,6 @@
 r"""Recurrent networks with and without attention on small_parallel_enja, 50,000 short English-Japanese pairs.
 
-Result: dev BLEU Ja-En 37.14 with Bahdanau's attention, 36.95 with Luong's, 34.83 with a fixed context
+Result: dev BLEU Ja-En 39.94 with Bahdanau's attention (37.14 after 9,000 steps; Luong's 36.95, none 34.83)
 
 Variants: `luong` (general score, input feeding), `bahdanau` and `fixed` (the same vector at every step), all of GRUs,
 each followed by its direction, as in `luong_jaen` (the default) and `fixed_enja`. Sizes are ours, for a CPU: one
@@ -40,7 +40,17 @@ the maxout layer that Bahdanau's have. What is not looked at gets no gradient. D
 (2017, section 3.2.1) divide theirs, it is 0.53 and 1.44 nats after 9,000. Loss after 600 steps: 3.52 scaled, 3.54
 Bahdanau's, 3.83 unscaled, with that maxout layer. After 300, where the first two are at 4.51 and 4.39,
 nothing else did as much: 4.65 as it was, additive score 4.58, "dot" 4.66, no tanh 4.58, no input feeding 4.67, the
-word before in the readout 4.63. The other direction: not yet run.
+word before in the readout 4.63.
+
+More steps help as much as attention does: `bahdanau_jaen` with `--config.num_steps=13000`, seed 0, on a core of an AMD
+EPYC (AVX-512) that was shared. At last 39.94 (sacreBLEU 39.84), what `transformer_enja` has after 7,000 steps; the mean
+of the last five checkpoints has 39.65.
+
+    step                    3,000  6,000  9,000  12,000  13,000
+    dev BLEU                29.80  33.66  37.69   39.22   39.94
+    exact match, %           10.8   12.4   15.6    16.8    17.4
+
+The other direction: not yet run.
 """
 
 from tfx_jax.models.seq2seq import Seq2SeqConfig
