@@ -38,11 +38,11 @@ characters, and 37.19):
           dev BLEU      16.14  28.28  31.98  36.48  36.07    37.36
 
 R-Drop (`--config.task.r_drop=5`), whose steps take 2.7 times as long, is behind at the same step of a schedule of
-5,000: Ja-En 11.62 after 1,000, 24.39 after 2,000, where it was stopped. So is BPE-dropout (`--config.task.data.bpe_dropout=0.1`), of a schedule of 10,000: En-Ja
-10.22 after 1,000, 17.08 after 2,000, 19.73 after 3,000, where it was stopped. And so is a model of twice the width
-(`--config.model.d_model=256 --config.model.d_ff=512 --config.model.dropout_rate=0.3
---config.optimizer.peak_learning_rate=0.002`), of a schedule of 5,500: En-Ja 17.64 after 1,000, 26.19 after 2,000, where
-it was stopped.
+5,000: Ja-En 11.62 after 1,000, 24.39 after 2,000, where it was stopped. So is BPE-dropout
+(`--config.task.data.bpe_dropout=0.1`), of a schedule of 10,000: En-Ja 10.22 after 1,000, 17.08 after 2,000, 19.73 after
+3,000, where it was stopped. And so is a model of twice the width (`--config.model.d_model=256 --config.model.d_ff=512
+--config.model.dropout_rate=0.3 --config.optimizer.peak_learning_rate=0.002`), of a schedule of 5,500: En-Ja 17.64 after
+1,000, 26.19 after 2,000, where it was stopped.
 """
 
 from tfx_jax.models.transformer import TransformerConfig
