@@ -384,7 +384,7 @@ def load(
     return nnx.merge(graphdef, params)
 
 
-def _dtype_name(dtype: DTypeLike, names: Sequence[str], *, hint: str = "") -> str:
+def _dtype_name(dtype: DTypeLike | None, names: Sequence[str], *, hint: str = "") -> str:
     """Returns the name of a dtype; raises UserError if it is not one of `names`."""
     try:
         name = "None" if dtype is None else jnp.dtype(dtype).name  # NumPy takes None for float64
