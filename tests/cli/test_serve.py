@@ -635,7 +635,7 @@ def test_hostile_clients_leave_the_server_well(folder, model):
         assert 5 < time.monotonic() - start < 25
 
         def raw_answer(content):
-            """The answer to bytes of a client of its own, as (head, body)."""
+            """Sends bytes over a new connection; returns [head, body] of the answer, in lower case."""
             with socket.create_connection(("127.0.0.1", port), timeout=30) as raw:
                 raw.sendall(content)
                 raw.shutdown(socket.SHUT_WR)

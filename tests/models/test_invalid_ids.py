@@ -87,6 +87,16 @@ def test_ids_outside_the_table_are_nan(family):
 
 
 @pytest.mark.parametrize("family", CASES)
+def test_tokens_that_are_not_integers_are_refused_with_a_line(family):
+    model, reader = made(family), (padding.FAMILIES | padding.OTHERS)[family].reader
+    if reader in (padding.words, padding.captions, padding.events):
+        pytest.skip("reads no tokens alone")
+    inputs, _ = inputs_of(reader, model)
+    with pytest.raises(ValueError, match=r"must be an array of token ids \[B, T\], got dtype float32$"):
+        model(*(ids.astype(np.float32) for ids in inputs))
+
+
+@pytest.mark.parametrize("family", CASES)
 def test_a_sequence_without_a_batch_is_refused_with_a_line(family):
     """Users forget the axis; a list is what a tokenizer returns."""
     model, reader = made(family), (padding.FAMILIES | padding.OTHERS)[family].reader

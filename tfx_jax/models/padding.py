@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Int
 
 
 def check_tokens(max_length: int | None = None, **arguments: Any) -> None:
-    """Raises ValueError unless each argument is an array [B, T] with at most `max_length` tokens in a row.
+    """Raises ValueError unless each argument is an array [B, T] of integers with at most `max_length` tokens in a row.
 
     >>> check_tokens(tokens=jnp.array([5, 6]))
     Traceback (most recent call last):

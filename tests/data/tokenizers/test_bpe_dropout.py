@@ -8,19 +8,19 @@ import sys
 import numpy as np
 import pytest
 
-from tests.data.tokenizers.test_hf_tokenizer import TEXT, random_texts
+from tests.data.tokenizers.test_hf_tokenizer import TEXT, random_texts, sentencepiece_model
 from tests.data.tokenizers_made_here import EOS_ID, UNK_ID, make_tokenizer
 from tfx_jax.data.tokenizers.bpe_dropout import Merges
-from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer
+from tfx_jax.data.tokenizers.hf_tokenizer import HFTokenizer, load_folder_tokenizer
 from tfx_jax.errors import UserError
 
-# Merges of its five pairs of lines, without the parts of `random_texts` that no line has.
+# Trained on TEXT alone, so that it does not know all characters of `random_texts`.
 TOKENIZER = make_tokenizer(TEXT, "sentencepiece", vocab_size=200)
 TEXTS = [*TEXT, *random_texts(300)]
 
 
 def sample(texts, bpe_dropout=0.3, seed=0, tokenizer: HFTokenizer = TOKENIZER):
-    return tokenizer.sample_batch(texts, bpe_dropout=bpe_dropout, seed=seed)
+    return tokenizer.sample_batch(texts, bpe_dropout=bpe_dropout, rng=np.random.default_rng(seed))
 
 
 def test_the_pieces_are_others_and_the_text_is_the_same():
@@ -108,3 +108,18 @@ def test_a_seed_gives_the_same_pieces_in_every_process():
 def test_others_have_no_merges_that_sentencepiece_could_leave_out(kind, family):
     with pytest.raises(UserError, match=r"bpe_dropout needs a tokenizer of byte pairs from SentencePiece"):
         sample(TEXT, tokenizer=make_tokenizer(TEXT, kind, vocab_size=500, family=family))
+
+
+@pytest.mark.parametrize(
+    ("options", "is_refused"),
+    [({}, False), ({"user_defined_symbols": "qu"}, True), ({"split_by_whitespace": False}, True)],
+)
+def test_pieces_that_no_merge_within_a_word_makes_are_refused(tmp_path, options, is_refused):
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    (tmp_path / "spiece.model").write_bytes(sentencepiece_model(model_type="bpe", **ids, **options))
+    tokenizer = load_folder_tokenizer(tmp_path)
+    if is_refused:
+        with pytest.raises(UserError, match=r"bpe_dropout needs a tokenizer of byte pairs from SentencePiece"):
+            sample(TEXT, tokenizer=tokenizer)
+    else:
+        assert sample(TEXT, 0.0, tokenizer=tokenizer) == tokenizer.encode_batch(TEXT)

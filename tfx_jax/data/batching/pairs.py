@@ -4,6 +4,7 @@ The shuffled pairs of an epoch are split into buffers. Each buffer is tokenized 
 `tfx_jax.data.batching.batches`. A buffer depends only on the seed and its number.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -107,7 +108,8 @@ def encode_pairs(pairs: PairSource, tokenizer: HFTokenizer, *, max_length: int |
       max_length: longer sides are cut to this number of tokens, EOS included, because evaluation may not drop lines;
         None for no limit.
     """
-    ids, sizes = _encode(pairs, range(len(pairs)), tokenizer, max_length=max_length)
+    eos_id = cast(int, tokenizer.eos_id)
+    ids, sizes = _encode(pairs, range(len(pairs)), tokenizer.encode_batch, eos_id=eos_id, max_length=max_length)
     return EncodedPairs(ids, sizes, sizes.max(axis=1))
 
 
@@ -133,8 +135,8 @@ class PairBuffers:
           seed: seed of the assignment of pairs to buffers.
           sort_buffer: maximum number of pairs that are sorted together. More pairs mean less padding, above all with
             large batches.
-          bpe_dropout: probability that a merge is left out, which splits words at random, in every epoch in another
-            way, see `HFTokenizer.sample_batch`; 0 for none.
+          bpe_dropout: probability that a merge is left out, so that each epoch splits words differently, see
+            `HFTokenizer.sample_batch`; 0 for none.
 
         Raises:
           UserError: if there are no pairs, or the tokenizer has no merges that could be left out.
@@ -142,7 +144,7 @@ class PairBuffers:
         if not len(pairs):
             raise UserError("there are no training pairs")
         if bpe_dropout:
-            tokenizer.sample_batch([], bpe_dropout=bpe_dropout, seed=0)  # refused here if at all
+            tokenizer.sample_batch([], bpe_dropout=bpe_dropout, rng=np.random.default_rng())  # raises here if ever
         self._pairs, self._tokenizer, self._max_length, self._seed = pairs, tokenizer, max_length, seed
         self._bpe_dropout = bpe_dropout
         # A buffer belongs to one epoch, so that no batch has a pair twice. Equal sizes avoid a tiny last buffer.
@@ -158,13 +160,11 @@ class PairBuffers:
         begin = len(self._pairs) * buffer // self._buffers_per_epoch
         end = len(self._pairs) * (buffer + 1) // self._buffers_per_epoch
         indices = _shuffled_indices(len(self._pairs), self._seed, epoch, range(begin, end))
-        rng = np.random.default_rng((self._seed, number))
-
-        def sample(texts: list[str]) -> list[list[int]]:
-            seed = int(rng.integers(2**32))
-            return self._tokenizer.sample_batch(texts, bpe_dropout=self._bpe_dropout, seed=seed)
-
-        ids, sizes = _encode(self._pairs, indices, self._tokenizer, sample if self._bpe_dropout else None)
+        encode = self._tokenizer.encode_batch
+        if self._bpe_dropout:
+            rng = np.random.default_rng((self._seed, number))
+            encode = functools.partial(self._tokenizer.sample_batch, bpe_dropout=self._bpe_dropout, rng=rng)
+        ids, sizes = _encode(self._pairs, indices, encode, eos_id=cast(int, self._tokenizer.eos_id))
         longer, shorter = sizes.max(axis=1), sizes.min(axis=1)
         is_kept = (longer <= self._max_length) & (shorter > 1)  # a side of size 1 is only EOS
         if not is_kept.any():
@@ -178,18 +178,16 @@ class PairBuffers:
 def _encode(
     pairs: PairSource,
     indices: Sequence[int],
-    tokenizer: HFTokenizer,
-    encode: Callable[[list[str]], list[list[int]]] | None = None,
+    encode: Callable[[list[str]], list[list[int]]],
+    *,
+    eos_id: int,
     max_length: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokenizes the pairs at `indices`, adds EOS to each side, and cuts each side to `max_length`.
-
-    `encode` returns the ids of texts, by default by `tokenizer.encode_batch`.
+    """Tokenizes the pairs at `indices` by `encode`, adds EOS to each side, and cuts each side to `max_length`.
 
     Returns:
       (ids, sizes), see `EncodedPairs`.
     """
-    eos_id, encode = cast(int, tokenizer.eos_id), encode or tokenizer.encode_batch
     # Begin with an empty chunk, because `np.concatenate` needs at least one array.
     chunks = {side: [_pack([], eos_id, max_length)] for side in ("source", "target")}
     for start in range(0, len(indices), _CHUNK):

@@ -2,7 +2,7 @@
 
 Spans of tokens are dropped from a text. The inputs have a sentinel in place of each span; the targets are the dropped
 spans, each after its sentinel. With `whole_text` the targets are the text itself, as in BART's infilling (Lewis et al.,
-2019, https://arxiv.org/abs/1910.13461, section 2.2), which teaches a decoder to copy.
+2019, https://arxiv.org/abs/1910.13461, section 2.2).
 """
 
 import bisect
@@ -259,10 +259,8 @@ class CorruptedTexts:
             raise UserError(f"the text must have at least {text_length:,} tokens, for one row, got {len(stream):,}")
         self._stream, self._text_length, self._seed = stream, text_length, tuple(seed)
         self._edges = np.unique([0, *range(start, len(stream), text_length), len(stream)])
-        self._noise, self._whole_text = (
-            Noise(noise_density=noise_density, mean_span_length=mean_span_length),
-            whole_text,
-        )
+        self._noise = Noise(noise_density=noise_density, mean_span_length=mean_span_length)
+        self._whole_text = whole_text
         self._ids: dict[str, Any] = {"sentinels": sentinels, "eos_id": eos_id, "pad_id": pad_id}
 
     @property

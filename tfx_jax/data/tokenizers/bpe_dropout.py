@@ -1,7 +1,7 @@
-"""BPE-dropout: words are split into pieces by merges some of which are left out at random.
+"""BPE-dropout: splits words by merges of byte pairs, each of which may be left out at random.
 
-Provilkov et al., 2020, https://arxiv.org/abs/1910.13267. SentencePiece has it too, but draws other pieces in every
-process, whatever its seed.
+Provilkov et al., 2020, https://arxiv.org/abs/1910.13267. SentencePiece 0.2.3 has it too, but its draws differ between
+processes even if they have the same seed.
 """
 
 import itertools
@@ -31,8 +31,7 @@ class Merges:
         self.num_pieces = len(scores)
         self.symbols = list(dict.fromkeys([*scores, *(character for piece in scores for character in piece)]))
         numbers = {symbol: number for number, symbol in enumerate(self.symbols)}
-        order = sorted(scores, key=lambda piece: -scores[piece])
-        ranks = {piece: rank for rank, piece in enumerate(order)}
+        ranks = {piece: rank for rank, piece in enumerate(sorted(scores, key=scores.__getitem__, reverse=True))}
         pairs = sorted(
             (numbers[piece[:cut]] * len(numbers) + numbers[piece[cut:]], ranks[piece], numbers[piece])
             for piece in scores
@@ -93,14 +92,14 @@ class Merges:
 
 
 def _without_overlap(is_chosen: np.ndarray) -> np.ndarray:
-    """Returns the choice without each one that follows one that stays: of neighbors the first, the third and so on."""
+    """Keeps every other one of adjacent choices, beginning with the first: two adjacent merges share a symbol."""
     places = np.arange(len(is_chosen))
     last_other = np.maximum.accumulate(np.where(is_chosen, -1, places))  # -1: none before
     return is_chosen & ((places - last_other) % 2 == 1)
 
 
 def _by_word(done: Sequence[tuple[np.ndarray, np.ndarray]], count: int) -> list[list[int]]:
-    """Returns the symbols of each of `count` words from parts, each the words of symbols and these symbols."""
+    """Returns the symbols of each of `count` words from pairs of arrays: the word of each symbol, and the symbols."""
     if not done:
         return [[] for _ in range(count)]
     word, symbols = map(np.concatenate, zip(*done, strict=True))

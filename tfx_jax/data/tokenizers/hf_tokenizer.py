@@ -427,7 +427,7 @@ class HFTokenizer(abc.ABC):
         """Returns `encode` of every text."""
         return [self.encode(text) for text in texts]
 
-    def sample_batch(self, texts: Sequence[str], *, bpe_dropout: float, seed: int) -> list[list[int]]:
+    def sample_batch(self, texts: Sequence[str], *, bpe_dropout: float, rng: np.random.Generator) -> list[list[int]]:
         """Returns the ids of every text, split at random by BPE-dropout.
 
         Each merge is left out with the probability `bpe_dropout` when its turn comes (Provilkov et al., 2020,
@@ -436,10 +436,10 @@ class HFTokenizer(abc.ABC):
         Args:
           texts: the texts.
           bpe_dropout: between 0 and 1.
-          seed: of the random choices; the same seed and texts give the same ids.
+          rng: random number generator.
 
         Raises:
-          UserError: if the tokenizer is not a SentencePiece model that merges pairs of pieces.
+          UserError: if the tokenizer is not a SentencePiece model all of whose pieces are made by merges within words.
         """
         raise UserError(
             'bpe_dropout needs a tokenizer of byte pairs from SentencePiece, such as tokenizer="sentencepiece" trains'
@@ -614,18 +614,14 @@ class PieceTokenizer(HFTokenizer):
             texts, lambda rests: map(self._ids_of, rests, self._processor.encode(rests, out_type=int))
         )
 
-    def sample_batch(self, texts: Sequence[str], *, bpe_dropout: float, seed: int) -> list[list[int]]:
+    def sample_batch(self, texts: Sequence[str], *, bpe_dropout: float, rng: np.random.Generator) -> list[list[int]]:
         if (merges := self._merges) is None:
-            return super().sample_batch(texts, bpe_dropout=bpe_dropout, seed=seed)
+            return super().sample_batch(texts, bpe_dropout=bpe_dropout, rng=rng)
         texts = [text.translate(self._replaced) for text in list_of_texts(texts, "texts")]
 
         def sample(rests: list[str]) -> Iterator[list[int]]:
             words = [_WORDS.findall(self._processor.normalize(rest)) for rest in rests]
-            split = iter(
-                merges.split(
-                    [word for part in words for word in part], dropout=bpe_dropout, rng=np.random.default_rng(seed)
-                )
-            )
+            split = iter(merges.split([word for part in words for word in part], dropout=bpe_dropout, rng=rng))
             for part in words:
                 numbers = itertools.chain.from_iterable(itertools.islice(split, len(part)))
                 yield self._ids_of_symbols(merges, numbers)

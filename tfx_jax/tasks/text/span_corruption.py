@@ -39,7 +39,7 @@ _EVALUATION_SEED = 0  # seed of the spans, the same for all runs, so that their 
 @documented
 @dataclasses.dataclass
 class SpanCorruptionConfig(TaskConfig):
-    """Generates the spans that are dropped from plain text, or the text.
+    """Generates the spans that are dropped from plain text, or the whole text.
 
     All documents form one stream without separators, as in the authors' program (`reduce_concat_tokens`). It is cut
     into texts whose sources, after dropping spans, have `data.max_length` tokens.
@@ -50,8 +50,7 @@ class SpanCorruptionConfig(TaskConfig):
     # difference between 0.1 and 0.25, and worse results with 0.5 (section 3.3.3)
     noise_density: float = fraction(NOISE_DENSITY)
     mean_span_length: float = at_least(1, MEAN_SPAN_LENGTH)  # of the dropped spans, in tokens
-    # What is generated: the dropped "spans", or the whole "text" (BART), which teaches to copy; a step then costs about
-    # as much more as targets are longer
+    # What is generated: the dropped "spans", or the whole "text" as in BART, which is several times as many tokens
     targets: str = one_of(("spans", "text"), "spans")
     label_smoothing: float = fraction(0.0)
     z_loss: float = at_least(0, 0.0)  # weight of log^2 Z in the loss of a token

@@ -66,8 +66,8 @@ class PairData:
     max_length: int = at_least(1, 256)  # tokens of a sentence, including EOS; longer training pairs are left out
     tokens_per_batch: int = at_least(1, 25_000)  # positions of each side of a global batch, including padding (paper)
     sort_buffer: int = at_least(1, 65_536)  # number of pairs that are sorted by length together
-    # BPE-dropout: probability that a merge is left out in training, so that every epoch splits words in another way;
-    # 0.1 in the paper (Provilkov et al., 2020). A model learns slower, so it is for long trainings; sentences become a
+    # BPE-dropout: probability that a merge is left out in training, so that each epoch splits words differently; 0.1
+    # in the paper (Provilkov et al., 2020). A model learns slower, so it is for long trainings; sentences become a
     # seventh to a third longer
     bpe_dropout: float = fraction(0.0)
 
@@ -438,7 +438,7 @@ class TranslationTask:
         Args:
           model: the trained model.
           source: the sentence to read, cut to `data.max_length` tokens as in `Translator`.
-          target: translation; None means the model's own.
+          target: translation, cut likewise; None means the model's own.
 
         Returns:
           The maps of `pair_attention`, and the tokens of source and target, including EOS.
@@ -453,7 +453,12 @@ class TranslationTask:
 
     def _encode(self, text: str) -> list[int]:
         """Returns the ids of a sentence as the model is trained on them: EOS last, at most `data.max_length`."""
-        return [*self.tokenizer.encode(text)[: self.config.data.max_length - 1], cast(int, self.tokenizer.eos_id)]
+        return _with_eos(self.tokenizer.encode(text), self.tokenizer, self.config.data.max_length)
+
+
+def _with_eos(ids: list[int], tokenizer: HFTokenizer, max_length: int) -> list[int]:
+    """Returns ids with EOS, cut to `max_length` ids, EOS included."""
+    return [*ids[: max_length - 1], cast(int, tokenizer.eos_id)]
 
 
 def unknown_parts(tokenizer: HFTokenizer, text: str) -> list[str]:
@@ -582,8 +587,8 @@ class Translator:
         self._extra_length = extra_length
         self._max_source_length = max_source_length
         self._tokens_per_batch = tokens_per_batch
-        self._eos_id = cast(int, tokenizer.eos_id)
-        self._driver = DecodeDriver(graphdef, search, eos_ids=(self._eos_id,), int8=int8, constraint=constraint)
+        eos_ids = (cast(int, tokenizer.eos_id),)
+        self._driver = DecodeDriver(graphdef, search, eos_ids=eos_ids, int8=int8, constraint=constraint)
 
     def decoder(self, params: Any) -> Decoder:
         """Returns the decoder of the model with these parameters, whose weights are rearranged."""
@@ -617,7 +622,7 @@ class Translator:
         )
         translations = self._driver(
             decoder,
-            [[*ids[: self._max_source_length - 1], self._eos_id] for ids in encoded],
+            [_with_eos(ids, self.tokenizer, self._max_source_length) for ids in encoded],
             max_new_tokens=lambda length: length + self._extra_length,
             max_input_length=self._max_source_length,
             tokens_per_batch=self._tokens_per_batch,
