@@ -16,6 +16,7 @@ import json
 import pathlib
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -44,11 +45,13 @@ def executed(files: set[str]) -> Iterator[None]:
         if event == "call" and name.startswith(str(LIBRARY)) and frame.f_code.co_name != "<module>":
             files.add(pathlib.Path(name).relative_to(LIBRARY).as_posix())
 
+    threading.setprofile(note)  # of threads that start inside, such as the one that reads data
     sys.setprofile(note)
     try:
         yield
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)
 
 
 def batch_journey(workdir: pathlib.Path) -> tuple[set[str], set[str]]:

@@ -350,8 +350,8 @@ def suffer(bench: Bench, fault: Fault, seed: Sequence[int]) -> Trial | None:
         for training in bench.started:
             training.statuses(seconds=0)  # kills processes that still run
         bench.started.clear()
-    if fault is full_disk:
-        subprocess.run(["umount", workdir], capture_output=True)
+        if fault is full_disk:
+            subprocess.run(["umount", workdir], capture_output=True)
     shutil.rmtree(workdir, ignore_errors=True)
     return Trial(what, "line" if "tfx-jax train: " in detail else "same", detail)
 

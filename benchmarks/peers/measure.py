@@ -147,15 +147,15 @@ class Worker:
           (seconds of each unit, share of all cores that other processes used meanwhile or None if unknown).
         """
         assert self._process.stdin is not None
-        before = busy_seconds()
+        before, started_at = busy_seconds(), time.monotonic()
         self._process.stdin.write(json.dumps({"units": units}) + "\n")
         self._process.stdin.flush()
         answer = self.read()
-        after = busy_seconds()
+        after, elapsed = busy_seconds(), time.monotonic() - started_at  # with the unit that is not timed
         if before is None or after is None:
             return answer["seconds"], None
         others = after - before - answer["cpu_seconds"]
-        return answer["seconds"], max(0.0, others) / (sum(answer["seconds"]) * (os.cpu_count() or 1))
+        return answer["seconds"], max(0.0, others) / (elapsed * (os.cpu_count() or 1))
 
     def close(self) -> None:
         """Ends the process."""
