@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tfx_jax.data.batching.batches import (
     BatchSpec,
     ExampleList,
+    LazyExamples,
     LoaderOptions,
     ProcessShard,
     eval_batches,
@@ -237,3 +239,21 @@ def test_other_data_than_that_of_the_checkpoint_is_refused():
     fewer.set_state(state)
     with pytest.raises(UserError, match="the checkpoint belongs to 31 training examples, but there are 32: bring"):
         next(fewer)
+
+
+def test_files_of_a_batch_are_read_at_once_and_stay_in_order():
+    both = threading.Barrier(2, timeout=30)
+
+    def read(number):
+        if number == 9:
+            raise UserError("the file 9 is damaged")
+        both.wait()  # passes only if another thread reads as well
+        return {"tokens": np.full(number, number, np.int32)}
+
+    def batches(numbers):
+        return [*eval_batches(LazyExamples(numbers, read, np.array(numbers), reads_files=True), SPEC)]
+
+    found = [batch["tokens"].max(axis=1, initial=0) for batch in batches([4, 1, 3, 2])]
+    np.testing.assert_array_equal(np.concatenate(found), [1, 2, 3, 4])
+    with pytest.raises(UserError, match="the file 9 is damaged"):
+        LazyExamples([9], read, np.array([9]), reads_files=True).read([0])

@@ -180,7 +180,7 @@ def test_a_handful_of_programs_serves_all_lengths(max_source_length):
     assert all(1_024 < rows * length <= 2_048 for rows, length in shapes)
 
 
-@pytest.mark.parametrize(("count", "rows"), [(1, 2), (2, 2), (3, 4), (5, 8), (100, 128), (1_000, 128)])
+@pytest.mark.parametrize(("count", "rows"), [(1, 1), (2, 2), (3, 4), (5, 8), (100, 128), (1_000, 128)])
 def test_a_few_lines_do_not_pay_for_a_full_batch(count, rows):
     translator, echo = echoing(tokens_per_batch=2_048)
     translator({}, ["w1 w2"] * count)
@@ -188,12 +188,18 @@ def test_a_few_lines_do_not_pay_for_a_full_batch(count, rows):
     assert len(echo.shapes) == -(-count // rows)
 
 
+def test_a_few_long_lines_are_one_batch():
+    translator, echo = echoing(tokens_per_batch=2_048)
+    translator({}, [" ".join(["w1"] * 60)] * 16 + ["w1 w2"] * 3)
+    assert sorted(echo.shapes) == [(4, 16), (16, 64)]
+
+
 def test_line_by_line_needs_one_program_for_each_length():
     """What an interactive user pays: nothing new for the second line of about the same length."""
     translator, echo = echoing()
     for length in range(1, 255):
         translator({}, [" ".join(["w0"] * length)])
-    assert set(echo.shapes) == {(2, 16), (1, 32), (1, 64), (1, 128), (1, 256)}
+    assert set(echo.shapes) == {(1, 16), (1, 32), (1, 64), (1, 128), (1, 256)}
 
 
 class Endless(nnx.Module):
@@ -260,7 +266,7 @@ def test_company_in_a_batch_does_not_change_a_translation(model, translator, tra
     assert translator.translate_ids(model[1], LINES[::-1]) == together[::-1]
     alone = [translator.translate_ids(model[1], [line])[0] for line in LINES]
     assert alone == together
-    assert traced_searches == [(8, 16), (2, 16)]  # together, alone
+    assert traced_searches == [(8, 16), (1, 16)]  # together, alone
 
 
 def test_a_second_translator_compiles_nothing_and_takes_a_decoder(model, translator, traced_searches):

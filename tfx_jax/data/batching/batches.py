@@ -8,11 +8,13 @@ once.
 """
 
 import atexit
+import concurrent.futures
 import dataclasses
 import functools
 import logging
 import math
 import operator
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -225,16 +227,31 @@ class ExampleList:
 
 
 class LazyExamples:
-    """Examples computed on access as `make(items[index])`; `lengths` are their lengths, [number of examples] int."""
+    """Examples computed on access as `make(items[index])`.
 
-    def __init__(self, items: Any, make: Callable[[Any], Example], lengths: np.ndarray):
-        self._items, self._make, self.lengths = items, make, lengths
+    Attributes:
+      lengths: lengths of the examples, [number of examples] int.
+    """
+
+    def __init__(self, items: Any, make: Callable[[Any], Example], lengths: np.ndarray, *, reads_files: bool = False):
+        """Wraps items; with `reads_files`, several threads read and decode those of a batch."""
+        self._items, self._make, self.lengths, self._reads_files = items, make, lengths, reads_files
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __getitem__(self, index: int) -> Example:
         return self._make(self._items[index])
+
+    def read(self, indices: Sequence[int]) -> list[Example]:
+        """Returns the examples with these indices."""
+        return [*(_file_readers().map if self._reads_files else map)(self.__getitem__, indices)]
+
+
+@functools.cache
+def _file_readers() -> concurrent.futures.ThreadPoolExecutor:
+    """Returns the threads that read files for all sources; decoding an image or a sound leaves Python's lock."""
+    return concurrent.futures.ThreadPoolExecutor(min(32, max(2, os.cpu_count() or 1)), "tfx_jax-reader")
 
 
 class BatchSpec(NamedTuple):
@@ -260,7 +277,9 @@ class BatchSpec(NamedTuple):
           members: indices of the examples of the batch, at most `bucket.rows`.
           bucket: shape of the batch.
         """
-        batch = [examples[index] for index in np.asarray(members, int).tolist()]
+        indices = np.asarray(members, int).tolist()
+        is_lazy = isinstance(examples, LazyExamples)
+        batch = examples.read(indices) if is_lazy else [examples[index] for index in indices]
         # A shard without examples needs the structure of an example to return padding.
         return self._collate("", batch[0] if batch else examples[0], batch, bucket)
 

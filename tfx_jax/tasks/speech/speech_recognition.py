@@ -165,7 +165,8 @@ class SpeechRecognitionTask:
         for transcript in itertools.compress(utterances.transcripts, fits):  # here, not at the step that reads it
             self._check_transcript(transcript)
         lengths = np.where(fits, lengths, -1)  # -1: left out of all batches
-        examples = LazyExamples(utterances, lambda utterance: self.encode([utterance])[0], lengths)
+        is_read = self.config.data.dataset == "files"
+        examples = LazyExamples(utterances, lambda utterance: self.encode([utterance])[0], lengths, reads_files=is_read)
         return train_batches(lambda epoch: examples, self.batch_spec, options)  # the same examples in every epoch
 
     def encode(self, utterances: Sequence[Utterance] | Utterances) -> list[Example]:

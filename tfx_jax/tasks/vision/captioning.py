@@ -338,7 +338,8 @@ class CaptioningTask:
         """
         indices = range(len(images)) if indices is None else indices
         lengths = np.full(len(indices), self.config.data.max_length)
-        return LazyExamples(indices, lambda index: self.encode([images[index]])[0], lengths)
+        is_read = isinstance(images, FileImages)
+        return LazyExamples(indices, lambda index: self.encode([images[index]])[0], lengths, reads_files=is_read)
 
     def loss(self, model: Any, batch: dict[str, Array], rngs: nnx.Rngs | None) -> LossOutput:
         config = self.config

@@ -336,7 +336,8 @@ class ImageClassificationTask(ClassificationBase[ImageClassificationConfig, Imag
 
     def encode(self, rows: LabeledImages | Sequence[LabeledImage]) -> LazyExamples:
         """Returns one example per image: "image" [Y, X, C] uint8, and its label."""
-        return LazyExamples(rows, self._example, np.ones(len(rows), np.int64))
+        is_folder = isinstance(rows, FolderImages)
+        return LazyExamples(rows, self._example, np.ones(len(rows), np.int64), reads_files=is_folder)
 
     def _example(self, row: LabeledImage) -> Example:
         return {"image": row.image} | label_arrays(self.label_ids[row.label])
