@@ -143,23 +143,28 @@ def test_what_is_begun_is_what_dry_run_writes(target, capfd, programs):
 
 
 @pytest.mark.parametrize(
-    ("status", "restarts", "goes_back"),
+    ("status", "losses", "goes_back"),
     [
         *[(status, 0, False) for status in (0, 1, 2, 137)],
-        *[(status, restarts, True) for status in (129, 130, 143) for restarts in (0, 99)],
-        *[(75, restarts, restarts < 10) for restarts in (0, 9, 10)],
+        *[(status, losses, True) for status in (129, 130, 143) for losses in (0, 99)],
+        *[(75, losses, losses < 10) for losses in (0, 9, 10)],
     ],
 )
-def test_slurm_returns_to_the_queue_what_can_go_on(status, restarts, goes_back, capfd, programs, monkeypatch):
+def test_slurm_returns_to_the_queue_what_can_go_on(status, losses, goes_back, capfd, programs, tmp_path, monkeypatch):
+    """Restarts of saved jobs, which SLURM_RESTART_COUNT counts too, do not use up those after a loss."""
+    monkeypatch.chdir(tmp_path)
     script = dry_run(capfd, "slurm", command=[*TRAIN, *ODD, *LINES])
     programs.add("srun", f"sys.exit({status})")
     monkeypatch.setenv("SLURM_JOB_ID", "41")
-    if restarts:
-        monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "99")
+    if losses:
+        (tmp_path / "slurm-41.losses").write_text("\n" * losses)
     assert subprocess.run(["bash"], input=script, text=True).returncode == status
     (srun,) = programs.called("srun")
     assert srun["argv"][srun["argv"].index("tfx-jax") :] == ["tfx-jax", *TRAIN, *ODD, *LINES]
     assert [call["argv"] for call in programs.called("scontrol")] == [["requeue", "41"]] * goes_back
+    counted = tmp_path / "slurm-41.losses"
+    assert (len(counted.read_text()) if counted.exists() else 0) == losses + (status == 75)
 
 
 def test_slurm_directives(capfd):

@@ -86,6 +86,19 @@ def test_many_bad_steps_in_a_row_stop_the_run(text, tmp_path, monkeypatch):
         train(tiny_config(text, num_steps=40, bad_steps="skip", checkpoint_every=100), tmp_path)
 
 
+def test_no_checkpoint_is_saved_while_steps_are_bad(text, tmp_path, monkeypatch):
+    """Its parameters may be the cause: the last good checkpoint is one before, from which the next run resumes."""
+    config = functools.partial(tiny_config, text, bad_steps="skip", checkpoint_every=1)
+    train(config(num_steps=3), tmp_path)
+    monkeypatch.setattr(translation, "translation_loss", spoilt(lambda batch: True))
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"^20 bad steps in a row: .* at step 23; the last good checkpoint is step 3: "
+        ):
+            train(config(num_steps=40), tmp_path)
+        assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 3
+
+
 @pytest.mark.slow
 def test_spike_stops_the_run_and_the_same_run_goes_on_without_it(text, tmp_path, monkeypatch):
     train(tiny_config(text, num_steps=3, spike_factor=4.0), tmp_path)

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import shutil
 import types
 import weakref
 from typing import Any
@@ -17,10 +18,11 @@ from tests.tiers import slow_but
 from tfx_jax import models
 from tfx_jax.arrays import leaves_by_path
 from tfx_jax.cli.train import load_config_file
+from tfx_jax.errors import UserError
 from tfx_jax.models import hf
 from tfx_jax.tasks import ClassificationConfig
 from tfx_jax.training.checkpoint.base import initial_params
-from tfx_jax.training.config import ExperimentConfig
+from tfx_jax.training.config import ExperimentConfig, save_config
 from tfx_jax.training.init_from import adopt_pretrained_config, init_from_state
 from tfx_jax.training.loop import train
 from tfx_jax.training.step import SkipState, TrainState
@@ -45,7 +47,7 @@ def test_a_state_is_let_go_before_that_of_another_model_is_made(monkeypatch):
     monkeypatch.setattr("tfx_jax.training.init_from.initial_params", lambda *_: {"a": np.arange(3.0)})
     training: Any = types.SimpleNamespace(first_state=first_state, init_optimizer=init_optimizer)
     state, _, message = init_from_state(training, "./other")
-    assert message == "starts from ./other: 1 of 2 arrays; drawn: b"
+    assert message == "starts from ./other: 1 of 2 arrays; randomly initialized: b"
     np.testing.assert_array_equal(state.params["a"], [0, 1, 2])
     np.testing.assert_array_equal(state.params["b"], [0, 0])
     np.testing.assert_array_equal(state.opt_state["new"], [0, 1, 2])
@@ -74,6 +76,23 @@ def test_a_classifier_says_what_it_was_trained_on_not_what_it_started_from(probl
     experiment = ExperimentConfig(models.BertConfig(), ClassificationConfig(), init_from=str(tmp_path))
     adopted = adopt_pretrained_config(experiment).model
     assert (adopted.problem_type, adopted.d_model) == (None, config.d_model)
+
+
+def test_a_run_needs_its_initial_model_no_more(tmp_path, monkeypatch):
+    """Its folder may be gone, or the hub out of reach, when it is resumed."""
+    model = models.BertConfig(labels=("a", "b", "c"))
+    model.tiny(max_length=8)
+    hf.save(draw(lambda: models.BertClassifier(model, rngs=nnx.Rngs(0))), tmp_path / "initial")
+    experiment = ExperimentConfig(models.BertConfig(), ClassificationConfig(), init_from=str(tmp_path / "initial"))
+    adopted = adopt_pretrained_config(experiment, tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    save_config(adopted, epath.Path(tmp_path / "run"))
+    shutil.rmtree(tmp_path / "initial")
+    with pytest.raises(UserError, match="initial"):  # without a checkpoint it is needed
+        adopt_pretrained_config(experiment, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "3").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "3" / "file").write_text("x")
+    assert adopt_pretrained_config(experiment, tmp_path / "run") == adopted
 
 
 EXPERIMENTS = sorted(path.stem for path in (pathlib.Path(__file__).parents[2] / "experiments").glob("*.py"))

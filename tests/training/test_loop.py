@@ -1,5 +1,6 @@
 """Whole trainings on a tiny text: exact resumption, interruption, and what stops them."""
 
+import errno
 import functools
 import os
 import signal
@@ -22,6 +23,8 @@ from tfx_jax.tasks.task import EvalResult
 from tfx_jax.tasks.text.translation import TranslationTask
 from tfx_jax.training import loop
 from tfx_jax.training.checkpoint.checkpoints import load_params
+from tfx_jax.training.config import OptimizerConfig
+from tfx_jax.training.optimizer import learning_rate, make_optimizer
 from tfx_jax.training.step import new_state
 
 config_of_two = functools.partial(tiny_config, num_devices=2)
@@ -87,6 +90,20 @@ def test_signals_save_and_leave(text, uninterrupted, tmp_path, monkeypatch, capf
     chex.assert_trees_all_equal(whole_state(tmp_path), whole_state(uninterrupted))
 
 
+def test_a_signal_before_the_first_step_says_that_nothing_was_saved(text, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(loop, "check_state", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert train(tiny_config(text), tmp_path).signum == signal.SIGTERM
+    assert "stopped, before the first step: rerun the same command to resume" in capfd.readouterr().err
+
+
+def test_a_workdir_that_fails_before_the_configuration_is_known_is_one_line(text, tmp_path, monkeypatch):
+    """A run that started from another model reads its own configuration first."""
+    error = OSError(errno.EIO, os.strerror(errno.EIO), "config.json")
+    monkeypatch.setattr(loop, "adopt_pretrained_config", mock.Mock(side_effect=error))
+    with pytest.raises(UserError, match=r"^config\.json: Input/output error: fix this and rerun the same command$"):
+        train(tiny_config(text), tmp_path)
+
+
 def test_the_name_of_an_experiment_is_no_configuration(tmp_path):
     with pytest.raises(UserError, match=r"got the name 'vit_digits': tfx_jax\.cli\.train\.load_config_file returns"):
         train("vit_digits", tmp_path / "run")
@@ -104,6 +121,25 @@ def test_the_norm_of_parameters_has_the_frozen_ones_but_no_other_state():
     found = loop._step_scalars(lambda count: 0.1 * (count + 1), {"b"}, state)
     assert found["train/param_norm"] == 5
     assert found["train/learning_rate"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("name", OptimizerConfig.__dataclass_fields__["name"].metadata["choices"])
+def test_every_optimizer_tells_the_learning_rate_of_its_last_update(name):
+    """Of a model with a stack of layers, which Adafactor counts by layer."""
+    config = OptimizerConfig(name=name, schedule="constant", peak_learning_rate=0.1, warmup_steps=4)
+    params = {"decoder_layers": {"up": np.ones((2, 3, 3), np.float32)}, "table": np.ones((3, 2), np.float32)}
+    optimizer = make_optimizer(config, 16, matrices={"decoder_layers/up": (1, 1)})
+    schedule, state = learning_rate(config, 16), new_state(params, optimizer)
+
+    @jax.jit
+    def update(state):
+        _, opt_state = optimizer.update(state.params, state.opt_state, state.params)
+        state = state._replace(opt_state=opt_state, step=state.step + 1)
+        return state, loop._step_scalars(schedule, (), state)["train/learning_rate"]
+
+    for step in range(1, 4):
+        state, found = update(state)
+        assert (found.shape, float(found)) == ((), pytest.approx(0.1 * step / 4))
 
 
 def test_a_training_cannot_be_shortened(text, uninterrupted):

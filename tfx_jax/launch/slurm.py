@@ -19,8 +19,11 @@ _SCRIPT = """\
 status=0
 # A process that still saves is not killed when another is done; one that hangs because another died is, later.
 srun --gpu-bind=none --kill-on-bad-exit=0 --wait={grace} {command} || status=$?
-if [[ {saved} || ($status == {lost} && ${{SLURM_RESTART_COUNT:-0}} -lt {max_restarts}) ]]; then
-  echo "status $status: back to the queue, to go on from the last checkpoint"
+# A line for each time that a process hung or died; SLURM_RESTART_COUNT counts the restarts of saved jobs as well.
+losses="slurm-$SLURM_JOB_ID.losses"
+[[ $status != {lost} ]] || echo >> "$losses"
+if [[ {saved} || ($status == {lost} && $(wc -l < "$losses") -le {max_restarts}) ]]; then
+  echo "status $status: back to the queue, to resume from the last checkpoint"
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

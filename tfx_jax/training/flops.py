@@ -43,7 +43,7 @@ def training_flops(
     model = nnx.eval_shape(make_model)
     for _, module in nnx.iter_graph(model):
         if isinstance(module, MixtureOfExperts):
-            module.capacity_factor = module.experts_per_token  # experts get equal shares, see the module's docstring
+            module.capacity_factor = 1  # experts get equal shares, see the module's docstring
     graphdef, params, others = nnx.split(model, nnx.Param, ...)
 
     def loss(params: Any, others: Any, batch: Any, carry: Any) -> Array:

@@ -15,9 +15,10 @@ from tfx_jax.hub import local_folder
 from tfx_jax.models import hf
 from tfx_jax.nn.attention import AttentionConfig
 from tfx_jax.nn.lora import first_magnitude
+from tfx_jax.training.checkpoint.artifacts import has_checkpoints
 from tfx_jax.training.checkpoint.base import base_record, initial_params
 from tfx_jax.training.checkpoint.checkpoints import load_best_params
-from tfx_jax.training.config import ExperimentConfig, load_valid_config
+from tfx_jax.training.config import ExperimentConfig, load_config, load_valid_config
 from tfx_jax.training.run import make_run
 from tfx_jax.training.sharding.strategies import TrainSetup
 from tfx_jax.training.step import TrainState
@@ -27,8 +28,11 @@ from tfx_jax.training.workdir import is_workdir
 _KEPT = ("attention", "coverage", "dtype", "problem_type", "remat", "unroll", "tagger")
 
 
-def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:
+def adopt_pretrained_config(config: ExperimentConfig, workdir: epath.PathLike | None = None) -> ExperimentConfig:
     """Returns the configuration with the model sizes of `config.init_from`; unchanged if `init_from` is empty.
+
+    If `workdir` has a run that started from there, the sizes are those of the run: it can be resumed without the
+    initial model, unless its checkpoints leave out frozen parameters.
 
     The fields `_KEPT` and all dropout rates keep the experiment's values. Exceptions are `attention` and `coverage`: if
     the experiment has their defaults, those of the initial model are taken, such as BigBird's attention.
@@ -38,7 +42,11 @@ def adopt_pretrained_config(config: ExperimentConfig) -> ExperimentConfig:
     """
     if not config.init_from:
         return config
-    initial: Any = _initial_config(local_folder(config.init_from))
+    saved = _saved_config(workdir)
+    if saved is not None and saved.init_from == config.init_from:
+        initial: Any = saved.model
+    else:
+        initial = _initial_config(local_folder(config.init_from))
     model: Any = config.model
     if type(initial) is not type(model):
         initial_kind, kind = type(initial).__name__, type(model).__name__
@@ -105,13 +113,21 @@ def init_from_state(
     not_copied = sorted(expected.keys() - copied.keys() - magnitudes.keys())
     message = f"starts from {init_from}: {len(copied)} of {len(expected)} arrays"
     if not_copied:
-        message += f"; drawn: {', '.join(not_copied)}"
+        message += f"; randomly initialized: {', '.join(not_copied)}"
     left_out = {path: copied[path] for path in frozen if path in copied}
     record = base_record(init_from, left_out) if left_out else None
     state = state._replace(params=params, model_state=model_state)
     ema = jax.tree.map(jnp.copy, params) if has_ema else None
     opt_state = training.init_optimizer(params)  # "schedule_free" begins at the parameters
     return state._replace(opt_state=opt_state, ema=ema), record, message
+
+
+def _saved_config(workdir: epath.PathLike | None) -> ExperimentConfig | None:
+    """Returns the configuration of a run with checkpoints, or None if there is no such run."""
+    folder = None if workdir is None else epath.Path(workdir)
+    if folder is None or not (has_checkpoints(folder) and (folder / "config.json").exists()):
+        return None
+    return load_config(folder)
 
 
 def _initial_config(folder: epath.Path) -> Any:

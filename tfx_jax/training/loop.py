@@ -91,11 +91,13 @@ def train(
             f"config must be an ExperimentConfig, got the name {config!r:.100}: "
             "tfx_jax.cli.train.load_config_file returns the configuration of an experiment or a file"
         )
-    config = validate(adopt_pretrained_config(config))
-    with abort_together(), report_storage_errors(workdir):
+    path = find_workdir(workdir)
+    with report_storage_errors(path):
+        config = validate(adopt_pretrained_config(config, path))
+    with abort_together(), report_storage_errors(path):
         if logger is not None and is_primary():
             check_logger(logger)
-        return _train(config, find_workdir(workdir), profile, logger)
+        return _train(config, path, profile, logger)
 
 
 def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None, logger: str | None) -> Result:
@@ -155,9 +157,10 @@ def _step_scalars(schedule: optax.Schedule, frozen: Collection[str], state: Trai
     """Returns the learning rate of the last update, and the norm of all parameters, those with `frozen` paths too."""
     frozen_leaves = [leaf for path, leaf in leaves_by_path(state.model_state).items() if path in frozen]
     leaves = [leaf.astype(jnp.float32) for leaf in (*jax.tree.leaves(state.params), *frozen_leaves)]
-    # Optimizers count their updates, from 0, for the schedule; skipped steps are none.
+    # Optimizers count their updates, from 0, for the schedule; skipped steps are none. Adafactor's stacks have an equal
+    # count for each layer.
     counts = [count for _, count in optax.tree.get_all_with_path(state.opt_state, "count")]
-    num_updates = counts[0] if counts else state.step
+    num_updates = jnp.max(counts[0]) if counts else state.step
     learning_rate = jnp.asarray(schedule(jnp.maximum(num_updates - 1, 0)))
     return {"train/learning_rate": learning_rate, "train/param_norm": optax.tree.norm(leaves)}
 
@@ -271,14 +274,17 @@ class _Trainer:
                         self._evaluate(step)
                 elif step % config.checkpoint_every == 0:
                     self._check(meter.drain())
-                    self._save()
+                    # Among bad steps the parameters may be the cause: only those before are kept.
+                    if not int(self.state.skip_state.in_a_row):
+                        self._save()
             self._check(meter.drain())
             if int(self.state.step) > self.saved_step:
                 self._save()
             with meter.timed("save"):
                 self.checkpoints.wait()
             if stop.signum is not None:
-                self.progress.message(f"stopped, saved at step {self.saved_step}: rerun the same command to resume")
+                saved = f"saved at step {self.saved_step}" if self.saved_step else "before the first step"
+                self.progress.message(f"stopped, {saved}: rerun the same command to resume")
             elif self._has_converged() and int(self.state.step) < config.num_steps:
                 self.progress.message(
                     f"stopped early: no better {self.run.best_metric.title} in the last {config.patience} evaluations"
@@ -325,8 +331,10 @@ class _Trainer:
                 self.progress.message(f"{problem} at step {step}: skipped ({numbers['bad_in_a_row']:.0f} in a row)")
                 continue
             self.checkpoints.wait()
+            first_bad = step + 1 - max(1, int(numbers.get("bad_in_a_row", 0)))
+            good_steps = [saved for saved in self.checkpoints.steps if saved < first_bad]
             last_good = (
-                f"the last good checkpoint is step {self.saved_step}" if self.saved_step else "no checkpoint exists yet"
+                f"the last good checkpoint is step {good_steps[-1]}" if good_steps else "no checkpoint exists yet"
             )
             remedy = "lower the learning rate or lengthen the warm-up"
             if self.config.bad_steps == "skip":

@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from unittest import mock
 
 import chex
 import jax
@@ -304,6 +305,21 @@ def flip_a_byte(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0x10
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (TimeoutError(110, "Connection timed out"), r"checkpoints/9 cannot be reached \(.*\): rerun the same command$"),
+        (ValueError("DEADLINE_EXCEEDED: reading params"), r"checkpoints/9 cannot be reached"),
+        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "^RESOURCE_EXHAUSTED"),
+    ],
+)
+def test_a_checkpoint_that_is_out_of_reach_is_not_passed_over(workdir, monkeypatch, error, message):
+    """To resume from an older one would overwrite it."""
+    monkeypatch.setattr(checkpoints_module, "_load", mock.Mock(side_effect=error))
+    with pytest.raises((UserError, jax.errors.JaxRuntimeError), match=message):
+        restore(workdir)
 
 
 @ignore_orphans
@@ -627,16 +643,18 @@ def test_full_disk(tmp_path):
 )
 def test_average_that_cannot_be_written_says_what_helps(workdir, monkeypatch, number, remedy):
     def refuse(path, *_, **__):
-        unfinished = path.with_name("average.orbax-checkpoint-tmp")  # as Orbax calls it, and leaves it
+        unfinished = path.with_name(f"{path.name}.orbax-checkpoint-tmp")  # as Orbax calls it, and leaves it
         unfinished.mkdir()
         (unfinished / "array").write_text("1")
         raise ValueError("not saved") from OSError(number, os.strerror(number))
 
+    average_checkpoints(workdir, last=1)
     monkeypatch.setattr("tfx_jax.training.checkpoint.checkpoints.ocp.save", refuse)
     before = sorted(workdir.iterdir())
     with pytest.raises(UserError, match=rf"^cannot write .*average \(.*{os.strerror(number)}\): {remedy} and rerun"):
         average_checkpoints(workdir, last=2)
     assert sorted(workdir.iterdir()) == before
+    chex.assert_trees_all_equal(load_params(workdir, "average"), host_state(9).variables)  # the earlier one stays
 
 
 def test_an_empty_folder_is_no_checkpoint_to_anybody(workdir):

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -92,6 +93,13 @@ def test_a_record_that_is_damaged_is_named(data, tmp_path):
     start(data, tmp_path)
     (tmp_path / "workdir" / "data.json").write_text("{}")
     with pytest.raises(UserError, match=r"data\.json cannot be used \(.*\): delete it"):
+        start(data, tmp_path)
+
+
+def test_a_data_file_that_cannot_be_read_is_no_damaged_record(data, tmp_path, monkeypatch):
+    start(data, tmp_path)
+    monkeypatch.setattr(data_files, "_record", mock.Mock(side_effect=PermissionError(13, "Permission denied", "a.en")))
+    with pytest.raises(PermissionError):
         start(data, tmp_path)
 
 

@@ -10,6 +10,7 @@ import tfx_jax
 from tfx_jax.errors import UserError
 from tfx_jax.training.guards import rejected_run
 from tfx_jax.training.guards.rejected_run import removes_rejected_run
+from tfx_jax.training.reporting.progress import History, Point
 
 
 def write_run(workdir):
@@ -52,6 +53,19 @@ def test_a_rejected_command_leaves_an_earlier_run_alone(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     reject(tmp_path, lambda workdir: (workdir / "tokenizer").mkdir(), is_new=False)
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "tokenizer"}
+
+
+def test_records_of_steps_stay(tmp_path, monkeypatch):
+    """Of W&B without a network too, and a trace that was asked for; the corrected run starts with its own values."""
+
+    def write(workdir):
+        write_run(workdir)
+        for name in ("tensorboard", "wandb", "profile"):
+            (workdir / name).mkdir()
+
+    monkeypatch.setattr(rejected_run, "read_history", lambda _: History([Point(900, {"train/loss": 1.0})], [], [1]))
+    reject(tmp_path, write, is_new=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"tensorboard", "wandb", "profile", "train.lock"}
 
 
 def test_after_another_error_everything_stays(tmp_path):

@@ -100,8 +100,8 @@ def test_report_is_over_all_runs(workdir):
     assert found["waiting for data"] == ["0:04", "0.1%"]
     assert found["computing"] == ["6:06", "9.2%"]
     assert found["evaluating"] == ["1:00:00", "90.5%"]
-    assert found["**together**"] == ["**1:06:20**", ""]
-    assert found["of it for steps lost and taken again"] == ["2:00", "3.0%"]
+    assert found["**total**"] == ["**1:06:20**", ""]
+    assert found["of which repeated after a restart"] == ["2:00", "3.0%"]
     assert found["20"] == ["**27.34**", "1.2 %"]
     assert found["30"] == ["26.00", "1.0 %"]
 
@@ -140,7 +140,7 @@ def test_utilization_says_what_it_is_of(workdir):
     [
         (30, None, "Step 30 of 30: finished."),
         (20, None, "Step 20 of 30: stopped early, without a better BLEU in the last 2 evaluations."),
-        (20, signal.SIGTERM, "Step 20 of 30: interrupted by SIGTERM, the same command goes on."),
+        (20, signal.SIGTERM, "Step 20 of 30: interrupted by SIGTERM, rerun the same command to resume."),
     ],
 )
 def test_ending(workdir, step, signum, said):

@@ -137,7 +137,15 @@ def test_who_answers_as_jax_does_is_process_0_and_others_are_not():
     [
         (jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), True),
         (ValueError("UNKNOWN: Gloo AllGather failed: Connection closed by peer"), True),
-        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), False),  # starting again would not help
+        (jax.errors.JaxRuntimeError("INTERNAL: NCCL operation ncclGroupEnd() failed: remote error"), True),
+        *[
+            (jax.errors.JaxRuntimeError(f"{status}: the connection was lost"), True)
+            for status in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
+        ],
+        *[
+            (jax.errors.JaxRuntimeError(f"{status}: of one program"), False)  # starting again would not help
+            for status in ("RESOURCE_EXHAUSTED", "INTERNAL", "INVALID_ARGUMENT", "UNIMPLEMENTED")
+        ],
         (ValueError("shapes differ"), False),
     ],
 )

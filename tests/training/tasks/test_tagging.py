@@ -199,7 +199,7 @@ def test_a_pretrained_body_is_taken_and_its_heads_are_not(tmp_path):
     state, _, message = jax.device_get(init_from_state(training, config.init_from))
     count = len(jax.tree.leaves(state.params))
     head = "classifier/bias, classifier/kernel"
-    assert message == f"starts from {pretrained}: {count - 2} of {count} arrays; drawn: {head}"
+    assert message == f"starts from {pretrained}: {count - 2} of {count} arrays; randomly initialized: {head}"
     found = load_params(pretrained)
     assert found["bert"].keys() - state.params["bert"].keys() == {"pooler"}
     assert all((leaf == 3).all() for leaf in jax.tree.leaves(state.params["bert"]))

@@ -41,7 +41,7 @@ def initial_params(folder: epath.Path, load_workdir: Callable[[epath.Path], Tree
     model = hf.load(folder)
     params = nnx.to_pure_dict(nnx.state(model))
     # A pretrained encoder without a head: models with heads hold it in the attribute of this name.
-    encoder_name = getattr(model, "name_below_heads", None)
+    encoder_name = getattr(model, "base_model_prefix", None)
     return params if encoder_name is None else {encoder_name: params}
 
 

@@ -163,6 +163,7 @@ class _Undated(NamedTuple):
 # Errors that Orbax and its storage raise for files that are damaged, missing or not writable.
 _STORAGE_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
+_UNREACHABLE = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "timed out")  # of a storage that another attempt may reach
 _FORBIDDEN = ("Read-only file system", "Permission denied", "not permitted")
 _DISK_FULL = ("No space left", "quota", "File too large")
 _METADATA = "_CHECKPOINT_METADATA"  # name of Orbax's file with the JSON values
@@ -308,7 +309,7 @@ class Checkpoints:
           A pair: the state, and the JSON values saved with it. None if there is no checkpoint.
 
         Raises:
-          UserError: if there are checkpoints, but none can be read.
+          UserError: if there are checkpoints, but none can be read, or the storage cannot be reached at the moment.
         """
         steps, problem = self.steps, ""
         for step in reversed(steps):
@@ -317,9 +318,12 @@ class Checkpoints:
                     self._checkpointer, step, lambda metadata: _parts(abstract_state, metadata.get("base"))
                 )
             except _STORAGE_ERRORS as error:
-                line = _line(error)
+                if isinstance(error, jax.errors.JaxRuntimeError):
+                    raise  # of memory or another process: the checkpoint may be sound
+                line, path = _line(error), self.directory / str(step)
+                if isinstance(error, (ConnectionError, TimeoutError)) or any(status in line for status in _UNREACHABLE):
+                    raise UserError(f"checkpoint {path} cannot be reached ({line}): rerun the same command") from None
                 if is_primary():
-                    path = self.directory / str(step)
                     logging.warning("checkpoint %s cannot be read (%s); trying the one before", path, line)
                 problem = problem or line
                 continue
@@ -463,15 +467,20 @@ def average_checkpoints(
 
         mean = average_trees(load, steps)
     path = absolute(workdir) / "average"
-    check_no_links(workdir, [path.name])
+    # An earlier average is replaced when the new one is complete; a store has no such renaming.
+    new_path = path.with_name("average.new") if is_local(path) else path
+    check_no_links(workdir, [path.name, new_path.name])
     if path.exists() and not path.is_dir():  # Orbax would open it, and wait forever if it is a pipe
         raise UserError(f"{path} must be a folder, but is a file: delete it and rerun the same command")
     try:
         extra = {"base": bases[0][0]} if bases else {}
         metadata: dict[str, Any] = extra | {"checksums": all_checksums({"params": mean}, extra)}
-        ocp.save(path, mean, overwrite=True, custom_metadata=metadata)
+        ocp.save(new_path, mean, overwrite=True, custom_metadata=metadata)
+        if new_path != path:
+            path.rmtree(missing_ok=True)
+            new_path.rename(path)
     except _STORAGE_ERRORS as error:
-        for unfinished in path.parent.glob(f"{path.name}{orbax_path.atomicity.TMP_DIR_SUFFIX}*"):
+        for unfinished in path.parent.glob(f"{new_path.name}{orbax_path.atomicity.TMP_DIR_SUFFIX}*"):
             unfinished.rmtree(missing_ok=True)  # it keeps a full disk full
         raise UserError(f"cannot write {path} ({_line(error)}): {_remedy(error)} and rerun the same command") from None
     return steps

@@ -48,12 +48,13 @@ def _check(data: Any, workdir: epath.Path) -> None:
     """Does the work of `check_data_files` in process 0."""
     path = workdir / _RECORD
     try:
-        known: dict[str, _Record] = read_sealed(path)["files"] if path.exists() else {}
-        current = {name: _record(file, known.get(name, {})) for name, file in _named(data).items()}
+        saved = read_sealed(path)["files"] if path.exists() else {}
+        known: dict[str, _Record] = {name: dict(record) for name, record in saved.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} cannot be used ({error}): delete it to resume with the current data") from None
+    current = {name: _record(file, known.get(name, {})) for name, file in _named(data).items()}
     if known and has_checkpoints(workdir):
         remedy = f"restore the old data, or use a new workdir: the checkpoints in {workdir} belong to the old data"
         known_fields = {name.partition(":")[0] for name in known}  # names are "FIELD: PATH"

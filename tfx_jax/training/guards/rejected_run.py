@@ -24,9 +24,9 @@ def removes_rejected_run(workdir: epath.Path, *, is_new: bool) -> Iterator[None]
     """Deletes what a run wrote to the workdir if it ends with a UserError before its first checkpoint.
 
     The corrected command then finds a workdir without configuration and tokenizer of the rejected one. Files that
-    existed before or that the library does not write stay, and so does `tensorboard` if steps were logged. A run that
-    an earlier start left without a checkpoint is not touched. After any other error, such as one of the storage, all
-    files stay.
+    existed before or that the library does not write stay, and so do the records in `tensorboard`, `wandb` and
+    `profile` if steps were logged. A run that an earlier start left without a checkpoint is not touched. After an error
+    of any other class all files stay.
 
     Args:
       workdir: folder of the run, which the caller has locked.
@@ -44,10 +44,11 @@ def removes_rejected_run(workdir: epath.Path, *, is_new: bool) -> Iterator[None]
 
 def _remove_new(workdir: epath.Path, before: Collection[str], *, is_new: bool) -> None:
     """Deletes the files and folders that a run writes and whose names are not in `before`."""
+    kept = {*before}
+    if read_history(workdir).points:
+        kept |= {"tensorboard", "wandb", "profile"}
     for path in workdir.iterdir():
-        if path.name in before or path.name not in _WRITTEN:
-            continue
-        if path.name == "tensorboard" and read_history(workdir).points:
+        if path.name in kept or path.name not in _WRITTEN:
             continue
         if path.is_dir():
             path.rmtree()

@@ -94,7 +94,7 @@ def _ending(run: Run[Any], step: int, signum: int | None) -> str:
     """Returns in words why the run ended at `step`."""
     config = run.config
     if signum is not None:
-        return f"interrupted by {signal.Signals(signum).name}, the same command goes on"
+        return f"interrupted by {signal.Signals(signum).name}, rerun the same command to resume"
     if step < config.num_steps:
         return f"stopped early, without a better {run.best_metric.title} in the last {config.patience} evaluations"
     return "finished"
@@ -200,10 +200,10 @@ def _time_table(history: History) -> str:
     if not total:
         return ""
     rows = [(_PARTS[part], clock(value), f"{value / total:.1%}") for part, value in seconds.items()]
-    rows.append(("**together**", f"**{clock(total)}**", ""))
+    rows.append(("**total**", f"**{clock(total)}**", ""))
     lost = sum(point.scalars.get(f"time/{part}", 0.0) for point in history.superseded for part in PARTS)
     if lost:
-        rows.append(("of it for steps lost and taken again", clock(lost), f"{lost / total:.1%}"))
+        rows.append(("of which repeated after a restart", clock(lost), f"{lost / total:.1%}"))
     return "## Where the time went\n\n" + _table(("", "time", "share"), rows)
 
 

@@ -254,10 +254,19 @@ def abort_together() -> Iterator[None]:
         leave(f"{type(error).__name__}: {_first_line(error)}", 1)
 
 
+_LOST_CONNECTION = ("ABORTED", "CANCELLED", "DEADLINE_EXCEEDED", "UNAVAILABLE")
+
+
 def _is_connection_error(error: BaseException) -> bool:
-    """Returns whether a collective failed; one that fails at its start raises a ValueError that names Gloo."""
+    """Returns whether a collective failed because another process is gone, so that a restart can help.
+
+    Gloo and NCCL name themselves; one of Gloo that fails at its start raises a ValueError. TPUs and the coordination
+    service report one of the statuses of a lost connection. Other errors, such as those of the compiler, would recur.
+    """
     text = str(error)
-    return "RESOURCE_EXHAUSTED" not in text and (isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in text)
+    if "Gloo" in text or "NCCL" in text:
+        return True
+    return isinstance(error, jax.errors.JaxRuntimeError) and text.startswith(_LOST_CONNECTION)
 
 
 def say(message: str) -> None:
