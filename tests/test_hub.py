@@ -26,6 +26,7 @@ from tfx_jax.data.tokenizers.train import train_or_load_folder
 from tfx_jax.errors import UserError
 from tfx_jax.hub import dataset_files, local_folder
 from tfx_jax.models import GPT, GPTConfig, hf
+from tfx_jax.nn import LoraConfig, adapt
 from tfx_jax.tasks.text.language_modeling import LanguageModelConfig
 from tfx_jax.tasks.text.text_data import TextData
 from tfx_jax.training.config import ExperimentConfig
@@ -146,6 +147,15 @@ def test_a_name_is_downloaded_and_read(hub, folder, name):
     assert load_folder_tokenizer(name).encode("to be") == load_folder_tokenizer(folder).encode("to be")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= hub.asked
     assert not {file for file in hub.asked if file.endswith((".bin", ".py")) or "/" in file}
+
+
+def test_an_adapter_is_downloaded_with_its_weights(hub, folder, tmp_path):
+    model = hf.load(folder)
+    adapt(model, LoraConfig(rank=2))
+    hub.folders["someone/adapter"] = tmp_path / "served"
+    hf.save_adapter(model, tmp_path / "served", base=str(folder))
+    assert hf.load("someone/adapter") is not None
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= hub.asked
 
 
 def test_verbs_take_a_name(hub, tmp_path, capsys):

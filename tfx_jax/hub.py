@@ -13,7 +13,16 @@ from tfx_jax.files import reach
 
 _NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 # Files to download: no pickle, no code, and no subfolders with formats of other programs.
-_FILES = ["README.md", "*.json", "*.txt", "*.model", "*.spm", "*.jinja", "model*.safetensors"]
+_FILES = [
+    "README.md",
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.spm",
+    "*.jinja",
+    "model*.safetensors",
+    "adapter_model.safetensors",
+]
 
 
 DATASETS = "hf://datasets/"

@@ -339,6 +339,7 @@ def test_capacity():
     assert expert_capacity(64, 8, 1.0) == 8
     assert expert_capacity(65, 8, 1.0) == 9
     assert expert_capacity(1, 8, 1.0) == 1
+    assert expert_capacity(64, 8, 1.0, experts_per_token=3) == 24
     with pytest.raises(ValueError, match=r"capacity_factor=0\.0"):
         expert_capacity(64, 8, 0.0)
 

@@ -379,6 +379,12 @@ def test_sliding_continues_from_the_most_recent_tokens(prompt_length, length):
     assert seen == expected[:-1]
 
 
+def test_what_a_text_begins_with_is_not_repeated_where_the_model_slides():
+    prompt = np.random.default_rng(0).integers(0, V, 5).tolist()
+    generator = Generator(make_model(), slide=True, max_new_tokens=90, search=GREEDY, first_ids=[7, 3])
+    assert generator([prompt]) == [[7, 3, *sliding_naive([*prompt, 7, 3], 88)]]
+
+
 def unrepeated(logits, tokens):
     """The most probable token that completes no pair of successive tokens again."""
     followers = {second for first, second in itertools.pairwise(tokens) if first == tokens[-1]}

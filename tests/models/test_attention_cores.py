@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +33,7 @@ from tfx_jax.models import (
 from tfx_jax.models.llama import QK_NORMS
 from tfx_jax.models.vit import ViT, ViTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions, ExpertsConfig, MultiHeadAttention
-from tfx_jax.nn.attention import decoding_of
+from tfx_jax.nn.attention import KVCache, decoding_of
 from tfx_jax.nn.decoding import fusing_obstacle
 
 V, LENGTH, PROMPT = 13, 12, 5
@@ -448,6 +449,34 @@ def test_norms_of_queries_keys_and_values_fit_the_heads_of_every_attention(name,
     model = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
     logits = nnx.eval_shape(lambda model: model(TOKENS), model)
     assert logits.shape == (*TOKENS.shape, V)
+
+
+def test_options_are_checked_with_the_sizes_of_the_model():
+    """Rotary features of 16 fit the heads of 24 here; in packed rows too, and in a GPT, whose heads have 32."""
+    attention = AttentionConfig("latent", AttentionOptions(latent_size=8, rope_size=16))
+    llama = LlamaConfig(V, max_length=LENGTH, num_layers=1, d_model=48, num_heads=2, d_ff=8, attention=attention)
+    gpt = GPTConfig(V, max_length=LENGTH, num_layers=1, d_model=64, num_heads=2, d_ff=8, attention=attention)
+    for make in (functools.partial(Llama, llama), functools.partial(GPT, gpt)):
+        model = nnx.eval_shape(lambda make=make: make(rngs=nnx.Rngs(0)))
+        logits = nnx.eval_shape(lambda model: model(TOKENS, segment_ids=np.ones(TOKENS.shape, np.int32)), model)
+        assert logits.shape == (*TOKENS.shape, V)
+
+
+@pytest.mark.parametrize("name", [name for name in CAUSAL if SPECS[name].gates is not None])
+def test_an_empty_cache_with_a_prompt_takes_attentions_with_gates(name):
+    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
+
+    @jax.jit
+    def run(x):
+        core = example(name).make(2, 4, rngs=nnx.Rngs(0))
+        layer = MultiHeadAttention(8, 2, attention_fn=core, rngs=nnx.Rngs(1))
+        entries = layer.project_cache(x)
+        cache = KVCache.empty(2, 2, *entries.key.shape[3:], *entries.value.shape[3:])
+        for start, stop in ((0, 3), (3, 5)):  # a prompt, and the tokens after it
+            cache = cache.append(layer.project_cache(x[:, start:stop]))
+        return cache._replace(recent=None), entries._replace(recent=None)
+
+    chex.assert_trees_all_close(*run(x), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name in CAUSAL if SPECS[name].head_sizes is not None])

@@ -14,7 +14,7 @@ from scipy.special import erf
 from tests.nn.programs import count_draws, count_rematerialized, draw, jitted, params_of
 from tfx_jax import functional, models
 from tfx_jax.models import Bert, BertClassifier, BertConfig, BertMaskedLM, BertPretraining, BertTagger
-from tfx_jax.nn import AttentionConfig
+from tfx_jax.nn import AttentionConfig, LoraConfig, adapt
 
 CONFIG = BertConfig(
     vocab_size=23,
@@ -391,6 +391,14 @@ def test_shared_layers_are_one_layer_again_and_again():
         np.testing.assert_allclose(got_maps[name], weights, atol=1e-6)
     assert np.abs(got_maps["encoder/0/self"] - got_maps["encoder/2/self"]).max() > 0.01
     assert shared.masked_lm.output_embedding.table.shape == shared.bert.embedding.table.shape == (23, 6)
+
+
+@pytest.mark.parametrize(("lora", "frozen"), [(LoraConfig(rank=2), ""), (LoraConfig(), "encoder_layers")])
+def test_shared_layers_may_have_adapters_or_be_frozen(lora, frozen):
+    model = make_bert("BertMaskedLM", share_layers=True)
+    want = _run(model, TOKENS, SEGMENTS)
+    adapt(model, lora, frozen=frozen)
+    np.testing.assert_allclose(_run(model, TOKENS, SEGMENTS), want, atol=1e-6)  # adapters begin with zeros
 
 
 def test_options_that_do_not_go_together():

@@ -75,6 +75,20 @@ def test_each_model_names_its_heads():
     assert named == HEADS
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_model_checks_its_configuration(name, monkeypatch):
+    config_class = typing.get_type_hints(getattr(models, name).__init__)["config"]
+    if not hasattr(config_class, "validate"):
+        pytest.skip("its fields fit together whatever they are")
+
+    def refuse(config):
+        raise ValueError("checked")
+
+    monkeypatch.setattr(config_class, "validate", refuse)
+    with pytest.raises(ValueError, match=r"^checked"):
+        made(name, 3)
+
+
 def _token_arguments(cls):
     """Of each argument that a model's call needs, whether it is token ids [batch, length]."""
     parameters = inspect.signature(cls.__call__).parameters.values()

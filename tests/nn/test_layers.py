@@ -380,6 +380,23 @@ def test_steps_with_weights_of_eight_bits_are_near():
     assert jax.eval_shape(lambda: fused(layer, int8=True).feed_forward.up.kernel[...]).dtype == jnp.int8
 
 
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_step_has_experts_in_its_own_dtype_and_not_in_eight_bits(int8):
+    """The matrices of experts are rounded once; their biases and the router are as they were."""
+
+    def make():
+        experts = MixtureOfExperts(D, F, 3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+        layer = EncoderLayer(_attention(rngs=nnx.Rngs(1)), experts, functools.partial(Residual, D))
+        mixture = fused(layer, int8=int8).feed_forward
+        experts = mixture.experts
+        matrices, others = (experts.up, experts.down), (experts.up_bias, experts.down_bias, mixture.router)
+        return [leaf[...] for leaf in matrices], [leaf[...] for leaf in others]
+
+    matrices, others = jax.eval_shape(make)
+    assert {leaf.dtype for leaf in matrices} == {jnp.dtype(jnp.bfloat16)}
+    assert {leaf.dtype for leaf in others} == {jnp.dtype(jnp.float32)}
+
+
 _quantized = jax.jit(quantized)
 
 

@@ -55,9 +55,9 @@ def test_a_training_step_equals_the_oracle_with_both_losses():
     for options, capacity, num_choices in (
         ({}, 4, 1),  # 1.25 * 10 tokens / 4 experts, rounded up
         ({"capacity_factor": 0.4}, 1, 1),
-        ({"routing_fn": top_2_routing, "capacity_factor": 2.0}, 5, 2),
+        ({"routing_fn": top_2_routing, "capacity_factor": 1.0}, 5, 2),
     ):
-        layer = _layer(**options, load_balancing=0.1, router_z_loss=0.02)
+        layer = _layer(**options, load_balancing_weight=0.1, router_z_weight=0.02)
         y, (auxiliary, balance, dropped) = _train(layer)
         want, logits = _expected(layer, capacity, num_choices)
         np.testing.assert_allclose(y, want, atol=1e-5)
@@ -237,7 +237,7 @@ def test_the_router_of_bfloat16_tokens_is_float32_too():
 
 
 def test_experts_drop_hidden_units_of_their_own():
-    options = {"capacity_factor": 2.0, "routing_fn": top_2_routing, "dropout_rate": 0.5}
+    options = {"capacity_factor": 1.0, "routing_fn": top_2_routing, "dropout_rate": 0.5}
 
     @jax.jit
     def drop(x, rng):

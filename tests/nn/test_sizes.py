@@ -39,9 +39,9 @@ def test_every_core_takes_grouped_queries_or_its_configuration_refuses_them(name
     config, is_causal = example(name), SPECS[name].causal_only
     if not SPECS[name].grouped_queries:
         with pytest.raises(ValueError, match=f"^{name} attention needs as many key heads as query heads"):
-            config.check(is_causal=is_causal, num_heads=4, num_kv_heads=2)
+            config.check(is_causal=is_causal, num_heads=4, num_kv_heads=2, d_k=8)
         return
-    config.check(is_causal=is_causal, num_heads=4, num_kv_heads=2)
+    config.check(is_causal=is_causal, num_heads=4, num_kv_heads=2, d_k=8)
 
     def attend(x):
         core = config.make(4, 8, num_kv_heads=2, rngs=nnx.Rngs(0))

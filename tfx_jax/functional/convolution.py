@@ -19,7 +19,7 @@ def short_convolution(
     r"""Computes y_t = sum_j kernel[W - 1 - j] * x_{t - j}: a separate causal filter for each feature.
 
     The convolution of queries, keys and values in Mamba-2 (Dao and Gu, 2024, https://arxiv.org/abs/2405.21060) and
-    Gated DeltaNet (Yang et al., 2024, https://arxiv.org/abs/2412.06464), without its activation. t is_inside tokens:
+    Gated DeltaNet (Yang et al., 2024, https://arxiv.org/abs/2412.06464), without its activation. t counts tokens:
     padding is skipped, wherever it is. Tokens before the first one are zeros.
 
     Args:

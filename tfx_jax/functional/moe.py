@@ -33,20 +33,24 @@ Exchange = tuple[Callable[[Array], Array], Callable[[Array], Array]]
 experts, the second moves the answers back."""
 
 
-def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float) -> int:
+def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float, experts_per_token: int = 1) -> int:
     """Returns how many tokens an expert takes: `capacity_factor` times an even share, rounded up.
 
-    Equation 3 of Fedus et al. (2021, https://arxiv.org/abs/2101.03961).
+    An even share is num_tokens * experts_per_token / num_experts. Equation 3 of Fedus et al. (2021,
+    https://arxiv.org/abs/2101.03961), who send a token to one expert; GShard (Lepikhin et al., 2020) has a factor of 1
+    with two.
 
     Raises:
       ValueError: if an argument is not positive.
 
-    >>> expert_capacity(100, 8, 1.25)
-    16
+    >>> expert_capacity(100, 8, 1.25), expert_capacity(100, 8, 1.25, experts_per_token=2)
+    (16, 32)
     """
-    if num_tokens < 1 or num_experts < 1 or capacity_factor <= 0:
-        raise ValueError(f"all must be positive: {num_tokens=}, {num_experts=}, {capacity_factor=}")
-    return math.ceil(capacity_factor * num_tokens / num_experts)
+    if min(num_tokens, num_experts, experts_per_token) < 1 or capacity_factor <= 0:
+        raise ValueError(
+            f"all must be positive: {num_tokens=}, {num_experts=}, {capacity_factor=}, {experts_per_token=}"
+        )
+    return math.ceil(capacity_factor * num_tokens * experts_per_token / num_experts)
 
 
 def top_1_routing(logits: Float[Array, "T E"], capacity: int, *, mask: Bool[Array, " T"] | None = None) -> Routing:
@@ -85,7 +89,7 @@ def top_2_routing(
 
     Args:
       logits: the router's, [T, E].
-      capacity: C; twice the capacity of top-1 for the same share of dropped tokens.
+      capacity: C, tokens that each expert takes, from `expert_capacity` with `experts_per_token=2`.
       mask: True for real tokens.
       rng: PRNG key for the paper's random dispatch: a token is sent to its second expert with probability
         min(1, 2 * weight), and takes no place there otherwise. None always sends it.

@@ -84,7 +84,7 @@ def greedy_search(
     >>> tokens.tolist(), f"{jnp.exp(log_probs[0]):.2f}"
     ([[3, 2]], '0.30')
     """
-    buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
+    buffer, limits = _check_search(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
 
     def choose(log_probs: Array, length: Array) -> Any:
         """Returns the token of each row; `length` counts it."""
@@ -152,7 +152,7 @@ def sample(
         raise ValueError(f"top_p must be above 0 and at most 1, or None to keep all tokens, got {top_p}")
     if min_p is not None and not 0 <= min_p <= 1:
         raise ValueError(f"min_p must be in [0, 1], or None to keep all tokens, got {min_p}")
-    buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
+    buffer, limits = _check_search(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
     row_ids = jnp.arange(limits.size) if row_ids is None else row_ids
 
     def choose(log_probs: Array, length: Array) -> Any:
@@ -317,7 +317,7 @@ def _generate(
             is_end |= chosen == eos_id
         return _Paths(
             length=length,
-            tokens=write(paths.tokens, length, jnp.where(paths.is_done | is_dead_end, pad_id, chosen)),
+            tokens=_write_column(paths.tokens, length, jnp.where(paths.is_done | is_dead_end, pad_id, chosen)),
             log_probs=paths.log_probs + jnp.where(paths.is_done, 0.0, chosen_log_prob),
             is_done=paths.is_done | is_end,
             cache=cache,
@@ -334,7 +334,7 @@ def _generate(
     return paths.tokens[:, 1:], paths.log_probs
 
 
-def next_logits(
+def _next_logits(
     step_fn: StepFn, tokens: Int[Array, " R"], cache: Cache, eos_id: int | None, pad_id: int
 ) -> tuple[Float[Array, "R V"], Cache]:
     """Returns the model's float32 logits of the next token, [R, V], with -inf for PAD, and the new cache."""
@@ -346,15 +346,15 @@ def next_logits(
         raise ValueError(
             f"eos_id must be in 0 .. {vocab_size - 1}, because step_fn returned {vocab_size} logits, got {eos_id}"
         )
-    return without_token(logits.astype(jnp.float32), pad_id), cache
+    return _without_token(logits.astype(jnp.float32), pad_id), cache
 
 
-def without_token(logits: Float[Array, "*rows V"], token: int) -> Float[Array, "*rows V"]:
+def _without_token(logits: Float[Array, "*rows V"], token: int) -> Float[Array, "*rows V"]:
     """Sets the logit of a token to -inf, if the token exists; under jit in place, unlike a mask over all logits."""
     return logits.at[..., token].set(-jnp.inf) if 0 <= token < logits.shape[-1] else logits
 
 
-def log_normalizer(logits: Float[Array, "*rows V"]) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
+def _log_normalizer(logits: Float[Array, "*rows V"]) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """Returns (largest logit, log of the sum of exp(logit - largest)): log-probability = (logit - first) - second.
 
     If no token is allowed, both are 0, so that all log-probabilities are -inf and none is NaN.
@@ -370,8 +370,8 @@ def _next_log_probs(
     step_fn: StepFn, tokens: Int[Array, " R"], cache: Cache, eos_id: int | None, pad_id: int
 ) -> tuple[Float[Array, "R V"], Cache]:
     """Returns the log-probabilities of the next token, [R, V], -inf for PAD, and the new cache."""
-    logits, cache = next_logits(step_fn, tokens, cache, eos_id, pad_id)
-    largest, log_total = log_normalizer(logits)
+    logits, cache = _next_logits(step_fn, tokens, cache, eos_id, pad_id)
+    largest, log_total = _log_normalizer(logits)
     return (logits - largest[:, None]) - log_total[:, None], cache
 
 
@@ -402,17 +402,19 @@ def _nucleus(probs: Float[Array, "R V"], top_p: float) -> Bool[Array, "R V"]:
     return (bits > border) | (is_tied & (mass_before < least_mass))
 
 
-def is_beam_invariant(part: Any) -> bool:
+def _is_beam_invariant(part: Any) -> bool:
     """Returns whether a part of a cache is a `BeamInvariant`."""
     return isinstance(part, BeamInvariant)
 
 
-def write(tokens: Int[Array, "*rows C"], column: Int[Array, ""], values: Int[Array, "*rows"]) -> Int[Array, "..."]:
+def _write_column(
+    tokens: Int[Array, "*rows C"], column: Int[Array, ""], values: Int[Array, "*rows"]
+) -> Int[Array, "..."]:
     """Writes one token per row into the same column of all rows."""
     return jax.lax.dynamic_update_index_in_dim(tokens, values.astype(tokens.dtype), column, axis=-1)
 
 
-def check_arguments(
+def _check_search(
     cache: Cache, start_tokens: Array, max_length: int, length_limits: Array | None, eos_id: int | None, pad_id: int
 ) -> tuple[Int[Array, "B C"], Int[Array, " B"]]:
     """Checks the arguments of a search.
@@ -432,8 +434,8 @@ def check_arguments(
         raise ValueError(
             f"eos_id and pad_id must differ, got {eos_id} for both: PAD is never generated, so no row could end"
         )
-    for path, leaf in jax.tree.leaves_with_path(cache, is_leaf=is_beam_invariant):
-        if not is_beam_invariant(leaf) and jnp.ndim(leaf) and leaf.shape[0] != starts.size:
+    for path, leaf in jax.tree.leaves_with_path(cache, is_leaf=_is_beam_invariant):
+        if not _is_beam_invariant(leaf) and jnp.ndim(leaf) and leaf.shape[0] != starts.size:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise ValueError(
                 f"cache {name} must have {starts.size} rows, like start_tokens, as first axis, got shape {leaf.shape}"
@@ -525,7 +527,7 @@ def beam_search(
         raise ValueError(
             f"length_penalty must be at least 0, or the search could not tell when to stop, got {length_penalty}"
         )
-    buffer, limits = check_arguments(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
+    buffer, limits = _check_search(cache, start_tokens, max_length, length_limits, eos_id, pad_id)
     # Scores and the stopping bound use the same table: the bound holds only if they agree to the last bit.
     lengths = np.arange(1.0, max_length + 1)
     with np.errstate(over="ignore"):  # an overflow raises ValueError below
@@ -551,17 +553,17 @@ def beam_search(
         """Takes one step: extends the living sequences by one token and updates the finished hypotheses."""
         length = beams.length + 1
         last = jax.lax.dynamic_index_in_dim(beams.tokens, beams.length, axis=2, keepdims=False)  # [B, W]
-        logits, cache = next_logits(step_fn, last.reshape(-1), beams.cache, eos_id, pad_id)
+        logits, cache = _next_logits(step_fn, last.reshape(-1), beams.cache, eos_id, pad_id)
         logits = logits.reshape(*last.shape, -1)  # [B, W, V]
-        past = _Past(beams.log_probs, *log_normalizer(logits))
+        past = _Past(beams.log_probs, *_log_normalizer(logits))
         if allowed_fn is not None:
             logits = jnp.where(allowed_fn(cache).reshape(logits.shape), logits, -jnp.inf)
-        alive, parents, tokens = _best_alive(without_token(logits, eos_id), past, length >= limits)
+        alive, parents, tokens = _best_alive(_without_token(logits, eos_id), past, length >= limits)
         finished = _among_best(past.extended_by(logits[..., eos_id]), alive)
         finished_tokens, finished_scores = _keep_best(beams, finished / penalties[length - 1], eos_id)
         return _Beams(
             length=length,
-            tokens=write(jnp.take_along_axis(beams.tokens, parents[..., None], axis=1), length, tokens),
+            tokens=_write_column(jnp.take_along_axis(beams.tokens, parents[..., None], axis=1), length, tokens),
             log_probs=alive,
             finished_tokens=finished_tokens,
             finished_scores=finished_scores,
@@ -669,7 +671,7 @@ def _keep_best(
 
     `scores` are the scores of the living sequences with EOS appended.
     """
-    extended_tokens = write(beams.tokens, beams.length + 1, jnp.full(scores.shape, eos_id, jnp.int32))
+    extended_tokens = _write_column(beams.tokens, beams.length + 1, jnp.full(scores.shape, eos_id, jnp.int32))
     # Finished hypotheses come first: `top_k` prefers them if scores are equal, so -inf never replaces an empty entry.
     scores, best_index = jax.lax.top_k(jnp.concatenate([beams.finished_scores, scores], axis=1), scores.shape[1])
     tokens = jnp.concatenate([beams.finished_tokens, extended_tokens], axis=1)
@@ -694,7 +696,7 @@ def _follow(cache: Cache, parents: Int[Array, "B W"]) -> Cache:
 def _map_rows(fn: Callable[[Array], Array], cache: Cache) -> Cache:
     """Applies `fn` to all arrays of the cache that have a row per sequence."""
     return jax.tree.map(
-        lambda leaf: leaf if is_beam_invariant(leaf) or not jnp.ndim(leaf) else fn(leaf),
+        lambda leaf: leaf if _is_beam_invariant(leaf) or not jnp.ndim(leaf) else fn(leaf),
         cache,
-        is_leaf=is_beam_invariant,
+        is_leaf=_is_beam_invariant,
     )

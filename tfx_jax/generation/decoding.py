@@ -141,7 +141,7 @@ class Sampling:
             raise UserError(f"no_repeat_ngram_size must be at least 0, got {self.no_repeat_ngram_size}")
 
     @property
-    def forbids_repetition(self) -> bool:
+    def reads_history(self) -> bool:
         """Whether the probability of a token depends on which ones the text has."""
         return self.repetition_penalty != 1 or self.no_repeat_ngram_size > 0
 
@@ -237,7 +237,7 @@ def decode(
     cache, start = decoder.init_cache(memory, max_length=max_length, num_beams=num_beams)
     limits: dict[str, Any] = {"max_length": max_length, "length_limits": length_limits}
     step_fn, vocab_size = decoder.step, decoder.vocab_size
-    if isinstance(search, Sampling) and search.forbids_repetition:
+    if isinstance(search, Sampling) and search.reads_history:
         text, exists = _text_so_far(decoder, inputs, token_mask, earlier)
         if search.repetition_penalty != 1:
             # Mark the tokens of each text as seen, [B, V]; `max` ignores tokens that are padding.
@@ -514,13 +514,13 @@ def _batches(
         if count:
             yield 1 << (count - 1).bit_length(), list(range(count))  # rounded up to a power of two: few shapes
         return
-    # A smaller batch for few inputs, which would otherwise be mostly padding: `_MIN_LENGTH` tokens for each input, with
-    # their number rounded up to a power of two.
-    batch_tokens = min(tokens_per_batch, _MIN_LENGTH << max(1, count - 1).bit_length())
+    are_few = _MIN_LENGTH * count <= tokens_per_batch
     order = sorted(range(count), key=lambda index: lengths[index])
     for length, group in itertools.groupby(order, key=lambda index: padded(lengths[index])):
         members = list(group)
-        num_rows = max(1, batch_tokens // length)
+        num_rows = max(1, tokens_per_batch // length)
+        if are_few:  # of which batches would otherwise be mostly padding
+            num_rows = min(num_rows, 1 << (len(members) - 1).bit_length())
         for start in range(0, len(members), num_rows):
             yield num_rows, members[start : start + num_rows]
 

@@ -5,6 +5,7 @@ works on token ids.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
@@ -59,9 +60,9 @@ class Generator:
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
         graphdef, params = nnx.split(model)
-        self._driver = DecodeDriver(
-            graphdef, search, eos_ids=eos_ids, first_ids=first_ids, int8=int8, observer=observer
-        )
+        make_driver = functools.partial(DecodeDriver, graphdef, search, eos_ids=eos_ids, int8=int8, observer=observer)
+        self._driver = make_driver(first_ids=first_ids)
+        self._later_driver = make_driver()  # of the parts after the first one, if the model slides
         self._decoder = self._driver.decoder(params)
         if slide and (isinstance(search, BeamSearch) or not self._decoder.continues_inputs):
             raise UserError("slide needs a language model and sampling or greedy search")
@@ -73,7 +74,7 @@ class Generator:
             )
         self._max_new_tokens, self._eos_ids = max_new_tokens, frozenset(eos_ids)
         self._slide, self._observer = slide, observer
-        self._forbids_repetition = isinstance(search, Sampling) and search.forbids_repetition
+        self._reads_history = isinstance(search, Sampling) and search.reads_history
 
     @property
     def continues_prompts(self) -> bool:
@@ -119,13 +120,14 @@ class Generator:
             earlier, context = text[:-context_length], text[-context_length:]
             count = min(remaining, num_positions - len(context))
             part_seed = int(np.random.SeedSequence([seed, part]).generate_state(1)[0]) if part else seed
-            (newest,) = self._driver(
+            driver = self._later_driver if part else self._driver
+            (newest,) = driver(
                 self._decoder,
                 [context],
                 max_new_tokens=lambda _, count=count: count,
                 seed=part_seed,
                 first=number,
-                earlier=[earlier] if earlier and self._forbids_repetition else None,
+                earlier=[earlier] if earlier and self._reads_history else None,
             )
             new_tokens += newest
             if len(newest) < count or len(new_tokens) >= self._max_new_tokens or newest[-1] in self._eos_ids:
@@ -222,8 +224,8 @@ class TextGenerator:
         if isinstance(search, BeamSearch) and (stop or on_text is not None):
             raise UserError("stop strings and streaming need a single growing text: use sampling or greedy search")
         self._tokenizer, self._stop = tokenizer, tuple(stop)
-        self._observer = _StopObserver(tokenizer, self._stop, on_text)
         is_observed = bool(stop) or on_text is not None
+        self._observer = _StopObserver(tokenizer, self._stop, on_text, eos_ids) if is_observed else None
         if target_language is not None:
             first_ids = (tokenizer.language_id(target_language),)
         self._source_language = source_language
@@ -237,7 +239,7 @@ class TextGenerator:
             search=search,
             int8=int8,
             slide=slide,
-            observer=self._observer if is_observed else None,
+            observer=self._observer,
         )
         if self.continues_prompts and (source_language, target_language) != (None, None):
             raise UserError("the languages of a source and a target are those of an encoder-decoder: leave them out")
@@ -272,13 +274,12 @@ class TextGenerator:
         continued = [self._continued(*pair) for pair in zip(prompts, encoded, strict=True)]
         outputs, num_done = [], 0
         for batch in batches:
-            # Only the first text is streamed.
-            self._observer.restart(
-                continued[num_done : num_done + len(batch)], is_silent=num_done > 0 or any(unanswerable[:1])
-            )
+            if self._observer is not None:  # only the first text is streamed
+                is_silent = num_done > 0 or any(unanswerable[:1])
+                self._observer.restart(continued[num_done : num_done + len(batch)], is_silent=is_silent)
             outputs += self._generator(batch, seed=seed, first=first + num_done)
-            if outputs and num_done == 0:
-                self._observer.finish(self._text(outputs[0], continued[0]))
+            if self._observer is not None and outputs and num_done == 0:
+                self._observer.finish(outputs[0])
             num_done += len(batch)
         outputs = [[] if is_empty else ids for ids, is_empty in zip(outputs, unanswerable, strict=True)]
         texts = [until_stop(self._text(*pair), self._stop) for pair in zip(outputs, continued, strict=True)]
@@ -370,7 +371,9 @@ def generate(
         tfx_jax.generate(model, "Once upon", top_p=0.95, stop=["THE END"], on_text=functools.partial(print, end=""))
 
     The first call compiles. A later one with the same options does not, whatever its temperature, if it has as many
-    prompts and they are padded to the same length (both powers of two). The prompt of a chat model is a conversation:
+    prompts and they are padded to the same length (both powers of two). Each call rearranges the weights, which takes
+    as long as copying them; a `tfx_jax.generation.TextGenerator` does it once. The prompt of a chat model is a
+    conversation:
 
         tfx_jax.generate(tfx_jax.load("HuggingFaceTB/SmolLM3-3B"), [{"role": "user", "content": "Hello"}])
 
@@ -390,7 +393,7 @@ def generate(
       stop: strings that end a text; they are not part of it.
       on_text: for streaming, called with each new part of the first text as soon as it is final.
       seed: sampling seed.
-      int8: decode with int8 weights: faster, not exact.
+      int8: decode with int8 weights, but for experts: faster, not exact.
       slide: continue prompts beyond the model's positions, see `Generator`; without it, they are refused.
       source_language: language of the prompts of a multilingual translator such as NLLB: "eng_Latn".
       target_language: language to translate into.
@@ -463,46 +466,90 @@ def until_stop(text: str, stops: Sequence[str]) -> str:
     return text[: min((index for index in indices if index >= 0), default=len(text))]  # -1: not in the text
 
 
+class GrowingText:
+    """The text of one prompt's new tokens, as they come: whether it has ended, and which part of it is final.
+
+    Attributes:
+      num_tokens: number of tokens so far.
+      text: the text so far, before the first stop string.
+      is_stopped: whether there is a stop string.
+    """
+
+    def __init__(self, tokenizer: HFTokenizer, stops: Sequence[str] = (), prompt: Continued | None = None):
+        """Starts an empty text.
+
+        Args:
+          tokenizer: decodes the tokens.
+          stops: strings that end the text.
+          prompt: the prompt, if the text continues it.
+        """
+        self._tokenizer, self._stops, self._stream = tokenizer, stops, stream_after(prompt, tokenizer)
+        self._decoded = ""  # as the stream returns it, before `clean_up`
+        # The last characters may be the beginning of a stop string, or change with the next token.
+        self._num_withheld = max(map(len, stops), default=1) - 1 + num_unstable(tokenizer)
+        self._num_taken = 0  # characters that `take` has returned
+        self.num_tokens, self.text, self.is_stopped = 0, "", False
+
+    def push(self, token: int) -> None:
+        """Adds a token."""
+        self.num_tokens += 1
+        self._add(self._stream.push(token))
+
+    def finish(self) -> None:
+        """Adds the characters that a further token might have completed."""
+        self._add(self._stream.finish())
+        self._num_withheld = 0
+
+    def take(self) -> str:
+        """Returns the part of the text that has become final since the last call."""
+        end = max(self._num_taken, len(self.text) - self._num_withheld)
+        part, self._num_taken = self.text[self._num_taken : end], end
+        return part
+
+    def _add(self, part: str) -> None:
+        self._decoded += part
+        text = self._tokenizer.clean_up(self._decoded)
+        self.text = until_stop(text, self._stops)
+        self.is_stopped = self.text != text
+
+
 class _StopObserver:
     """Observes the tokens of a batch as they are generated: streams the first text, ends texts at stop strings."""
 
-    def __init__(self, tokenizer: HFTokenizer, stops: Sequence[str], on_text: Callable[[str], object] | None):
-        self._tokenizer, self._stops, self._on_text = tokenizer, stops, on_text
-        self.restart()
+    def __init__(
+        self,
+        tokenizer: HFTokenizer,
+        stops: Sequence[str],
+        on_text: Callable[[str], object] | None,
+        eos_ids: Sequence[int],
+    ):
+        self._tokenizer, self._stops, self._on_text, self._eos_ids = tokenizer, stops, on_text, frozenset(eos_ids)
 
-    def restart(self, prompts: Sequence[Continued | None] = (), *, is_silent: bool = False) -> None:
+    def restart(self, prompts: Sequence[Continued | None], *, is_silent: bool) -> None:
         """Resets the state for a new batch; `prompts` are those that are continued, `is_silent` disables streaming."""
-        self._prompts, self._is_silent = prompts, is_silent
-        self._streams: dict[int, TextStream] = {}
-        self._texts: dict[int, str] = {}  # as the streams return them, before `clean_up`
-        self._num_shown = 0  # number of streamed characters of the first text
+        self._is_silent = is_silent
+        self._texts = [GrowingText(self._tokenizer, self._stops, prompt) for prompt in prompts]
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
         """Adds the newest token of each row, [B] int32, -1 if none; returns True for rows with a stop string, [B]."""
         is_finished = np.zeros(tokens.shape, bool)
-        for row, token in enumerate(tokens.tolist()):
-            if token < 0:
-                continue
-            prompt = self._prompts[row] if row < len(self._prompts) else None
-            if row not in self._streams:
-                self._streams[row] = stream_after(prompt, self._tokenizer)
-            self._texts[row] = self._texts.get(row, "") + self._streams[row].push(token)
-            text = self._tokenizer.clean_up(self._texts[row])
-            is_finished[row] = until_stop(text, self._stops) != text
-        if self._on_text is not None and 0 in self._texts:
-            # The last characters may be the beginning of a stop string.
-            num_withheld = max(map(len, self._stops), default=1) - 1 + num_unstable(self._tokenizer)
-            self._show(self._tokenizer.clean_up(self._texts[0]), num_withheld)
+        # The rows after the last text are padding.
+        for row, (text, token) in enumerate(zip(self._texts, tokens.tolist(), strict=False)):
+            if token >= 0 and token not in self._eos_ids:
+                text.push(token)
+                is_finished[row] = text.is_stopped
+        self._stream()
         return is_finished
 
-    def finish(self, text: str) -> None:
-        """Streams the rest of the first text."""
-        self._show(text, num_withheld=0)
+    def finish(self, ids: Sequence[int]) -> None:
+        """Streams the rest of the first text, whose tokens are `ids`; the program does not show its last token."""
+        first = self._texts[0]
+        for token in ids[first.num_tokens :]:
+            first.push(token)
+        first.finish()
+        self._stream()
 
-    def _show(self, text: str, num_withheld: int) -> None:
-        """Streams the part of the first text that is new and final: all but its last `num_withheld` characters."""
-        text = until_stop(text, self._stops)
-        num_final = max(self._num_shown, len(text) - num_withheld)
-        if self._on_text is not None and not self._is_silent and num_final > self._num_shown:
-            self._on_text(text[self._num_shown : num_final])
-            self._num_shown = num_final
+    def _stream(self) -> None:
+        """Streams what is new and final of the first text."""
+        if self._on_text is not None and not self._is_silent and (part := self._texts[0].take()):
+            self._on_text(part)

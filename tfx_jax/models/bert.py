@@ -149,7 +149,8 @@ class BertOutput(NamedTuple):
 
     Attributes:
       sequence: the last layer's vector of each token, [B, T, D].
-      pooled: output of the pooler, tanh of a linear map of the first token's vector, [B, D]; None without a pooler.
+      pooled: output of the pooler, by default tanh of a linear map of the first token's vector, [B, D]; None without a
+        pooler.
     """
 
     sequence: Float[Array, "B T D"]
@@ -176,16 +177,18 @@ class GlobalAttention(MultiHeadAttention):
 
 
 class Bert(nnx.Module):
-    """Post-norm encoder layers over the sum of token, segment and position vectors (Devlin et al., 2019, figure 2).
+    """Encoder layers over the sum of token, segment and position vectors (Devlin et al., 2019, figure 2).
 
-    With `max_global_tokens` it is a Longformer (Beltagy et al., 2020, https://arxiv.org/abs/2004.05150), with "bigbird"
-    attention a BigBird (Zaheer et al., 2020, https://arxiv.org/abs/2007.14062).
+    By default layers are post-norm and positions learned; with `pre_norm` and `rotary` it is a ModernBERT, and other
+    options of `BertConfig` make it an ALBERT, an ELECTRA or an MPNet. With `max_global_tokens` it is a Longformer
+    (Beltagy et al., 2020, https://arxiv.org/abs/2004.05150), with "bigbird" attention a BigBird (Zaheer et al., 2020,
+    https://arxiv.org/abs/2007.14062).
 
     Attributes:
-      name_below_heads: the attribute under which `BertWithHead` holds its encoder.
+      base_model_prefix: the attribute under which `BertWithHead` holds its encoder.
     """
 
-    name_below_heads = "bert"
+    base_model_prefix = "bert"
 
     def __init__(
         self,
@@ -207,7 +210,7 @@ class Bert(nnx.Module):
         """
         c = config
         c.validate()
-        c.attention.check(has_bias=bool(c.relative_buckets))
+        c.attention.check(has_bias=bool(c.relative_buckets), num_heads=c.num_heads, d_k=c.d_model // c.num_heads)
         if c.init not in INITS:
             raise ValueError(f"init must be one of {', '.join(INITS)}, got {c.init!r}")
         if c.activation not in ACTIVATIONS:

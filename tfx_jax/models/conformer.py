@@ -244,7 +244,7 @@ class Conformer(nnx.Module):
         """
         c = config
         c.validate()
-        c.attention.check()
+        c.attention.check(num_heads=c.num_heads, d_k=c.d_model // c.num_heads)
         dtype = jnp.dtype(c.dtype)
 
         def make_layer(layer_attention: AttentionConfig, rngs: nnx.Rngs) -> ConformerLayer:

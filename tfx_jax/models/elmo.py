@@ -15,6 +15,7 @@ from tfx_jax.functional.layers import add_bias, lookup
 from tfx_jax.functional.recurrent import State, lstm_cell, mixed_product, scan_cell
 from tfx_jax.models.config import DTYPES
 from tfx_jax.nn.basic import Linear, drop
+from tfx_jax.nn.lora import freeze
 
 NUM_CHARACTERS = 259
 """Size of the alphabet of words: 256 bytes, begin and end of a word, and the sentence mark; id 0 is padding."""
@@ -289,18 +290,6 @@ class ElmoLanguageModel(nnx.Module):
         """Returns float32 logits of the next word (direction 0) and of the previous word (direction 1)."""
         x = self.elmo(characters, token_mask=token_mask, rngs=rngs)[-1]
         return self.softmax(drop(x, self.config.dropout_rate, rngs))
-
-
-class Frozen(nnx.Variable[Array]):
-    """Pre-trained values that are no longer parameters: no gradient, optimizer or weight decay changes them."""
-
-
-def freeze(module: nnx.Module) -> None:
-    """Turns all parameters of a module and its submodules into `Frozen` variables of the same path and value."""
-    for _, submodule in list(nnx.iter_modules(module)):
-        for name, value in list(vars(submodule).items()):
-            if isinstance(value, nnx.Param):
-                setattr(submodule, name, Frozen(value[...]))
 
 
 def scalar_mix(

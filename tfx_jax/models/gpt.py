@@ -122,8 +122,9 @@ class GPT(LanguageModel):
           ValueError: if sizes contradict each other, the activation is unknown, or the attention cannot be causal.
         """
         c = config
-        c.experts.validate()
-        c.attention.check(is_causal=True)
+        c.validate()
+        d_k = c.d_model // c.num_heads if c.d_k is None else c.d_k
+        c.attention.check(is_causal=True, num_heads=c.num_heads, d_k=d_k)
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         dtype = jnp.dtype(c.dtype)
@@ -139,11 +140,10 @@ class GPT(LanguageModel):
 
         def make_layer(layer_attention: AttentionConfig, has_experts: bool, rngs: nnx.Rngs) -> EncoderLayer:
             """Makes a layer and initializes its matrices from normal distributions."""
-            d_k = c.d_model // c.num_heads if c.d_k is None else c.d_k
             attention = MultiHeadAttention(
                 c.d_model,
                 c.num_heads,
-                d_k=c.d_k,
+                d_k=d_k,
                 use_bias=c.use_bias,
                 convolution_width=c.convolution_width,
                 use_output_gate=c.use_output_gate,

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of, within
 from tfx_jax.functional import layer_norm, rms_norm
 from tfx_jax.functional.attention import SPECS
+from tfx_jax.functional.attention.dense import soft_capped
 from tfx_jax.functional.attention.spec import RecurrentDecoding
 from tfx_jax.models.config import DTYPES
 from tfx_jax.models.language_model import LanguageModel
@@ -330,7 +331,7 @@ class Llama(LanguageModel):
     def logits_of(self, products: Float[Array, "*rows V"]) -> Float[Array, "*rows V"]:
         cap, divisor = self.config.logits_soft_cap, self.config.logits_divisor
         logits = products if divisor == 1.0 else products / divisor
-        return logits if cap is None else cap * jnp.tanh(logits / cap)
+        return logits if cap is None else soft_capped(logits, cap)
 
 
 class LlamaBody(nnx.Module):

@@ -85,7 +85,7 @@ class LongEncoder(nnx.Module):
         """
         c = config
         c.validate()
-        c.attention.check(is_causal=c.is_causal)
+        c.attention.check(is_causal=c.is_causal, num_heads=c.num_heads, d_k=c.d_model // c.num_heads)
         if not c.labels:
             raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
         dtype = jnp.dtype(c.dtype)

@@ -85,7 +85,7 @@ class SanCTC(nnx.Module):
         """
         c = config
         c.validate()
-        c.attention.check()
+        c.attention.check(num_heads=c.num_heads, d_k=c.d_model // c.num_heads)
         dtype = jnp.dtype(c.dtype)
         residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True)
 

@@ -225,7 +225,7 @@ class T5(EncoderDecoder):
         """
         c = config
         c.validate()
-        c.attention.check(is_causal=True, has_bias=True)
+        c.attention.check(is_causal=True, has_bias=True, num_heads=c.num_heads, d_k=c.d_k)
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         check_special_ids(c)

@@ -135,7 +135,7 @@ class Transformer(EncoderDecoder):
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         check_special_ids(c)
-        c.attention.check(is_causal=True)
+        c.attention.check(is_causal=True, num_heads=c.num_heads, d_k=c.d_k or c.d_model // c.num_heads)
         dtype = jnp.dtype(c.dtype)
         attention = functools.partial(
             MultiHeadAttention,

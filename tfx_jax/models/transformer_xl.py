@@ -146,8 +146,12 @@ class TransformerXL(nnx.Module):
         Args:
           config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
+
+        Raises:
+          ValueError: if sizes contradict each other, or the attention is another one than "relative".
         """
         c = config
+        c.validate()
         dtype = jnp.dtype(c.dtype)
 
         def make_layer(rngs: nnx.Rngs) -> TransformerXLLayer:

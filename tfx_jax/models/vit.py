@@ -107,7 +107,8 @@ class ViTOutput(NamedTuple):
     """Outputs of the encoder.
 
     Attributes:
-      sequence: vectors of the class token and then of the patches, row by row, [B, S, D], S = 1 + number of patches.
+      sequence: vectors of the class token, of the distillation token if there is one, and of the patches, row by row,
+        [B, S, D]; S is the number of all of these.
       pooled: output of the pooler, tanh of a linear map of the class token's vector, [B, D]; None without a pooler.
     """
 
@@ -143,10 +144,10 @@ class ViT(nnx.Module):
     """Pre-norm encoder layers over a class token and the patches of an image.
 
     Attributes:
-      name_below_heads: the attribute under which `ViTClassifier` holds its encoder.
+      base_model_prefix: the attribute under which `ViTClassifier` holds its encoder.
     """
 
-    name_below_heads = "vit"
+    base_model_prefix = "vit"
 
     def __init__(
         self,
@@ -167,7 +168,8 @@ class ViT(nnx.Module):
           ValueError: if sizes contradict each other, or the activation is unknown.
         """
         c = config
-        c.attention.check()
+        c.validate()
+        c.attention.check(num_heads=c.num_heads, d_k=c.d_model // c.num_heads)
         if c.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         num_rows, num_columns = _grid((c.image_size, c.image_size), c.patch_size)
@@ -245,9 +247,9 @@ class ViT(nnx.Module):
             old, new = _grid(model_size, c.patch_size), _grid(size, c.patch_size)
             # The tokens of class and distillation are in front and keep their vectors; `interpolate_positions` copies
             # one of them.
-            num_copied_here = int(self.distillation_token is not None)
-            patches = interpolate_positions(positions[num_copied_here:], old, new)
-            positions = jnp.concatenate([positions[:num_copied_here], patches])
+            num_front_tokens = int(self.distillation_token is not None)
+            patches = interpolate_positions(positions[num_front_tokens:], old, new)
+            positions = jnp.concatenate([positions[:num_front_tokens], patches])
         x = self.patches(images)
         tokens = [token for token in (self.class_token, self.distillation_token) if token is not None]
         token_shape = (x.shape[0], 1, x.shape[2])

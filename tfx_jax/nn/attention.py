@@ -56,8 +56,10 @@ class KVCache(NamedTuple):
 
     def append(self, newer: "KVCache") -> "KVCache":
         """Returns the cache extended by newer tokens, along the axis of tokens; `recent` is that of the newer ones."""
-        older_gates = self.gates or {}
-        gates = {name: jnp.concatenate([older_gates[name], gate], axis=1) for name, gate in (newer.gates or {}).items()}
+        gates = newer.gates
+        if gates and self.key.shape[1]:  # a cache of no tokens has no gates either
+            older_gates = self.gates or {}
+            gates = {name: jnp.concatenate([older_gates[name], gate], axis=1) for name, gate in gates.items()}
         key = jnp.concatenate([self.key, newer.key], axis=1)
         value = jnp.concatenate([self.value, newer.value], axis=1)
         return KVCache(key, value, gates, newer.recent)
@@ -760,9 +762,9 @@ class AttentionConfig:
         is_packed: bool = False,
         is_float32: bool = False,
         drops: str | None = None,
-        num_heads: int = 2,
+        num_heads: int | None = None,
         num_kv_heads: int | None = None,
-        d_k: int = 8,
+        d_k: int | None = None,
     ) -> None:
         """Checks that the attentions exist, have the options that are set, and support what a model needs.
 
@@ -772,7 +774,7 @@ class AttentionConfig:
           is_packed: whether it is trained on packed sequences.
           is_float32: whether it computes in float32.
           drops: name of the field that sets a dropout rate of attention weights above 0; None if there is no dropout.
-          num_heads: N.
+          num_heads: N; None skips the checks of options that depend on the sizes, as None for d_k does.
           num_kv_heads: K; None means N.
           d_k: head size.
 
@@ -816,8 +818,9 @@ class AttentionConfig:
                 raise ValueError(f"{drops} must be 0 with {name} attention, which has no dropout of weights")
             if is_float32 and spec.bfloat16_only:
                 raise ValueError(f'dtype must be "bfloat16" with {name} attention, got "float32"')
-        for attention in self.pattern():
-            _check_options(attention, num_heads, num_kv_heads or num_heads, d_k)
+        if num_heads is not None and d_k is not None:
+            for attention in self.pattern():
+                _check_options(attention, num_heads, num_kv_heads or num_heads, d_k)
 
     @property
     def names(self) -> list[str]:

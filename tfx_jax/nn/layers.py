@@ -352,7 +352,8 @@ def fused(layer: Layer, *, int8: bool = False) -> Layer:
 
     Args:
       layer: the trained layer; it is not changed.
-      int8: whether weights are quantized to int8, see `tfx_jax.functional.int8_product`.
+      int8: whether weights are quantized to int8, see `tfx_jax.functional.int8_product`; those of experts and routers
+        are not.
     """
     layer = jax.tree.map(lambda x: x, merged(layer))  # a copy, whose sublayers are replaced below
     dtype = layer.feed_forward.dtype
@@ -361,8 +362,16 @@ def fused(layer: Layer, *, int8: bool = False) -> Layer:
         layer.cross_attention = FusedCrossAttention(layer.cross_attention, dtype=dtype, int8=int8)
     if isinstance(layer.feed_forward, FeedForward):
         layer.feed_forward = FusedFeedForward(layer.feed_forward, int8=int8)
-    elif layer.feed_forward.shared is not None:
-        layer.feed_forward.shared = FusedFeedForward(layer.feed_forward.shared, int8=int8)
+        return layer
+    mixture = layer.feed_forward
+
+    def in_dtype(leaf: Array) -> Array:
+        """Rounds a matrix of the experts, [E, rows, columns], as each step would; biases are added as they are."""
+        return leaf.astype(dtype) if leaf.ndim == 3 and leaf.dtype.itemsize > jnp.dtype(dtype).itemsize else leaf
+
+    mixture.experts = jax.tree.map(in_dtype, mixture.experts)
+    if mixture.shared is not None:
+        mixture.shared = FusedFeedForward(mixture.shared, int8=int8)
     return layer
 
 

@@ -39,6 +39,12 @@ class Frozen(nnx.Variable[Array]):
     """A parameter that is not trained: it gets no gradient and no update."""
 
 
+def freeze(module: nnx.Module) -> None:
+    """Turns all parameters of a module and its submodules into `Frozen` variables of the same paths and values."""
+    for _, owner, name in [*_params(module)]:  # a list, because the loop changes the module
+        setattr(owner, name, Frozen(getattr(owner, name)[...]))
+
+
 class Adapter(nnx.Module):
     """A learned matrix (alpha / rank) A B that is added to a matrix [*in, *out], or to each matrix of a stack.
 
@@ -155,7 +161,7 @@ def adapt(model: nnx.Module, config: LoraConfig, *, frozen: str = "", seed: int 
             raise ValueError(f"lora.targets={config.targets!r} matches none of the matrices, {example}")
     heads = getattr(model, "heads", ())
     if config.rank and not heads:
-        parts = [name for name, part in vars(model).items() if hasattr(part, "name_below_heads")]
+        parts = [name for name, part in vars(model).items() if hasattr(part, "base_model_prefix")]
         if parts:  # the rest of this model is a head over a pretrained encoder
             raise ValueError(f"{type(model).__name__} must name its new modules in a class attribute `heads`")
     for path, owner, name in [*_params(model)]:  # a list, because the loop changes the model

@@ -54,7 +54,7 @@ class ExpertsConfig:
     weight_scale: float = at_least(0, 1.0)  # multiplies the weights of a token's experts: 2.5 in DeepSeek-V3
     shared_d_ff: int = at_least(0, 0)  # hidden units of a network that all tokens go through too; 0: there is none
     use_shared_gate: bool = False  # whether the outputs of that network are multiplied by a sigmoid, as in Qwen2-MoE
-    capacity_factor: float = at_least(0, 1.25)  # places of a training step, in even shares; GShard: 2
+    capacity_factor: float = at_least(0, 1.25)  # places of an expert in training, in even shares; GShard: 1
     num_groups: int = at_least(0, 0)  # of a batch, whose tokens compete for places; 0: one for each device with rows
     load_balancing: float = at_least(0, 0.01)  # weight of the loss that spreads tokens evenly; DeepSeek-V3: 0.0001
     router_z_loss: float = at_least(0, 0.001)  # weight of the loss that keeps the router's logits small
@@ -123,8 +123,8 @@ class ExpertsConfig:
             shared_d_ff=self.shared_d_ff,
             use_shared_gate=self.use_shared_gate,
             num_groups=self.num_groups,
-            load_balancing=self.load_balancing,
-            router_z_loss=self.router_z_loss,
+            load_balancing_weight=self.load_balancing,
+            router_z_weight=self.router_z_loss,
             rngs=rngs,
             **options,
         )
@@ -147,9 +147,9 @@ def _balancing_loss(scores: str, num_choices: int) -> Callable[..., Array]:
 class MixtureOfExperts(nnx.Module):
     """`num_experts` feed-forward networks and a router that sends each token to one of them (Fedus et al., 2021).
 
-    With `routing_fn=top_2_routing` and twice the capacity factor, each token is sent to two experts (Lepikhin et al.,
-    2020); with `top_k_routing`, to more. With `shared_d_ff`, all tokens also go through one shared network, whose
-    output is added (DeepSeekMoE: Dai et al., 2024, section 3.2, https://arxiv.org/abs/2401.06066).
+    With `routing_fn=top_2_routing`, each token is sent to two experts (Lepikhin et al., 2020); with `top_k_routing`, to
+    more. With `shared_d_ff`, all tokens also go through one shared network, whose output is added (DeepSeekMoE: Dai et
+    al., 2024, section 3.2, https://arxiv.org/abs/2401.06066).
 
     In training an expert takes at most `expert_capacity` tokens and drops the rest, and the loss of the router is
     written to `auxiliary_loss`, which the training step adds to its loss. Evaluation drops no token, so an output does
@@ -171,8 +171,8 @@ class MixtureOfExperts(nnx.Module):
         shared_d_ff: int = 0,
         use_shared_gate: bool = False,
         num_groups: int = 0,
-        load_balancing: float = 0.01,
-        router_z_loss: float = 0.001,
+        load_balancing_weight: float = 0.01,
+        router_z_weight: float = 0.001,
         dtype: DTypeLike = jnp.float32,
         param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
@@ -184,8 +184,8 @@ class MixtureOfExperts(nnx.Module):
           d_model: width of a token.
           d_ff: hidden units of an expert.
           num_experts: number of experts, E.
-          capacity_factor: room of an expert in training, as a multiple of an equal share of the tokens, see
-            `tfx_jax.functional.expert_capacity`.
+          capacity_factor: how many tokens an expert takes in training, as a multiple of its even share of all choices,
+            see `tfx_jax.functional.expert_capacity`.
           routing_fn: function of (logits [T, E], capacity, mask=) that returns a `Routing`, such as `top_1_routing`.
           use_router_bias: whether the router has a bias.
           use_correction_bias: whether `routing_fn` gets a `bias`. It has no gradient; `balance_experts` changes it by
@@ -198,8 +198,8 @@ class MixtureOfExperts(nnx.Module):
             map of the token (Qwen2-MoE).
           num_groups: number of groups into which a training batch is cut, whose tokens compete for places in the
             experts, see `tfx_jax.functional.mixture_of_experts`; 0 means one for each device that has examples.
-          load_balancing: weight of `balancing_loss_fn` in the auxiliary loss.
-          router_z_loss: weight of `tfx_jax.functional.router_z_loss` in the auxiliary loss.
+          load_balancing_weight: weight of `balancing_loss_fn` in the auxiliary loss.
+          router_z_weight: weight of `tfx_jax.functional.router_z_loss` in the auxiliary loss.
           dtype: dtype of the experts' computation; the router computes in float32.
           param_dtype: dtype of the parameters.
           rngs: stream `params`.
@@ -229,7 +229,7 @@ class MixtureOfExperts(nnx.Module):
         self.num_groups = num_groups
         self.bias_speed = bias_speed
         self.balancing_loss_fn = balancing_loss_fn
-        self.loss_weights = load_balancing, router_z_loss  # in this order
+        self.load_balancing_weight, self.router_z_weight = load_balancing_weight, router_z_weight
         self.dropout_rate = self.experts.dropout_rate
         self.dtype = dtype
 
@@ -295,7 +295,8 @@ class MixtureOfExperts(nnx.Module):
                     "0 means one group for each device, or choose a divisor"
                 )
             group_size = num_tokens // num_groups
-            capacity = min(expert_capacity(group_size, self.num_experts, self.capacity_factor), group_size)
+            capacity = expert_capacity(group_size, self.num_experts, self.capacity_factor, self.experts_per_token)
+            capacity = min(capacity, group_size)  # an expert gets a token once
         keys = jax.random.split(rngs.dropout(), self.num_experts) if rngs is not None and self.dropout_rate else None
 
         def answer(expert: FeedForward, buffer: Float[Array, "C D"], key: Array | None) -> Float[Array, "C D"]:
@@ -314,9 +315,8 @@ class MixtureOfExperts(nnx.Module):
             return_routing=True,
         )
         if rngs is not None:
-            balance_weight, z_weight = self.loss_weights
-            balance = self.balancing_loss_fn(logits, mask)
-            self.auxiliary_loss[...] = balance_weight * balance + z_weight * router_z_loss(logits, mask)
+            balance, z_loss = self.balancing_loss_fn(logits, mask), router_z_loss(logits, mask)
+            self.auxiliary_loss[...] = self.load_balancing_weight * balance + self.router_z_weight * z_loss
             self.load_balancing[...] = balance
             is_real = jnp.ones(num_tokens, bool) if mask is None else mask.reshape(-1)
             # Position `capacity` is past the end of a buffer; it means that an expert did not take the token.

@@ -109,7 +109,7 @@ def scan_layers(
       ValueError: if `remat` is unknown, or `repeats` is above 1 for layers with running statistics.
     """
     if repeats > 1:
-        if jax.tree.leaves(nnx.state(layers, nnx.Not(nnx.Param))):
+        if jax.tree.leaves(nnx.state(layers, _CHANGING)):
             raise ValueError("layers with running statistics cannot share their parameters")
 
         def run_pass(x: Array, key: Array | None) -> tuple[Array, Any]:

@@ -1,6 +1,7 @@
 """Kernel attention: the statistics of random features, the causal scan, and inputs far beyond float32's exponents."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from tests.functional.attention.oracles.dense import dense_weights, mixed
 from tests.functional.attention.oracles.favor import favor_weights, linear_weights
 from tfx_jax.functional import favor_attention, linear_attention, orthogonal_features
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.functional.attention.kernel_features import log_elu_features, log_softmax_features
 
 H = 8
@@ -69,6 +71,14 @@ def test_squared_error_falls_with_the_number_of_features(features_fn):
 
 def test_orthogonal_features_err_less_than_independent_ones():
     assert _mean_squared_error(orthogonal_features, 16, 16) < 0.9 * _mean_squared_error(_iid_features, 16, 16)
+
+
+def test_the_features_of_a_seed_are_a_constant_of_a_program():
+    """They are not drawn and orthogonalized again wherever the attention is called."""
+    x = jax.ShapeDtypeStruct((1, 3, 2, 4), jnp.float32)
+    program = str(jax.make_jaxpr(functools.partial(SPECS["favor"].function, seed=5))(x, x, x))
+    assert "exp" in program
+    assert not re.search("random_|threefry|qr|householder", program)
 
 
 def test_rows_are_orthogonal_within_a_block_and_normally_long():

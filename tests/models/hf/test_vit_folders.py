@@ -95,7 +95,7 @@ def test_a_body_is_read_out_of_a_classifier_with_a_pooler(tmp_path):
         (ViTClassifier, {"qkv_bias": False}, "qkv_bias is False, but only True is supported"),
         (ViTClassifier, {"hidden_act": "hard_swish"}, "hidden_act is 'hard_swish', but only"),
         (ViTClassifier, {"image_size": [12, 12]}, r"image_size is \[12, 12\], not of type int"),
-        (ViTClassifier, {"image_size": 13}, r"images of \(13, 13\) pixels do not divide into patches of patch_size=4"),
+        (ViTClassifier, {"image_size": 13}, "image_size=13 is not divisible by patch_size=4"),
         (ViTClassifier, {"image_size": 16}, r"position_embeddings has shape \[1, 10, 8\], but \[1, 17, 8\] is needed"),
         (ViTClassifier, {"patch_size": 3}, r"has shape .*, but .* is needed"),
         (ViTClassifier, {"id2label": {"0": "cat"}}, r"classifier\.weight has shape \[3, 8\], but \[1, 8\] is needed"),

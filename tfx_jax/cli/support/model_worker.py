@@ -28,7 +28,7 @@ from tfx_jax.errors import UserError, one_line
 from tfx_jax.functional.audio import WHISPER_SAMPLE_RATE
 from tfx_jax.generation import DecodeDriver, Sampling, Transcriber
 from tfx_jax.generation.decoding import check_prompt
-from tfx_jax.generation.text import Continued, num_unstable, stream_after, until_stop
+from tfx_jax.generation.text import Continued, GrowingText
 from tfx_jax.nn.decoding import DecodingModel
 from tfx_jax.tasks.speech.recorded_speech import RecordedSpeech
 from tfx_jax.tasks.vision.captioning import CaptioningTask
@@ -478,10 +478,8 @@ class _Rows:
         eos_ids: Sequence[int],
     ) -> None:
         """Begins a batch whose rows belong to these requests; texts of `blanks` are empty."""
-        self._jobs, self._blanks, self._tokenizer, self._eos_ids = jobs, blanks, tokenizer, frozenset(eos_ids)
-        self._streams = [stream_after(prompt, tokenizer) for prompt in continued]
-        self._texts, self._counts, self._num_shown = [""] * len(jobs), [0] * len(jobs), [0] * len(jobs)
-        self._num_unstable = num_unstable(tokenizer)
+        self._jobs, self._blanks, self._eos_ids = jobs, blanks, frozenset(eos_ids)
+        self._texts = [GrowingText(tokenizer, job.stop, prompt) for job, prompt in zip(jobs, continued, strict=True)]
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
         """Adds the newest token of each row, [B] int32, -1 if none; returns True for rows to stop, [B]."""
@@ -492,51 +490,37 @@ class _Rows:
             if self._blanks[row]:
                 is_finished[row] = True
                 continue
-            if self._counts[row] < job.max_tokens:
-                self._push(row, token)
-            text, is_stopped = self._text(row)
-            # The last characters may be the beginning of a stop string.
-            self._show(row, text, max(map(len, job.stop), default=1) - 1 + self._num_unstable)
-            is_finished[row] = is_stopped or job.is_cancelled or self._counts[row] >= job.max_tokens
+            text = self._texts[row]
+            if text.num_tokens < job.max_tokens:
+                text.push(token)
+            self._stream(row)
+            is_finished[row] = text.is_stopped or job.is_cancelled or text.num_tokens >= job.max_tokens
         return is_finished
 
     def finish(self, row: int, ids: Sequence[int]) -> tuple[str, int, str]:
         """Streams the rest of a row with the new tokens `ids`; returns (text, number of tokens, finish reason)."""
         if self._blanks[row]:
             return "", 0, "stop"
-        job = self._jobs[row]
+        job, text = self._jobs[row], self._texts[row]
         if ids and ids[-1] in self._eos_ids:
             ids = ids[:-1]
         ids = ids[: job.max_tokens]
-        for token in ids[self._counts[row] :]:  # the program does not show its last token
-            self._push(row, token)
-        self._texts[row] += self._streams[row].finish()
-        text, is_stopped = self._text(row)
-        self._show(row, text, 0)
-        return text, len(ids), "stop" if is_stopped or len(ids) < job.max_tokens else "length"
+        for token in ids[text.num_tokens :]:  # the program does not show its last token
+            text.push(token)
+        text.finish()
+        self._stream(row)
+        return text.text, len(ids), "stop" if text.is_stopped or len(ids) < job.max_tokens else "length"
 
-    def _push(self, row: int, token: int) -> None:
-        """Adds a token to the text of a row."""
-        self._counts[row] += 1
-        self._texts[row] += self._streams[row].push(token)
-
-    def _text(self, row: int) -> tuple[str, bool]:
-        """Returns the text of a row before its first stop string, and whether there is one."""
-        text = self._tokenizer.clean_up(self._texts[row])
-        until = until_stop(text, self._jobs[row].stop)
-        return until, until != text
-
-    def _show(self, row: int, text: str, num_withheld: int) -> None:
-        """Streams the new part of a text, without its last `num_withheld` characters."""
-        job, start, end = self._jobs[row], self._num_shown[row], len(text) - num_withheld
-        if job.on_text is None or job.is_cancelled or end <= start:
+    def _stream(self, row: int) -> None:
+        """Streams what is new and final of a row to its request."""
+        job = self._jobs[row]
+        if job.on_text is None or job.is_cancelled or not (part := self._texts[row].take()):
             return
         job.has_streamed = True
         try:
-            job.on_text(text[start:end])
+            job.on_text(part)
         except Exception:  # the client's event loop is closed; the other rows go on
             job.is_cancelled = True
-        self._num_shown[row] = end
 
 
 def _power_of_two(number: int) -> int:

@@ -127,7 +127,9 @@ def add_decoding_options(parser: Parser) -> None:
         type=length_penalty,
         help="exponent of the beam search's length penalty; by default that of the configuration",
     )
-    parser.add_argument("--int8", action="store_true", help="decode with int8 weights: faster, but not exact")
+    parser.add_argument(
+        "--int8", action="store_true", help="decode with int8 weights (but for experts): faster, but not exact"
+    )
 
 
 def load_model(

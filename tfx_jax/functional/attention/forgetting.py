@@ -40,7 +40,8 @@ def forgetting_attention(
     r"""Computes softmax(scale * Q K^T + D + bias) V with D_ts = sum of log sigmoid(gate_j) over s < j <= t.
 
     Equation 4 of "Forgetting Transformer" (Lin et al., 2025, https://arxiv.org/abs/2503.02130): each token lowers the
-    logits of all earlier ones by its gate. No position encoding is needed.
+    logits of all earlier ones by its gate. No position encoding is needed. D is computed whole and added like a
+    bias, so memory grows with T * S.
 
     Args:
       query: queries, [B, T, N, H], at the last T of the S positions. Arguments without explanation are those of

@@ -500,9 +500,14 @@ def _seeded(query: Array, *arguments: Any, seed: int = 0, num_features: int | No
     return favor_attention(query, *arguments, projection=_projection(query.shape[-1], seed, num_features), **options)
 
 
-def _projection(size: int, seed: int, num_features: int | None) -> Float[Array, "M H"]:
-    """Returns the random features of a seed, by default four times as many as the head size."""
-    return orthogonal_features(jax.random.key(seed), num_features or 4 * size, size)
+@functools.lru_cache(maxsize=64)
+def _projection(size: int, seed: int, num_features: int | None) -> Any:
+    """Returns the random features of a seed, a NumPy array [M, H], by default four times as many as the head size.
+
+    A constant of compiled programs, which would otherwise draw and orthogonalize it again in every layer and step.
+    """
+    draw = jax.jit(lambda: orthogonal_features(jax.random.key(seed), num_features or 4 * size, size))
+    return np.asarray(draw.lower().compile()())  # `draw()` would be part of the program that calls this
 
 
 def _decode_linear(

@@ -228,8 +228,7 @@ def read_config(architecture: str, fields: Fields) -> LlamaConfig:
     if architecture not in _EXTENSIONS:
         return config
     options = _EXTENSIONS[architecture].read_options(architecture, fields, config)
-    config = dataclasses.replace(config, **options)
-    return dataclasses.replace(config, experts=_with_capacity(config.experts))
+    return dataclasses.replace(config, **options)
 
 
 def _max_length(fields: Fields, rotary: RotaryConfig) -> int:
@@ -273,32 +272,23 @@ def _experts(architecture: str, fields: Fields, d_ff: int) -> ExpertsConfig:
         fields.require(mlp_only_layers=[])
         num_experts, experts_per_token, own_d_ff, shared_d_ff = _QWEN_EXPERTS[architecture]
         own_d_ff = fields.get("moe_intermediate_size", own_d_ff)
-        return _with_capacity(
-            ExpertsConfig(
-                num_experts=fields.get("num_experts", fields.get("num_local_experts", num_experts)),
-                every=fields.get("decoder_sparse_step", 1),
-                experts_per_token=fields.get("num_experts_per_tok", experts_per_token),
-                is_normalized=fields.get("norm_topk_prob", architecture == qwen3_next.NAME),
-                d_ff=None if own_d_ff == d_ff else own_d_ff,
-                shared_d_ff=fields.get("shared_expert_intermediate_size", shared_d_ff) if shared_d_ff else 0,
-                use_shared_gate=shared_d_ff > 0,
-            )
+        return ExpertsConfig(
+            num_experts=fields.get("num_experts", fields.get("num_local_experts", num_experts)),
+            every=fields.get("decoder_sparse_step", 1),
+            experts_per_token=fields.get("num_experts_per_tok", experts_per_token),
+            is_normalized=fields.get("norm_topk_prob", architecture == qwen3_next.NAME),
+            d_ff=None if own_d_ff == d_ff else own_d_ff,
+            shared_d_ff=fields.get("shared_expert_intermediate_size", shared_d_ff) if shared_d_ff else 0,
+            use_shared_gate=shared_d_ff > 0,
         )
     is_gpt_oss = architecture == "GptOssForCausalLM"
-    return _with_capacity(
-        ExpertsConfig(
-            num_experts=fields.get("num_local_experts", 128 if is_gpt_oss else 8),
-            every=1,
-            experts_per_token=fields.get("num_experts_per_tok", 4 if is_gpt_oss else 2),
-            is_normalized=True,
-            use_router_bias=is_gpt_oss,
-        )
+    return ExpertsConfig(
+        num_experts=fields.get("num_local_experts", 128 if is_gpt_oss else 8),
+        every=1,
+        experts_per_token=fields.get("num_experts_per_tok", 4 if is_gpt_oss else 2),
+        is_normalized=True,
+        use_router_bias=is_gpt_oss,
     )
-
-
-def _with_capacity(experts: ExpertsConfig) -> ExpertsConfig:
-    """Multiplies the default capacity factor, which is for one expert per token, by the number of experts per token."""
-    return dataclasses.replace(experts, capacity_factor=1.25 * experts.experts_per_token)
 
 
 def _rotary(architecture: str, fields: Fields) -> tuple[RotaryConfig, float | None]:
@@ -551,14 +541,12 @@ def _normalized(config: LlamaConfig) -> LlamaConfig:
     """Returns the configuration with the values of `read_config` for options that do not change the outputs."""
     experts = ExpertsConfig(every=1)
     if config.experts.num_experts:
-        of_training = ("num_groups", "load_balancing", "router_z_loss")
-        experts = _with_capacity(
-            dataclasses.replace(
-                config.experts,
-                is_normalized=config.experts.has_normalized_weights,
-                d_ff=None if config.experts.d_ff == config.d_ff else config.experts.d_ff,
-                **{name: getattr(experts, name) for name in of_training},
-            )
+        of_training = ("capacity_factor", "num_groups", "load_balancing", "router_z_loss")
+        experts = dataclasses.replace(
+            config.experts,
+            is_normalized=config.experts.has_normalized_weights,
+            d_ff=None if config.experts.d_ff == config.d_ff else config.experts.d_ff,
+            **{name: getattr(experts, name) for name in of_training},
         )
     return dataclasses.replace(
         config,
