@@ -189,7 +189,8 @@ def _teach_and_step(layer, taught, x, memory, seen, int8=False):
 
     def advance(past, given):
         token, position, seen = given
-        out, past = layer.step(token[:, None], past, keys_values, MASK, position=position, mask=seen)
+        place = {"entry": position * W, "positions": position[None, None]}
+        out, past = layer.step(token[:, None], past, keys_values, MASK, **place, mask=seen)
         return past, out[:, 0]
 
     past, outs = jax.lax.scan(advance, past, (x.swapaxes(0, 1), jnp.arange(T), seen))

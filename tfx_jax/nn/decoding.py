@@ -205,6 +205,7 @@ class DecodingConstants(NamedTuple):
     Attributes:
       inputs: indices 0 .. B - 1 of the inputs; only its shape is used.
       beams: indices 0 .. W - 1 of an input's beams; only its shape is used.
+      prompt: indices 0 .. P - 1 of the prompt's tokens; only its shape is used.
       exists: False for padding of the prompt, True for its tokens and for new ones, [B, P + max_new_tokens]; None means
         that there is no padding.
       positions: position of each token in its sequence, without padding, [B, P + max_new_tokens]; None without padding.
@@ -214,6 +215,7 @@ class DecodingConstants(NamedTuple):
 
     inputs: Int[Array, " B"]
     beams: Int[Array, " W"]
+    prompt: Int[Array, " P"]
     exists: Bool[Array, "B S"] | None
     positions: Int[Array, "B S"] | None
     memories: list[FusedKVCache | None]
@@ -232,8 +234,9 @@ def init_fused_cache(
 ) -> dict[str, Any]:
     """Returns the cache of `fused_step`.
 
-    Rows are the beams of the inputs, the beams of an input next to each other. Keys and values stay where a beam wrote
-    them. Beam search reorders only `beam_ancestry`, which says which beam wrote each token of a row.
+    Rows are the beams of the inputs, the beams of an input next to each other. The beams share the keys and values of
+    the prompt; those of new tokens stay where a beam wrote them. Beam search reorders only `beam_ancestry`, which says
+    which beam wrote each new token of a row.
 
     Args:
       layers: the layers, from `fused`.
@@ -252,6 +255,7 @@ def init_fused_cache(
     constants = DecodingConstants(
         inputs=jnp.arange(batch_size),
         beams=jnp.arange(num_beams),
+        prompt=jnp.arange(num_past),
         exists=exists,
         positions=None if exists is None else jnp.cumsum(exists, axis=1) - 1,
         memories=[None] * len(past) if memories is None else list(memories),
@@ -264,8 +268,7 @@ def init_fused_cache(
     ]
     return {
         "position": jnp.full((), num_past, jnp.int32),
-        # Which beam wrote each token of a row. The prompt is stored once, as if the first beam had written it.
-        "beam_ancestry": jnp.zeros((batch_size, num_past + max_new_tokens), jnp.int32),
+        "beam_ancestry": jnp.zeros((batch_size, max_new_tokens), jnp.int32),  # which beam wrote each new token of a row
         "past": BeamInvariant([layer_cache for layer_cache, _ in pasts]),
         "states": [state for _, state in pasts],
         "constants": BeamInvariant(constants),
@@ -297,31 +300,37 @@ def fused_step(
       Logits and the new cache.
     """
     position, beam_ancestry, constants = cache["position"], cache["beam_ancestry"], cache["constants"].value
-    batch_size, num_beams, length = constants.inputs.shape[0], constants.beams.shape[0], beam_ancestry.shape[1]
+    (batch_size,), (num_beams,), (num_past,) = constants.inputs.shape, constants.beams.shape, constants.prompt.shape
     if tokens.shape[0] != batch_size * num_beams:
         raise ValueError(
             f"tokens must have batch size * num_beams = {batch_size} * {num_beams} rows, got {tokens.shape[0]}"
         )
+    length = num_past + beam_ancestry.shape[1]
     beams, indices = jnp.arange(num_beams), jnp.arange(length)
     exists = jnp.ones((1, length), bool) if constants.exists is None else constants.exists
     positions = indices[None] if constants.positions is None else constants.positions
     newest = jax.lax.dynamic_slice_in_dim(positions, position, 1, axis=1)  # position of the newest token, [B or 1, 1]
-    beam_ancestry = beam_ancestry.at[:, position].set(jnp.tile(beams, batch_size))
-    # [B, W, L, W]: whether a token of a beam's sequence is the one that a beam, the last axis, wrote.
+    num_new = position - num_past
+    beam_ancestry = beam_ancestry.at[:, num_new].set(jnp.tile(beams, batch_size))
+    # [B, W, M, W]: whether a new token of a beam's sequence is the one that a beam, the last axis, wrote.
     is_of_beam = beam_ancestry.reshape(batch_size, num_beams, -1, 1) == beams[None, None, None]
     is_written = exists & (indices <= position)[None]
 
     def mask(is_visible: Any) -> Bool[Array, "B 1 W S"]:
         """Returns which entries of the cache each beam sees; an `is_visible` of None hides no position."""
         may_see = is_written if is_visible is None else is_written & is_visible(newest, positions)
-        return (is_of_beam & may_see[:, None, :, None]).reshape(batch_size, 1, num_beams, -1)
+        prompt, new = jnp.split(may_see[:, None, :], [num_past], axis=-1)
+        new = (is_of_beam & new[..., None]).reshape(batch_size, num_beams, -1)
+        prompt = jnp.broadcast_to(prompt, (batch_size, num_beams, num_past))
+        return jnp.concatenate([prompt, new], axis=-1)[:, None]
 
     # One mask for each different visibility of the layers' attentions.
     visibilities = [layer.self_attention.is_visible for layer in layers]
     masks = {is_visible: mask(is_visible) for is_visible in dict.fromkeys(visibilities)}
     biases: list[Array | None] = [None] * len(layers)
     if bias is not None:
-        layer_biases = jnp.repeat(bias(position, length), num_beams, axis=-1)
+        prompt_biases, new_biases = jnp.split(bias(position, length), [num_past], axis=-1)
+        layer_biases = jnp.concatenate([prompt_biases, jnp.repeat(new_biases, num_beams, axis=-1)], axis=-1)
         # The leading axis has one entry for each layer, or one for all.
         biases = [layer_biases[index % len(layer_biases)][None] for index in range(len(layers))]
     x = embed(tokens, position if constants.positions is None else jnp.repeat(newest[:, 0], num_beams))
@@ -330,7 +339,8 @@ def fused_step(
         layers, visibilities, cache["past"].value, cache["states"], constants.memories, biases, strict=True
     ):
         options: dict[str, Any] = {} if memory is None else {"memory": memory, "memory_mask": constants.memory_mask}
-        options |= {"position": position, "positions": newest, "mask": masks[is_visible], "bias": layer_bias}
+        options |= {"entry": num_past + num_new * num_beams, "positions": newest}
+        options |= {"mask": masks[is_visible], "bias": layer_bias}
         x, extended = layer.step(x, _joined_past(layer_cache, state), **options)
         layer_cache, state = _split_past(extended)
         pasts.append(layer_cache)

@@ -188,7 +188,7 @@ class EncoderLayer(nnx.Module):
         Args:
           x: the newest token of each row.
           past: the tokens before it, from `FusedSelfAttention.init_cache` or the previous step.
-          **options: `position`, `mask`, `positions` and `bias` of `FusedSelfAttention`.
+          **options: `entry`, `mask`, `positions` and `bias` of `FusedSelfAttention`.
 
         Returns:
           The output and the extended past.
@@ -278,7 +278,7 @@ class DecoderLayer(nnx.Module):
           past: the tokens before it.
           memory: keys and values of the encoder's output, from `tfx_jax.nn.decoding.project_memories`.
           memory_mask: True for visible keys of the memory, [B, 1, 1, S].
-          **options: `position`, `mask`, `positions` and `bias` of `FusedSelfAttention`.
+          **options: `entry`, `mask`, `positions` and `bias` of `FusedSelfAttention`.
 
         Raises:
           TypeError: if the layer is not from `fused`.
@@ -407,8 +407,8 @@ def _fused_part(attention: Any) -> "FusedSelfAttention":
 class FusedKVCache(NamedTuple):
     """Keys and values in the layout of the products of each head: heads first, keys transposed.
 
-    With W beams and room for L tokens, S = L * W: the entries of all beams of an input for one token are adjacent, and
-    never move.
+    With W beams, S = P + M * W: one entry for each of P tokens of a prompt, then W for each of M new tokens, those of
+    all beams of an input. Entries never move.
     """
 
     key: Float[Array, "B K H S"]
@@ -419,23 +419,20 @@ class FusedKVCache(NamedTuple):
         """Returns a cache of the keys and values of `MultiHeadAttention.project_memory`."""
         return cls(key.transpose(0, 2, 3, 1), value.swapaxes(1, 2))
 
-    def append(self, newest: "FusedKVCache", position: Int[Array, ""]) -> "FusedKVCache":
-        """Writes the entries of all W beams at token `position`, as one block: otherwise XLA would copy the cache."""
-        start = position * newest.key.shape[-1]
+    def append(self, newest: "FusedKVCache", entry: Int[Array, ""]) -> "FusedKVCache":
+        """Writes the entries of all W beams from `entry` on, as one block: otherwise XLA would copy the cache."""
         return FusedKVCache(
-            jax.lax.dynamic_update_slice_in_dim(self.key, newest.key, start, 3),
-            jax.lax.dynamic_update_slice_in_dim(self.value, newest.value, start, 2),
+            jax.lax.dynamic_update_slice_in_dim(self.key, newest.key, entry, 3),
+            jax.lax.dynamic_update_slice_in_dim(self.value, newest.value, entry, 2),
         )
 
     def with_room(self, max_new_tokens: int, num_beams: int) -> "FusedKVCache":
-        """Returns a cache with room for the new tokens of all beams, S = (P + max_new_tokens) * num_beams.
-
-        The keys, [B, K, H, P], and values, [B, K, P, U], of the P tokens so far become those of the first beam.
-        """
-        key, value = self.key[..., None], self.value[:, :, :, None]
-        key = jnp.pad(key, ((0, 0), (0, 0), (0, 0), (0, max_new_tokens), (0, num_beams - 1)))
-        value = jnp.pad(value, ((0, 0), (0, 0), (0, max_new_tokens), (0, num_beams - 1), (0, 0)))
-        return FusedKVCache(key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1]))
+        """Returns a cache with room for `max_new_tokens` tokens of each beam after the P tokens so far."""
+        room = max_new_tokens * num_beams
+        return FusedKVCache(
+            jnp.pad(self.key, ((0, 0), (0, 0), (0, 0), (0, room))),
+            jnp.pad(self.value, ((0, 0), (0, 0), (0, room), (0, 0))),
+        )
 
     def keys_and_values(self) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K U"]]:
         """Returns keys and values in the layout of attention functions; XLA compiles this without a copy."""
@@ -528,21 +525,21 @@ class FusedSelfAttention(nnx.Module):
         x: Float[Array, "R 1 D"],
         past: Any,
         *,
-        position: Int[Array, ""],
+        entry: Int[Array, ""],
         mask: Bool[Array, "B 1 W S"],
-        positions: Int[Array, "#B 1"] | None = None,
+        positions: Int[Array, "#B 1"],
         bias: Bias | None = None,
     ) -> tuple[Float[Array, "R 1 D"], Any]:
         """Attends from one token per row to the tokens before it and to itself.
 
         Args:
           x: the newest token of each row; R = B * W rows, the W beams of an input next to each other.
-          past: keys and values of all beams so far, [B, K, H, S] and [B, K, S, U], S = L * W, with room for L tokens;
-            or the recurrent state of each row, for an attention that decodes from one. With a short convolution a
-            `ConvolvedPast` of either.
-          position: number of tokens in the cache; x is written there.
+          past: keys and values of all beams so far, [B, K, H, S] and [B, K, S, U], see `FusedKVCache`; or the recurrent
+            state of each row, for an attention that decodes from one. With a short convolution a `ConvolvedPast` of
+            either.
+          entry: index in the cache from which the keys and values of the W beams of each input are written.
           mask: which keys of an input belong to the tokens of each beam, x included.
-          positions: position of the newest token in its sequence, for rotary positions; None means `position`.
+          positions: position of the newest token in its sequence, for rotary positions.
           bias: broadcastable to [B, N, W, S].
 
         Returns:
@@ -559,7 +556,7 @@ class FusedSelfAttention(nnx.Module):
         query, key, value = (part.reshape(*beams, -1, size) for part, size in sized)
         if recent is not None:
             (query, key, value), recent = self._convolve({"query": query, "key": key, "value": value}, recent)
-        token_positions = jnp.broadcast_to(position if positions is None else positions, beams)
+        token_positions = jnp.broadcast_to(positions, beams)
         query = repeated(with_positions(query, self.query_norm, self.rotary, token_positions), self.num_repeats)
         key = repeated(with_positions(key, self.key_norm, self.key_rotary, token_positions), self.num_repeats)
         value = value if self.value_norm is None else self.value_norm(value)
@@ -569,7 +566,7 @@ class FusedSelfAttention(nnx.Module):
             rows = (part.reshape(*shape[:2], *part.shape[2:]) for part in (query, key, value))
             context, extended = self.step_fn(past, *rows, **options)
         else:
-            extended = past.append(FusedKVCache.of(key, value), position)
+            extended = past.append(FusedKVCache.of(key, value), entry)
             attend = cast(AttentionFn, self.attention_fn)
             context = attend(query, *extended.keys_and_values(), bias, mask=mask, **options)
         context = context.reshape(*shape[:2], *context.shape[2:])  # [R, 1, N, U]
