@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int8, UInt32
 
-from tfx_jax.functional.attention.signature import check_floats
+from tfx_jax.functional.attention.signature import check_floats, statistics_dtype
 
 
 def lookup(table: Float[Array, "V D"], ids: Int[Array, "*shape"]) -> Float[Array, "*shape D"]:
@@ -136,7 +136,7 @@ def linear_logits(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Fl
     Returns:
       [*batch, V].
     """
-    return _product(x, table, (1,), np.promote_types(x.dtype, np.float32))
+    return _product(x, table, (1,), statistics_dtype(x))
 
 
 def _product(x: Array, kernel: Array, axes: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -213,7 +213,7 @@ def layer_norm(
     [-1.0, 1.0]
     """
     check_floats(x=x)
-    dtype = np.promote_types(x.dtype, np.float32)  # NumPy's rule: JAX's raises under strict promotion
+    dtype = statistics_dtype(x)
     centered = x.astype(dtype) - x.mean(axis=-1, keepdims=True, dtype=dtype)
     y = centered * jax.lax.rsqrt(jnp.square(centered).mean(axis=-1, keepdims=True) + epsilon)
     last_axis = (1,) * (x.ndim - 1) + (-1,)  # shape [1, .., 1, D]
@@ -243,7 +243,7 @@ def rms_norm(
     [2.0, 0.0, 0.0, 0.0]
     """
     check_floats(x=x)
-    dtype = np.promote_types(x.dtype, np.float32)
+    dtype = statistics_dtype(x)
     y = x.astype(dtype)
     y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=-1, keepdims=True) + epsilon)
     if scale is not None:
@@ -458,7 +458,7 @@ def rescaled(x: Float[Array, "*shape"], bits: UInt32[Array, "*shape"], rate: flo
     assert num_kept is not None
     keep = (bits >> 16).astype(jnp.int32) < num_kept
     # Scaled in float32: a scale rounded to bfloat16 would bias all elements, by 0.16 % at rate 0.1.
-    scaled = x.astype(np.promote_types(x.dtype, np.float32)) * (_LEVELS / num_kept)
+    scaled = x.astype(statistics_dtype(x)) * (_LEVELS / num_kept)
     return jnp.where(keep, scaled.astype(x.dtype), jnp.zeros((), x.dtype))
 
 

@@ -2,8 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
+
+from tfx_jax.functional.attention.signature import statistics_dtype
 
 
 def label_smoothed_cross_entropy(
@@ -38,7 +39,7 @@ def label_smoothed_cross_entropy(
         raise ValueError(
             f"targets must have the shape of logits without the last axis, {logits.shape[:-1]}, got {targets.shape}"
         )
-    logits = logits.astype(np.promote_types(logits.dtype, np.float32))
+    logits = logits.astype(statistics_dtype(logits))
     log_z = jax.nn.logsumexp(logits, axis=-1)
     target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1, wrap_negative_indices=False)[..., 0]
     loss = log_z - (1.0 - smoothing) * target_logit
@@ -60,7 +61,7 @@ def z_loss(logits: Float[Array, "*batch V"]) -> Float[Array, "*batch"]:
     >>> jax.jit(z_loss)(jnp.zeros((2, 1))).tolist()
     [0.0, 0.0]
     """
-    return jnp.square(jax.nn.logsumexp(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1))
+    return jnp.square(jax.nn.logsumexp(logits.astype(statistics_dtype(logits)), axis=-1))
 
 
 def symmetric_kl_divergence(
@@ -86,6 +87,6 @@ def symmetric_kl_divergence(
     """
     if logits.shape != others.shape:
         raise ValueError(f"logits and others must have the same shape, got {logits.shape} and {others.shape}")
-    dtype = np.promote_types(logits.dtype, np.float32)
+    dtype = statistics_dtype(logits)
     log_p, log_q = jax.nn.log_softmax(logits.astype(dtype)), jax.nn.log_softmax(others.astype(dtype))
     return 0.5 * ((jnp.exp(log_p) - jnp.exp(log_q)) * (log_p - log_q)).sum(axis=-1)

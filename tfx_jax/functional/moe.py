@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from tfx_jax.functional.attention.signature import statistics_dtype
 from tfx_jax.functional.layers import add_bias
 
 
@@ -385,7 +385,7 @@ def router_z_loss(logits: Float[Array, "*batch E"], mask: Bool[Array, "*batch"] 
     >>> float(jax.jit(router_z_loss)(jnp.zeros((3, 1))))
     0.0
     """
-    normalizers = jax.nn.logsumexp(logits.astype(np.promote_types(logits.dtype, np.float32)), axis=-1, keepdims=True)
+    normalizers = jax.nn.logsumexp(logits.astype(statistics_dtype(logits)), axis=-1, keepdims=True)
     return _mean(jnp.square(normalizers), mask)[0]
 
 
@@ -396,7 +396,7 @@ def _probabilities(logits: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]
 
 def _to_float32(logits: Float[Array, "*batch E"]) -> Float[Array, "*batch E"]:
     """Casts to float32 at least."""
-    return logits.astype(np.promote_types(logits.dtype, np.float32))
+    return logits.astype(statistics_dtype(logits))
 
 
 def _top_k(probabilities: Float[Array, "T E"], count: int) -> tuple[Float[Array, "T {count}"], Int[Array, "T {count}"]]:

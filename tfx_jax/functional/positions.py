@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
-from tfx_jax.functional.attention.signature import ScoreMod, check_floats
+from tfx_jax.functional.attention.signature import ScoreMod, check_floats, statistics_dtype
 from tfx_jax.functional.layers import lookup
 
 
@@ -153,7 +153,7 @@ def rotary_embedding(
     if positions.shape not in ((t,), (b, t)):
         hint = "; x must be [batch, length, heads, size]" if positions.shape in ((x.shape[2],), (b, x.shape[2])) else ""
         raise ValueError(f"positions must have shape [T] = {(t,)} or [B, T] = {(b, t)}, got {positions.shape}{hint}")
-    dtype = np.promote_types(x.dtype, np.float32)
+    dtype = statistics_dtype(x)
     if frequencies is None:
         angle = _angles(positions, h, base, dtype)  # [T, P] or [B, T, P]
     else:

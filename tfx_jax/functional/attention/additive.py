@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -20,6 +19,7 @@ from tfx_jax.functional.attention.signature import (
     Mask,
     SegmentIds,
     shard_like_query,
+    statistics_dtype,
     weights_on_request,
     zeros_where_empty,
 )
@@ -248,7 +248,7 @@ def _multiplied(
     """
     if x.ndim != 4:
         raise ValueError(f"{name} must have rank 4, [batch, length, heads, size], got shape {x.shape}")
-    dtype = np.promote_types(x.dtype, np.float32)
+    dtype = statistics_dtype(x)
     if kernel is None:
         return x.astype(dtype)
     heads, size = x.shape[2:]

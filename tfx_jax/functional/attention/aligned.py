@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from tfx_jax.functional.attention.dense import weighted_values
@@ -21,6 +20,7 @@ from tfx_jax.functional.attention.signature import (
     check_pairs,
     set_options,
     shard_like_query,
+    statistics_dtype,
     weights_on_request,
     zeros_where_empty,
 )
@@ -129,7 +129,7 @@ def aligned_position(
     >>> aligned_position(jnp.ones((1, 2)), jnp.array([7.0]), w=jnp.ones((2, 3)), v=jnp.zeros(3)).tolist()
     [3.5]
     """
-    dtype = np.promote_types(query.dtype, np.float32)
+    dtype = statistics_dtype(query)
     hidden = jnp.tanh(jnp.einsum("...H,HF->...F", query, w.astype(query.dtype), preferred_element_type=dtype))
     return length.astype(dtype) * jax.nn.sigmoid(jnp.einsum("...F,F->...", hidden, v.astype(dtype)))
 

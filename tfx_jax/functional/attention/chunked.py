@@ -43,6 +43,7 @@ from tfx_jax.functional.attention.signature import (
     pair_of_segment_ids,
     segment_mask,
     shard_like_query,
+    statistics_dtype,
     weights_on_request,
     zero_past_lengths,
     zeros_where_empty,
@@ -506,7 +507,7 @@ def _chunk_rng(rng: Array | None, keys: Keys, i: Array, j: Array) -> Array | Non
 
 def _statistics_dtype(queries: Queries) -> np.dtype:
     """Returns the dtype of logits and sums: float32 at least."""
-    return np.promote_types(queries.query.dtype, np.float32)  # NumPy's rule: JAX's raises under strict promotion
+    return statistics_dtype(queries.query)
 
 
 def _chunk(x: Array, *index: Array) -> Array:

@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -16,6 +15,7 @@ from tfx_jax.functional.attention.signature import (
     check_floats,
     check_shapes,
     shard_like_query,
+    statistics_dtype,
     weights_on_request,
     zeros_where_empty,
 )
@@ -97,7 +97,7 @@ def cosine_attention(
 
 def _unit(x: Float[Array, "*batch H"]) -> Float[Array, "*batch H"]:
     """Divides vectors by their length, in float32 at least; a vector of zeros stays one, with a finite gradient."""
-    x = x.astype(np.promote_types(x.dtype, np.float32))
+    x = x.astype(statistics_dtype(x))
     return x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + 1e-12)
 
 

@@ -26,6 +26,7 @@ from tfx_jax.functional.attention.signature import (
     combine_masks,
     count_from_lengths,
     pair_of_segment_ids,
+    statistics_dtype,
 )
 from tfx_jax.functional.layers import dropout
 
@@ -117,7 +118,7 @@ def dot_product_logits(
     """Computes scale * Q K^T, in float32 at least; a scale of None means 1 / sqrt(H)."""
     b, t, n, h = query.shape
     s, k = key.shape[1:3]
-    dtype = np.promote_types(query.dtype, np.float32)  # NumPy's rule: JAX's raises under strict promotion
+    dtype = statistics_dtype(query)
     # One matrix product for each key head: the queries of its G query heads are stacked along one axis.
     stacked_query = query.swapaxes(1, 2).reshape(b, k, n // k * t, h)
     logits = jnp.einsum("BKTH,BKSH->BKTS", stacked_query, key.swapaxes(1, 2), preferred_element_type=dtype)

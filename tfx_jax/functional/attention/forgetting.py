@@ -13,6 +13,7 @@ from tfx_jax.functional.attention.signature import (
     check_shapes,
     pair_of_segment_ids,
     shard_like_query,
+    statistics_dtype,
     weights_on_request,
     zeros_where_empty,
 )
@@ -78,7 +79,7 @@ def forgetting_attention(
         )
     if gate.shape != (b, s, n):
         raise ValueError(f"gate must have shape [B, S, N] = {(b, s, n)}, got {gate.shape}")
-    log_forget = jax.nn.log_sigmoid(gate.astype(np.promote_types(gate.dtype, np.float32)))
+    log_forget = jax.nn.log_sigmoid(gate.astype(statistics_dtype(gate)))
     if mask is not None and mask.shape[1:3] == (1, 1):
         log_forget = jnp.where(mask[:, 0, 0, :, None], log_forget, 0)
     if segment_ids is not None:

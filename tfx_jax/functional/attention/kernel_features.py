@@ -25,6 +25,7 @@ from tfx_jax.functional.attention.signature import (
     check_shapes,
     refuse_segment_ids,
     shard_like_query,
+    statistics_dtype,
     visible_keys,
     weights_on_request,
     zeros_where_empty,
@@ -249,7 +250,7 @@ def linear_attention(
     refuse_segment_ids(segment_ids, "linear attention")
     _check_options(bias, mask, scale, block_size, dropout_rate)
     (b, t, n, _), (s, k) = query.shape, key.shape[1:3]
-    dtype = np.promote_types(query.dtype, np.float32)
+    dtype = statistics_dtype(query)
     log_query_fn, log_key_fn = _log_features(log_features_fn, scale)
 
     # Heads come first from here on, and the G queries of a key head are next to each other: [B, K, T, G, H].
@@ -291,7 +292,7 @@ def _log_features(
     root = 1.0 if scale is None else math.sqrt(scale)
 
     def log_query_fn(x: Array) -> Array:
-        return log_features_fn(x.astype(np.promote_types(x.dtype, np.float32)) * root)
+        return log_features_fn(x.astype(statistics_dtype(x)) * root)
 
     def log_key_fn(x: Array, visible: Array) -> Array:
         log_key = log_query_fn(x)

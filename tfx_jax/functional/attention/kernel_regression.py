@@ -3,11 +3,10 @@
 import math
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import attention_from_logits
-from tfx_jax.functional.attention.signature import check_floats, weights_on_request
+from tfx_jax.functional.attention.signature import check_floats, statistics_dtype, weights_on_request
 
 
 @weights_on_request
@@ -62,7 +61,7 @@ def kernel_regression(
     if mask is not None and mask.ndim != 2:
         raise ValueError(f"mask must have rank 2, [T, S], got shape {mask.shape}")
     check_floats(query_points=query_points, points=points, values=values)
-    dtype = np.promote_types(points.dtype, np.float32)
+    dtype = statistics_dtype(points)
     (t, s), d = (query_points.shape[0], points.shape[0]), math.prod(points.shape[1:])
     inverse_bandwidths = jnp.broadcast_to(jnp.asarray(inverse_bandwidth, dtype), (d,))
     # Subtract before squaring: x^2 - 2 x x_i + x_i^2 cancels for points that are close to each other and far from 0.

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
@@ -14,6 +13,7 @@ from tfx_jax.functional.attention.signature import (
     check_shapes,
     refuse_pairs,
     shard_like_query,
+    statistics_dtype,
     visible_keys,
     weights_on_request,
     zeros_where_empty,
@@ -80,7 +80,7 @@ def linformer_attention(
         raise ValueError(f"key_projection and value_projection must both have shape [M, L], got {shapes}")
     if s > key_projection.shape[1]:
         raise ValueError(f"a sequence must have at most max_length={key_projection.shape[1]} keys, got {s}")
-    dtype = np.promote_types(query.dtype, np.float32)
+    dtype = statistics_dtype(query)
     visible = visible_keys(mask, b, s)
     position = jnp.maximum(jnp.cumsum(visible, axis=1) - 1, 0)  # [B, S], among the visible tokens
     # [B, S, M]: for each token the column of E, and of F, for its position; zeros for padding.
@@ -145,7 +145,7 @@ def induced_attention(
     """
     check_shapes(query, key, value, None, mask)
     refuse_pairs("induced attention", "inducing points", bias, mask, is_causal, segment_ids)
-    (b, _, n, h), result_dtype, dtype = query.shape, query.dtype, np.promote_types(query.dtype, np.float32)
+    (b, _, n, h), result_dtype, dtype = query.shape, query.dtype, statistics_dtype(query)
     if inducing.ndim != 3 or (inducing.shape[0], inducing.shape[2]) != (n, h):
         raise ValueError(f"inducing must have shape [N, M, H] with N, H = {(n, h)}, got {inducing.shape}")
     query, key, value = (x.astype(dtype) for x in (query, key, value))

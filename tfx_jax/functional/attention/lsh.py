@@ -15,6 +15,7 @@ from tfx_jax.functional.attention.signature import (
     check_shapes,
     pair_of_segment_ids,
     shard_like_query,
+    statistics_dtype,
     visible_keys,
     weights_on_request,
     zeros_where_empty,
@@ -209,7 +210,7 @@ def _buckets(query: Float[Array, "B N T H"], rotations: list[Array]) -> Int[Arra
 
     `rotations` has an array [rounds, N, H, factor / 2] for each factor above 1, from `_rotations`.
     """
-    dtype = np.promote_types(query.dtype, np.float32)
+    dtype = statistics_dtype(query)
     query = jax.lax.stop_gradient(query.astype(dtype))
     bucket = jnp.zeros((1, *query.shape[:3]), jnp.int32)
     for rotation in rotations:
@@ -278,7 +279,7 @@ def _attend_in_chunks(
       dropout_rate: probability of dropping a weight.
       dropout_rng: PRNG key; None disables dropout.
     """
-    dtype = np.promote_types(query.dtype, np.float32)
+    dtype = statistics_dtype(query)
     no_logit = hidden_logit(dtype)  # logit of unreached keys, and log_total of a round without keys
 
     def chunked(x: Array, axis: int) -> Array:
@@ -332,7 +333,7 @@ def _lsh_weights(
     query: Float[Array, "B N T H"], places: _Places, chunk_size: int, is_causal: bool, scale: float
 ) -> Float[Array, "B N T T"]:
     """Computes the weights of `_attend_in_chunks` as a dense array: the softmax over the union of the rounds."""
-    dtype = np.promote_types(query.dtype, np.float32)
+    dtype = statistics_dtype(query)
     t = query.shape[2]
     query_places = _Places(*(x[..., :t, None] for x in places))
     key_places = _Places(*(x[..., None, :t] for x in places))
@@ -343,7 +344,7 @@ def _lsh_weights(
 
 def _inverse_length(x: Float[Array, "*batch H"]) -> Float[Array, "*batch"]:
     """Returns 1 / |x|, in float32 at least."""
-    dtype = np.promote_types(x.dtype, np.float32)
+    dtype = statistics_dtype(x)
     return jax.lax.rsqrt(jnp.square(x.astype(dtype)).sum(axis=-1) + 1e-12)  # finite for a vector of zeros
 
 

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import attention_from_logits, dot_product_logits, dot_product_weights
@@ -11,6 +10,7 @@ from tfx_jax.functional.attention.signature import (
     check_shapes,
     refuse_pairs,
     shard_like_query,
+    statistics_dtype,
     visible_keys,
     weights_on_request,
     zeros_where_empty,
@@ -112,7 +112,7 @@ def nystrom_attention(
     is_member = _segments(visible, min(num_landmarks, t))  # [B, T, M]
     is_landmark = is_member.any(axis=1)  # [B, M]; False for empty segments
 
-    result_dtype, dtype = query.dtype, np.promote_types(query.dtype, np.float32)
+    result_dtype, dtype = query.dtype, statistics_dtype(query)
     query, key, value = (x.astype(dtype) for x in (query, key, value))
     query_landmarks, key_landmarks = _means(query, is_member), _means(key, is_member)
     to_landmarks = dot_product_weights(query, key_landmarks, mask=is_landmark[:, None, None], scale=scale)

@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -37,6 +36,7 @@ from tfx_jax.functional.attention.signature import (
     check_integers,
     check_shapes,
     pair_of_segment_ids,
+    statistics_dtype,
 )
 from tfx_jax.functional.attention.spec import Option, RecurrentDecoding
 
@@ -105,7 +105,7 @@ def check_size(name: str, parameter: Array, *shape: int) -> None:
 
 def to_float32(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """Returns the array in float32 at least."""
-    return x.astype(np.promote_types(x.dtype, np.float32))
+    return x.astype(statistics_dtype(x))
 
 
 def per_channel(x: Float[Array, "*batch Z"], num_channels: int) -> Float[Array, "*batch H"]:

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -16,6 +15,7 @@ from tfx_jax.functional.attention.signature import (
     SegmentIds,
     check_shapes,
     shard_like_query,
+    statistics_dtype,
     weights_on_request,
     zeros_where_empty,
 )
@@ -120,7 +120,7 @@ def _attend(
 ) -> Any:
     """Computes `relative_attention` with distances counted in columns, padding included."""
     relative_key, u, v = (x.astype(query.dtype) for x in (relative_key, content_bias, position_bias))
-    dtype = np.promote_types(query.dtype, np.float32)
+    dtype = statistics_dtype(query)
     # Logits by distance, [B, N, T, P], shifted to those of keys, [B, N, T, S], are a bias of the logits by content.
     distance_logits = jnp.einsum("BTNH,PNH->BNTP", query + v[None, None], relative_key, preferred_element_type=dtype)
     factor = query.shape[-1] ** -0.5 if scale is None else scale

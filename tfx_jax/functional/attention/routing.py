@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -17,6 +16,7 @@ from tfx_jax.functional.attention.signature import (
     check_shapes,
     refuse_segment_ids,
     shard_like_query,
+    statistics_dtype,
     weights_on_request,
     zeros_where_empty,
 )
@@ -203,7 +203,7 @@ def _check_tokens(query: Array, key: Array, value: Array, mask: Array | None, ce
 
 def _normalized(x: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
     """Layer-normalizes queries or keys, in float32 at least."""
-    return layer_norm(x.astype(np.promote_types(x.dtype, np.float32)))
+    return layer_norm(x.astype(statistics_dtype(x)))
 
 
 def _nearest(

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
@@ -36,6 +35,7 @@ from tfx_jax.functional.attention.signature import (
     check_shapes,
     segment_mask,
     shard_like_query,
+    statistics_dtype,
     weights_on_request,
     zeros_where_empty,
 )
@@ -242,7 +242,7 @@ def native_sparse_attention(
     ):
         if x.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {x.shape}")
-    dtype = np.promote_types(query.dtype, np.float32)
+    dtype = statistics_dtype(query)
     key_mix, value_mix, key_positions = (jnp.asarray(x, dtype) for x in (key_mix, value_mix, key_positions))
 
     def attend(query: Array, key: Array, value: Array, bias: None, mask: None, *, segment_ids: Any, gate: Array) -> Any:
@@ -463,7 +463,7 @@ def index_scores(
     >>> jax.jit(index_scores)(jnp.array([[[[1.0], [-1.0]]]]), jnp.array([[[3.0], [-5.0]]]), one).tolist()
     [[[3.0, 5.0]]]
     """
-    dtype = np.promote_types(query.dtype, np.float32)
+    dtype = statistics_dtype(query)
     query, key, weight = (x.astype(dtype) for x in (query, key, weight))
     return jnp.einsum("BTJS,BTJ->BTS", jax.nn.relu(jnp.einsum("BTJI,BSI->BTJS", query, key)), weight)
 
@@ -621,7 +621,7 @@ def _fold_in(rng: Array | None, rows: _Rows) -> Array | None:
 
 def _sums_of_blocks(x: Float[Array, "B S K H"], blocks: _Blocks) -> Float[Array, "B M K H"]:
     """Returns the sum of each listed block, in float32 at least."""
-    x = x.astype(np.promote_types(x.dtype, np.float32))
+    x = x.astype(statistics_dtype(x))
     # Under `vmap` compilers know that rows are independent; with indices of rows they would sum over all devices.
     sums = jax.vmap(lambda row, first: jnp.zeros_like(row).at[first].add(row))(x, blocks.first)
     return jax.vmap(lambda sums, starts: sums.at[starts].get(mode="fill", fill_value=0))(sums, blocks.starts)

@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from tfx_jax.functional.attention.chunked import vary_alike
 from tfx_jax.functional.attention.dense import hidden_logit
+from tfx_jax.functional.attention.signature import statistics_dtype
 from tfx_jax.functional.layers import dropout
 
 TILE_SIZE = 128
@@ -172,7 +173,7 @@ def _attend(options: _Options, inputs: _Inputs, pairs: _Pairs, rng: Array | None
 
 def _forward(options: _Options, inputs: _Inputs, pairs: _Pairs, rng: Array | None) -> tuple[Array, Any]:
     """Computes the output and the residuals for the backward pass."""
-    dtype = np.promote_types(inputs.query.dtype, np.float32)  # NumPy's rule: JAX's raises under strict promotion
+    dtype = statistics_dtype(inputs.query)
 
     def add_tile(tile: _Tile, position: Array, rng: Array | None, softmaxes: _Softmax) -> _Softmax:
         """Writes the softmax of each pair of a tile."""
@@ -267,7 +268,7 @@ def _read_tile(
     if options.is_causal:
         key_index = block[..., None] + jnp.arange(options.block_size, dtype=block.dtype)[None, None]
         visible = visible & (key_index[..., None, :] <= (query_index + (s - t))[..., None])
-    dtype = np.promote_types(query.dtype, np.float32)
+    dtype = statistics_dtype(query)
     logits = jnp.einsum("BKCGH,BKJH->BKCGJ", query, key, preferred_element_type=dtype) * options.scale
     tile = _Tile(query_index, block, query, key, value, logits, visible[..., None, :])
     return tile, exists.sum(axis=-1, dtype=position.dtype)

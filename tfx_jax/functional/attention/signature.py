@@ -362,6 +362,15 @@ def set_options(**options: Any) -> dict[str, Any]:
     return {name: option for name, option in options.items() if option is not None and option is not False}
 
 
+def statistics_dtype(x: Array) -> np.dtype:
+    """Returns the dtype of sums and exponentials of `x`: float32 at least.
+
+    >>> statistics_dtype(jnp.zeros(2, jnp.bfloat16)), statistics_dtype(np.zeros(2))
+    (dtype('float32'), dtype('float64'))
+    """
+    return np.promote_types(x.dtype, np.float32)  # NumPy's rule: JAX's raises under strict promotion
+
+
 def check_floats(**arrays: Any) -> None:
     """Raises ValueError, with the argument's name, for an array that is not floating-point."""
     for name, array in arrays.items():
@@ -484,7 +493,7 @@ def zeros_where_empty(attention: Callable[_P, _R], *, front: str | None = None) 
         if front is not None and (further_key := cast(Any, kwargs.get(front))) is not None:
             s += further_key.shape[1]
         shapes = dict(zip(EXTRA_OUTPUTS, ((b, n, t, s), (b, n, t), (b, n, t, s), (b, n, t)), strict=True))
-        dtype = jnp.promote_types(query.dtype, jnp.float32)
+        dtype = statistics_dtype(query)
         sinks: Any = kwargs.get("sinks")
         lse = -jnp.inf if sinks is None else sinks[None, :, None].astype(dtype)
         requested = [

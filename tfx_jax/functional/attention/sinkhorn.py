@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import dot_product_weights, hidden_logit, weighted_values
@@ -13,6 +12,7 @@ from tfx_jax.functional.attention.signature import (
     check_shapes,
     refuse_pairs,
     shard_like_query,
+    statistics_dtype,
     weights_on_request,
     zeros_where_empty,
 )
@@ -95,7 +95,7 @@ def sinkhorn_attention(
 
     def attend(query: Array, key: Array, value: Array, bias: None, mask: None, *, segment_ids: Any) -> Any:
         """Attends among tokens that are contiguous; padding is in segment 0."""
-        (b, t, n, h), result_dtype, dtype = query.shape, query.dtype, np.promote_types(query.dtype, np.float32)
+        (b, t, n, h), result_dtype, dtype = query.shape, query.dtype, statistics_dtype(query)
         num_blocks = -(-t // block_size)
 
         def cut(x: Array) -> Array:

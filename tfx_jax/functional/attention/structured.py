@@ -1,11 +1,10 @@
 """Structured self-attention: pools a sequence into a matrix whose rows are different weighted means."""
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from tfx_jax.functional.attention.dense import attention_from_logits
-from tfx_jax.functional.attention.signature import check_floats
+from tfx_jax.functional.attention.signature import check_floats, statistics_dtype
 
 
 def structured_pooling(
@@ -34,7 +33,7 @@ def structured_pooling(
     [(2, 3, 4), (2, 3, 5)]
     """
     check_floats(x=x)
-    dtype = np.promote_types(x.dtype, np.float32)
+    dtype = statistics_dtype(x)
     hidden = jnp.tanh(jnp.einsum("BSD,DF->BSF", x, w_1.astype(x.dtype), preferred_element_type=dtype))
     scores = jnp.einsum("BSF,FN->BNS", hidden, w_2.astype(dtype))[:, :, None]  # N heads, each with one query
     mask = None if mask is None else mask[:, None, None]

@@ -17,6 +17,7 @@ from tfx_jax.functional.attention.signature import (
     check_shapes,
     pair_of_segment_ids,
     shard_like_query,
+    statistics_dtype,
     weights_on_request,
     zeros_where_empty,
 )
@@ -80,7 +81,7 @@ def synthesizer_attention(
         raise ValueError(
             f"sequences must have at most max_length={logits.shape[1]} tokens, the size of the logits, got {max(t, s)}"
         )
-    logits = jnp.asarray(logits, np.promote_types(query.dtype, np.float32)) * (1.0 if scale is None else scale)
+    logits = jnp.asarray(logits, statistics_dtype(query)) * (1.0 if scale is None else scale)
     query_positions, key_positions = _positions(mask, segment_ids, b, t, s)
     pair_logits = logits[:, query_positions[:, :, None], key_positions[:, None]].swapaxes(0, 1)  # [B, N, T, S]
     options = {"is_causal": is_causal, "segment_ids": segment_ids}
@@ -159,7 +160,7 @@ def dense_synthesizer_attention(
             raise ValueError(f"{name} must have shape {shape}, got {x.shape}")
     if s > length:
         raise ValueError(f"a sequence must have at most max_length={length} tokens, the size of the logits, got {s}")
-    dtype = np.promote_types(query.dtype, np.float32)
+    dtype = statistics_dtype(query)
     _, key_positions = _positions(mask, segment_ids, b, t, s)
     units = jnp.einsum("BTNH,NHD->BNTD", query.astype(dtype), hidden.astype(dtype))
     units = jax.nn.relu(units + hidden_bias.astype(dtype)[None, :, None])
