@@ -17,6 +17,7 @@ import pytest
 
 from tests.tiers import slow_but
 from tests.training.tiny import tiny_config, train, whole_state
+from tfx_jax.data.batching.batches import PrefetchedIterator
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.loss import Metric
 from tfx_jax.tasks.task import EvalResult
@@ -336,6 +337,15 @@ def test_a_process_alone_without_tables_ends_the_run_of_several(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(RuntimeError, match="no tables"):
         loop._Trainer._tables(trainer, 1)
+
+
+def test_a_run_that_fails_before_its_first_step_stops_reading_ahead(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "base_rng", mock.Mock(side_effect=UserError("no memory")))  # when reading has begun
+    whole_close = PrefetchedIterator.close
+    with mock.patch.object(PrefetchedIterator, "close", autospec=True, side_effect=whole_close) as close:
+        with pytest.raises(UserError, match="no memory"):
+            train(tiny_config(text), tmp_path)
+        close.assert_called_once()
 
 
 @pytest.mark.parametrize(("init_from", "doing"), [("", "reads the checkpoints"), ("owner/name", None)])

@@ -8,13 +8,16 @@ import time
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from etils import epath
+from jax.sharding import Mesh
 
 from tfx_jax.arrays import leaves_by_path
+from tfx_jax.data.batching.batches import Batch
 from tfx_jax.data.sources.splits import SPLITS, Splits
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.task import ReportTable
@@ -127,8 +130,12 @@ def _train(config: ExperimentConfig, workdir: epath.Path, profile: range | None,
         check_data_files(config.task.data, workdir)
         run = make_run(config, workdir, splits=splits)
         check_agreement(lambda: {"the tokenizer or the labels": listed_artifacts(workdir), **_sizes(splits)})
-        trainer = _Trainer(run, workdir, checkpoints, watchdog, profile, logger, has_validation="validation" in splits)
-        trainer.train(stop)
+        mesh, has_validation = make_mesh(**dataclasses.asdict(config.mesh)), "validation" in splits
+        with contextlib.closing(iter(run.train_data(mesh))) as iterator:  # its thread reads ahead
+            trainer = _Trainer(
+                run, workdir, mesh, iterator, checkpoints, watchdog, profile, logger, has_validation=has_validation
+            )
+            trainer.train(stop)
         checkpoints.wait()
         return Result(trainer.saved_step, trainer.evaluations, stop.signum)
 
@@ -172,6 +179,8 @@ class _Trainer:
         self,
         run: Run[Any],
         workdir: epath.Path,
+        mesh: Mesh,
+        iterator: grain.DatasetIterator[Batch],
         checkpoints: Checkpoints,
         watchdog: Watchdog,
         profile: range | None,
@@ -185,8 +194,7 @@ class _Trainer:
         self.workdir = workdir
         self.checkpoints = checkpoints
         self.watchdog = watchdog
-        self.mesh = make_mesh(**dataclasses.asdict(config.mesh))
-        self.iterator = iter(run.train_data(self.mesh))
+        self.mesh, self.iterator = mesh, iterator
         schedule = learning_rate(config.optimizer, config.model.d_model, config.num_steps)
         self.step_scalars = jax.jit(functools.partial(_step_scalars, schedule, run.frozen_paths))
         training = make_train_setup(config, run.make_model, run.task.loss, self.mesh, make_carry=run.make_carry)
@@ -293,7 +301,6 @@ class _Trainer:
             outcome = "finished" if stop.signum is None else "stopped"
         finally:
             self.profile.close()
-            self.iterator.close()
             self.watchdog.beat(None)  # no limit: loggers upload
             self.progress.close(outcome)
 
