@@ -361,11 +361,11 @@ def test_refusals():
 
     with pytest.raises(ValueError, match="no published BERT is called 'bert-huge'; there are bert-tiny"):
         BertConfig.published("bert-huge")
-    with pytest.raises(ValueError, match=r"activation must be one of relu, gelu, .*, got 'tanh'"):
+    with pytest.raises(ValueError, match=r"activation must be .* or .*, got 'tanh'"):
         build(Bert, activation="tanh")
     with pytest.raises(ValueError, match="d_model=12 is not divisible by num_heads=5"):
         build(Bert, num_heads=5)
-    with pytest.raises(ValueError, match="init must be one of paper, matching, got 'other'"):
+    with pytest.raises(ValueError, match=r"init must be .paper. or .matching., got 'other'"):
         build(BertPretraining, init="other")
     with pytest.raises(ValueError, match="needs labels"):
         build(BertTagger, labels=())

@@ -246,7 +246,7 @@ def test_the_forget_gate_starts_open():
         ({"channels": ()}, r"^channels must be one or more positive numbers, got \(\)"),
         ({"channels": (4, 0)}, "^channels must be"),
         ({"image_size": 10}, r"^image_size=10 must be divisible by 4, because each of channels=\(5, 4\) halves"),
-        ({"variant": "local"}, "^variant must be one of soft, hard, got 'local'"),
+        ({"variant": "local"}, 'variant must be "soft" or "hard", got \'local\''),
         ({"start_id": V}, f"^start_id={V} must be in 0 .. {V - 1}"),
     ],
 )

@@ -294,7 +294,7 @@ def test_refuses_what_it_does_not_know():
     with pytest.raises(ValueError, match="no published T5 is called 't5-huge'; there are t5-small"):
         T5Config.published("t5-huge")
     for wrong, message in (
-        ({"activation": "tanh"}, "activation must be one of relu, .*, got 'tanh'"),
+        ({"activation": "tanh"}, r"activation must be \"relu\" or .*, got 'tanh'"),
         ({"start_id": 32_128}, "start_id"),
     ):
         config = dataclasses.replace(T5Config(), **wrong)

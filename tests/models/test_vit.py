@@ -269,7 +269,7 @@ def test_refusals():
 
     with pytest.raises(ValueError, match="no published ViT is called 'ViT-G/14'; there are ViT-B/16"):
         ViTConfig.published("ViT-G/14")
-    with pytest.raises(ValueError, match=r"activation must be one of relu, gelu, .*, got 'tanh'"):
+    with pytest.raises(ValueError, match=r"activation must be .* or .*, got 'tanh'"):
         build(activation="tanh")
     with pytest.raises(ValueError, match="image_size=12 is not divisible by patch_size=5"):
         build(patch_size=5)

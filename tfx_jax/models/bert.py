@@ -19,7 +19,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.longformer import longformer_attention
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import relative_position_bias
-from tfx_jax.models.config import DTYPES, layer_pattern
+from tfx_jax.models.config import DTYPES, checked, layer_pattern
 from tfx_jax.models.padding import check_tokens, hide_padding, positions_from_mask
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
@@ -208,13 +208,8 @@ class Bert(nnx.Module):
         Raises:
           ValueError: if sizes contradict each other, or `activation`, `init` or the attention's options are invalid.
         """
-        c = config
-        c.validate()
+        c = checked(config)
         c.attention.check(has_bias=bool(c.relative_buckets), num_heads=c.num_heads, d_k=c.d_model // c.num_heads)
-        if c.init not in INITS:
-            raise ValueError(f"init must be one of {', '.join(INITS)}, got {c.init!r}")
-        if c.activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         dtype = jnp.dtype(c.dtype)
         make_norm = functools.partial(LayerNorm, epsilon=c.layer_norm_epsilon, use_bias=c.use_bias)
         residual = functools.partial(

@@ -17,7 +17,7 @@ from tfx_jax.functional.attention.hard import hard_attention
 from tfx_jax.functional.layers import add_bias, linear_logits
 from tfx_jax.functional.recurrent import lstm_cell, mixed_product
 from tfx_jax.functional.search import BeamInvariant
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, checked
 from tfx_jax.models.encoder_decoder import check_special_ids, shift_right
 from tfx_jax.models.padding import check_tokens
 from tfx_jax.nn.basic import Embedding, LearnedPositions, drop
@@ -132,10 +132,7 @@ class Captioner(nnx.Module):
           ValueError: if sizes contradict each other, `variant` is unknown, or `pad_id` or `start_id` is outside the
             vocabulary.
         """
-        c = config
-        c.validate()
-        if c.variant not in VARIANTS:
-            raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {c.variant!r}")
+        c = checked(config)
         check_special_ids(c)
         d, features, dtype = c.d_model, c.channels[-1], jnp.dtype(c.dtype)
         glorot, he = nnx.initializers.glorot_uniform(), nnx.initializers.he_normal()

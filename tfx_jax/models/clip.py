@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, checked
 from tfx_jax.models.padding import check_tokens
 from tfx_jax.models.vit import PatchEmbedding
 from tfx_jax.nn.attention import MultiHeadAttention
@@ -60,8 +60,6 @@ class ClipConfig:
         for name, tower in (("text", self.text), ("image", self.image)):
             if tower.d_model % tower.num_heads:
                 raise ValueError(f"{name}.d_model={tower.d_model} is not divisible by num_heads={tower.num_heads}")
-            if tower.activation not in ACTIVATIONS:
-                raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {tower.activation!r}")
         if self.image_size % self.patch_size:
             raise ValueError(f"image_size={self.image_size} is not divisible by patch_size={self.patch_size}")
 
@@ -131,8 +129,7 @@ class TextTower(nnx.Module):
 
     def __init__(self, config: ClipConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters for the sizes of `config.text`."""
-        c, tower, dtype = config, config.text, jnp.dtype(config.dtype)
-        c.validate()
+        c, tower, dtype = checked(config), config.text, jnp.dtype(config.dtype)
         self.embedding = Embedding(c.vocab_size, tower.d_model, init_stddev=0.02, dtype=dtype, rngs=rngs)
         self.positions = LearnedPositions(c.max_length, tower.d_model, init_stddev=0.02, rngs=rngs)
         self.encoder_layers = _layers(tower, dtype=dtype, rngs=rngs)
@@ -189,8 +186,7 @@ class ImageTower(nnx.Module):
 
     def __init__(self, config: ClipConfig, *, rngs: nnx.Rngs):
         """Initializes the parameters for the sizes of `config.image`."""
-        c, tower, dtype = config, config.image, jnp.dtype(config.dtype)
-        c.validate()
+        c, tower, dtype = checked(config), config.image, jnp.dtype(config.dtype)
         num_patches = (c.image_size // c.patch_size) ** 2
         norm = functools.partial(LayerNorm, tower.d_model, epsilon=tower.layer_norm_epsilon)
         self.patches = PatchEmbedding(

@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 from flax import nnx
 
 from tfx_jax.errors import UserError
+from tfx_jax.fields import check_fields
 from tfx_jax.nn.attention import AttentionConfig
 from tfx_jax.nn.moe import ExpertsConfig
 
 Layer = TypeVar("Layer", bound=nnx.Module)
+Config = TypeVar("Config", bound=Any)
 
 DTYPES = ("float32", "bfloat16")
 """Dtypes of the computation; parameters, logits and statistics stay float32."""
@@ -141,6 +143,17 @@ def check_pattern(model: SelfAttentionConfig) -> None:
     for name in ("num_layers", "num_decoder_layers"):
         if (getattr(model, name, None) or 0) % length:
             raise ValueError(f"{name}={getattr(model, name)} is no multiple of the {length} layers of the pattern")
+
+
+def checked(config: Config) -> Config:
+    """Checks each field of a model's configuration and their combinations, and returns it; every model does so first.
+
+    Raises:
+      ValueError: the message names the field.
+    """
+    check_fields(config, type(config).__name__)
+    config.validate()
+    return config
 
 
 def require_kind(model: ModelConfig, kind: str | tuple[str, ...], task: str) -> None:

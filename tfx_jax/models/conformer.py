@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.signature import padding_mask
 from tfx_jax.functional.layers import add_bias
-from tfx_jax.models.config import DTYPES, layer_pattern
+from tfx_jax.models.config import DTYPES, checked, layer_pattern
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import FeedForward, LayerNorm, Linear, drop
 from tfx_jax.nn.layers import Residual
@@ -242,8 +242,7 @@ class Conformer(nnx.Module):
         Raises:
           ValueError: if sizes contradict each other.
         """
-        c = config
-        c.validate()
+        c = checked(config)
         c.attention.check(num_heads=c.num_heads, d_k=c.d_model // c.num_heads)
         dtype = jnp.dtype(c.dtype)
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.decomposable import attend_both, decomposable_attention
 from tfx_jax.functional.attention.dot_product import dot_product_attention
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, checked
 from tfx_jax.models.padding import check_tokens, padding_last
 from tfx_jax.nn.basic import Embedding, Linear, drop
 
@@ -94,8 +94,7 @@ class DecomposableAttention(nnx.Module):
         Raises:
           ValueError: if there are no labels.
         """
-        c = config
-        c.validate()
+        c = checked(config)
         if not c.labels:
             raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
         dtype = jnp.dtype(c.dtype)

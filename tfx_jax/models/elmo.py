@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias, lookup
 from tfx_jax.functional.recurrent import State, lstm_cell, mixed_product, scan_cell
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, checked
 from tfx_jax.nn.basic import Linear, drop
 from tfx_jax.nn.lora import freeze
 
@@ -228,8 +228,7 @@ class Elmo(nnx.Module):
         Raises:
           ValueError: if sizes contradict each other.
         """
-        c, dtype = config, jnp.dtype(config.dtype)
-        c.validate()
+        c, dtype = checked(config), jnp.dtype(config.dtype)
         self.words = CharacterEncoder(c.characters, c.d_model, dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
             [BidirectionalLSTM(c.d_model, c.d_hidden, c.d_model, dtype=dtype, rngs=rngs) for _ in range(c.num_layers)]
@@ -335,7 +334,7 @@ class ElmoTagger(nnx.Module):
         """
         if not config.labels:
             raise ValueError("a tagger needs labels, got none: set labels to the names of the classes")
-        config.validate()
+        checked(config)
         c, dtype = config.tagger, jnp.dtype(config.dtype)
         glorot = nnx.initializers.glorot_uniform()
         self.words = CharacterEncoder(c.characters, c.d_word, dtype=dtype, rngs=rngs)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.decomposable import attend_both
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, checked
 from tfx_jax.models.padding import check_tokens
 from tfx_jax.nn.basic import Embedding, Linear, drop, max_over_tokens, mean_over_tokens
 from tfx_jax.nn.recurrent import CELLS, BidirectionalLayer
@@ -68,8 +68,7 @@ class Esim(nnx.Module):
         Raises:
           ValueError: if there are no labels.
         """
-        c, d, dtype = config, config.d_model, jnp.dtype(config.dtype)
-        c.validate()
+        c, d, dtype = checked(config), config.d_model, jnp.dtype(config.dtype)
         if not c.labels:
             raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
         make_lstm = functools.partial(BidirectionalLayer, CELLS["lstm"], 2 * d, dtype=dtype, rngs=rngs)

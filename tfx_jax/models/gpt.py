@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
-from tfx_jax.models.config import DTYPES, layer_pattern
+from tfx_jax.models.config import DTYPES, checked, layer_pattern
 from tfx_jax.models.language_model import LanguageModel
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
@@ -121,12 +121,9 @@ class GPT(LanguageModel):
         Raises:
           ValueError: if sizes contradict each other, the activation is unknown, or the attention cannot be causal.
         """
-        c = config
-        c.validate()
+        c = checked(config)
         d_k = c.d_model // c.num_heads if c.d_k is None else c.d_k
         c.attention.check(is_causal=True, num_heads=c.num_heads, d_k=d_k)
-        if c.activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         dtype = jnp.dtype(c.dtype)
         make_norm = functools.partial(LayerNorm, use_bias=c.use_bias)
         residual = functools.partial(

@@ -24,7 +24,7 @@ from tfx_jax.functional import layer_norm, rms_norm
 from tfx_jax.functional.attention import SPECS
 from tfx_jax.functional.attention.dense import soft_capped
 from tfx_jax.functional.attention.spec import RecurrentDecoding
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, checked
 from tfx_jax.models.language_model import LanguageModel
 from tfx_jax.models.padding import check_tokens, last_index
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention, RotaryConfig, head_sizes_of
@@ -212,8 +212,7 @@ class Llama(LanguageModel):
         Raises:
           ValueError: if the sizes contradict each other or the attention does not fit.
         """
-        c = config
-        c.validate()
+        c = checked(config)
         c.attention.check(is_causal=True, num_heads=c.num_heads, num_kv_heads=c.num_kv_heads, d_k=c.head_size)
         dtype = jnp.dtype(c.dtype)
         if c.norm_kind == "layer":

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
-from tfx_jax.models.config import DTYPES, layer_pattern
+from tfx_jax.models.config import DTYPES, checked, layer_pattern
 from tfx_jax.models.padding import check_tokens, padding_last
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, Linear, drop, mean_over_tokens
@@ -83,8 +83,7 @@ class LongEncoder(nnx.Module):
         Raises:
           ValueError: if sizes contradict each other, or there are no labels.
         """
-        c = config
-        c.validate()
+        c = checked(config)
         c.attention.check(is_causal=c.is_causal, num_heads=c.num_heads, d_k=c.d_model // c.num_heads)
         if not c.labels:
             raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.structured import structured_pooling
 from tfx_jax.functional.layers import add_bias
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, checked
 from tfx_jax.models.vit import PatchEmbedding
 from tfx_jax.nn.basic import LearnedPositions, Linear, drop
 
@@ -81,8 +81,7 @@ class PatchPooling(nnx.Module):
         Raises:
           ValueError: if sizes contradict each other, or there are no labels.
         """
-        c = config
-        c.validate()
+        c = checked(config)
         if not c.labels:
             raise ValueError("a classifier needs labels, got none: set labels to the names of the classes")
         self.patches = PatchEmbedding(c.num_channels, c.patch_size, c.d_model, dtype=jnp.dtype(c.dtype), rngs=rngs)

@@ -15,7 +15,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.lsh import lsh_attention, lsh_num_buckets
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.reversible import reversible_stack
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, checked
 from tfx_jax.models.padding import check_tokens, hide_padding, left_aligned, positions_from_mask
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, Linear, drop
 from tfx_jax.nn.decoding import Decoder, at_last, init_replay, replay_step
@@ -179,8 +179,7 @@ class Reformer(nnx.Module):
         Raises:
           ValueError: if sizes contradict each other.
         """
-        c = copy.deepcopy(config)
-        c.validate()
+        c = copy.deepcopy(checked(config))
         init = {"init_stddev": 0.02, "rngs": rngs}
         self.embedding = Embedding(c.vocab_size, c.d_model, dtype=jnp.float32, **init)
         self.positions = LearnedPositions(c.max_length, c.d_model, **init)

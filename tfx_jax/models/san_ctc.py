@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.signature import padding_mask
 from tfx_jax.functional.positions import sinusoidal_positions
-from tfx_jax.models.config import DTYPES, layer_pattern
+from tfx_jax.models.config import DTYPES, checked, layer_pattern
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import FeedForward, LayerNorm, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -83,8 +83,7 @@ class SanCTC(nnx.Module):
         Raises:
           ValueError: if sizes contradict each other.
         """
-        c = config
-        c.validate()
+        c = checked(config)
         c.attention.check(num_heads=c.num_heads, d_k=c.d_model // c.num_heads)
         dtype = jnp.dtype(c.dtype)
         residual = functools.partial(Residual, c.d_model, dropout_rate=c.dropout_rate, pre_norm=True)

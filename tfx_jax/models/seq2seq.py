@@ -25,7 +25,7 @@ from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.layers import add_bias, dropout
 from tfx_jax.functional.recurrent import State, mixed_product
 from tfx_jax.functional.search import BeamInvariant
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, checked
 from tfx_jax.models.encoder_decoder import check_special_ids, shift_right, source_mask, with_padding
 from tfx_jax.models.padding import check_tokens
 from tfx_jax.nn.attention import AttentionFn
@@ -264,12 +264,7 @@ class Seq2Seq(nnx.Module):
             is outside the vocabulary; a local alignment is used without variant "luong"; coverage is used without an
             additive score; or `attention_fn` is given for variant "fixed" or with coverage.
         """
-        c = config
-        c.validate()
-        allowed = {"cell": tuple(CELLS), "variant": VARIANTS, "score": SCORES, "alignment": ALIGNMENTS}
-        for name, choices in allowed.items():
-            if (value := getattr(c, name)) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        c = checked(config)
         check_special_ids(c)
         if c.variant == "fixed" and attention_fn is not None:
             raise ValueError('variant="fixed" has no attention: leave attention_fn out, or use another variant')

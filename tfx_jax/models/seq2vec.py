@@ -18,7 +18,7 @@ from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.signature import Mask
 from tfx_jax.functional.attention.structured import redundancy_penalty, structured_pooling
 from tfx_jax.functional.layers import lookup
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, checked
 from tfx_jax.nn.auxiliary import AuxiliaryLoss, StepMetric, record_masked_mean
 from tfx_jax.nn.basic import Linear, drop
 
@@ -85,8 +85,7 @@ class Seq2Vec(nnx.Module):
           config: sizes and options; the model keeps a copy.
           rngs: stream `params`.
         """
-        c = config
-        c.validate()
+        c = checked(config)
         dtype = jnp.dtype(c.dtype)
         # Nearly zero: random vectors of a hundred events would be noise that training on few records does not remove.
         normal = nnx.initializers.normal(0.02 * c.d_model**-0.5)

@@ -18,7 +18,7 @@ from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.attention.dot_product import dot_product_attention
 from tfx_jax.functional.attention.transient_global import block_summaries, transient_global_attention
 from tfx_jax.functional.positions import relative_position_bias, relative_position_bucket
-from tfx_jax.models.config import DTYPES, layer_pattern
+from tfx_jax.models.config import DTYPES, checked, layer_pattern
 from tfx_jax.models.encoder_decoder import EncoderDecoder, EncoderDecoderClassifier, check_special_ids, run_encoder
 from tfx_jax.models.padding import check_tokens, hide_padding
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
@@ -223,11 +223,8 @@ class T5(EncoderDecoder):
           ValueError: if the activation is unknown, `pad_id` or `start_id` is outside the vocabulary, or the attention
             cannot be causal or take a bias.
         """
-        c = config
-        c.validate()
+        c = checked(config)
         c.attention.check(is_causal=True, has_bias=True, num_heads=c.num_heads, d_k=c.d_k)
-        if c.activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         check_special_ids(c)
         dtype = jnp.dtype(c.dtype)
         residual = functools.partial(

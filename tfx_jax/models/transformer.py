@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
-from tfx_jax.models.config import DTYPES, layer_pattern
+from tfx_jax.models.config import DTYPES, checked, layer_pattern
 from tfx_jax.models.encoder_decoder import (
     EncoderDecoder,
     EncoderDecoderClassifier,
@@ -130,10 +130,7 @@ class Transformer(EncoderDecoder):
           ValueError: if sizes contradict each other, the attention cannot be causal, the activation is unknown, or
             `pad_id` or `start_id` is outside the vocabulary.
         """
-        c = config
-        c.validate()
-        if c.activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
+        c = checked(config)
         check_special_ids(c)
         c.attention.check(is_causal=True, num_heads=c.num_heads, d_k=c.d_k or c.d_model // c.num_heads)
         dtype = jnp.dtype(c.dtype)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tfx_jax.errors import UserError
 from tfx_jax.fields import at_least, documented, fraction, one_of
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, checked
 from tfx_jax.models.padding import check_tokens, hide_padding
 from tfx_jax.nn.attention import AttentionConfig, MultiHeadAttention
 from tfx_jax.nn.basic import Embedding, FeedForward, drop
@@ -150,8 +150,7 @@ class TransformerXL(nnx.Module):
         Raises:
           ValueError: if sizes contradict each other, or the attention is another one than "relative".
         """
-        c = config
-        c.validate()
+        c = checked(config)
         dtype = jnp.dtype(c.dtype)
 
         def make_layer(rngs: nnx.Rngs) -> TransformerXLLayer:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
-from tfx_jax.models.config import DTYPES, layer_pattern
+from tfx_jax.models.config import DTYPES, checked, layer_pattern
 from tfx_jax.nn.attention import AttentionConfig, AttentionFn, MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, FeedForward, LayerNorm, LearnedPositions, drop
 from tfx_jax.nn.layers import EncoderLayer, Residual
@@ -167,11 +167,8 @@ class ViT(nnx.Module):
         Raises:
           ValueError: if sizes contradict each other, or the activation is unknown.
         """
-        c = config
-        c.validate()
+        c = checked(config)
         c.attention.check(num_heads=c.num_heads, d_k=c.d_model // c.num_heads)
-        if c.activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
         num_rows, num_columns = _grid((c.image_size, c.image_size), c.patch_size)
         dtype = jnp.dtype(c.dtype)
         attention = functools.partial(

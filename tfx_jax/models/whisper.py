@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from tfx_jax.fields import at_least, documented, fraction, one_of
 from tfx_jax.functional.layers import add_bias
 from tfx_jax.functional.positions import sinusoidal_positions
-from tfx_jax.models.config import DTYPES
+from tfx_jax.models.config import DTYPES, checked
 from tfx_jax.models.encoder_decoder import EncoderDecoder, EncoderMemory, check_special_ids, run_encoder
 from tfx_jax.nn.attention import MultiHeadAttention
 from tfx_jax.nn.basic import ACTIVATIONS, Embedding, FeedForward, LayerNorm, LearnedPositions, drop
@@ -53,6 +53,11 @@ class WhisperConfig:
     unroll: bool = False  # compile layers one by one, not as a loop: slower to compile, faster on TPU
 
     has_position_bias: ClassVar[bool] = False
+
+    def validate(self) -> None:
+        """Raises ValueError for fields that contradict each other."""
+        if self.d_model % self.num_heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by num_heads={self.num_heads}")
 
     @property
     def num_frames(self) -> int:
@@ -94,9 +99,7 @@ class Whisper(EncoderDecoder):
           ValueError: if `num_heads` does not divide `d_model`, `d_model` is odd, the activation is unknown, or `pad_id`
             or `start_id` is outside the vocabulary.
         """
-        c, dtype = config, jnp.dtype(config.dtype)
-        if c.activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {c.activation!r}")
+        c, dtype = checked(config), jnp.dtype(config.dtype)
         check_special_ids(c)
         options: dict[str, Any] = {"use_bias": True, "use_key_bias": False, "dropout_rate": c.attention_dropout_rate}
         attention = functools.partial(MultiHeadAttention, c.d_model, c.num_heads, **options, dtype=dtype)

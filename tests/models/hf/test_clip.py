@@ -106,7 +106,7 @@ def test_what_contradicts_itself():
         ({"is_siglip": True, "d_output": 5}, "d_output=5 must be image.d_model=24 in a SigLIP"),
         ({"d_output": None}, "d_output=None must be the size of the compared vectors"),
         ({"text": TowerConfig(**TEXT | {"num_heads": 3})}, "text.d_model=20 is not divisible by num_heads=3"),
-        ({"text": TowerConfig(**TEXT, activation="no")}, "activation must be one of"),
+        ({"text": TowerConfig(**TEXT, activation="no")}, "activation must be "),
     ):
         with pytest.raises(ValueError, match=message):
             Clip(ClipConfig(**SIZES | KINDS["CLIPModel"] | values), rngs=nnx.Rngs(0))
