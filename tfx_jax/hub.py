@@ -65,7 +65,7 @@ def _download(name: str) -> str:
             f"there is no folder {name} here, and the Hugging Face hub shows no model of that name: if it is gated or "
             "private, log in with `hf auth login`"
         ) from None
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of the files, of HTTP and of the hub: many classes
         raise UserError(
             f"there is no folder {name} here, and the hub's model of that name cannot be downloaded "
             f"({printable(str(error).partition(chr(10))[0], 160)}): download it on a machine with network access, "
@@ -107,7 +107,7 @@ def _download_dataset(name: str, revision: str | None, pattern: str) -> list[str
         raise UserError(
             f"the Hugging Face hub shows no data set {name}: if it is gated or private, log in with `hf auth login`"
         ) from None
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of the files, of HTTP and of the hub: many classes
         raise UserError(
             f"the data set {name} cannot be downloaded ({printable(str(error).partition(chr(10))[0], 160)}): download "
             "it on a machine with network access and name its files"

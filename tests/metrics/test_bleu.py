@@ -221,6 +221,12 @@ def test_one_wrong_word_costs_little_without_spaces(language):
     assert bleu_scores([right], [right], language=language).sacrebleu == 100
 
 
+@pytest.mark.parametrize("language", ["zh-CN", "zh_Hans", "ZH"])
+def test_region_and_script_do_not_count(language):
+    pair = ["一只狗在草地上跑"], ["一只猫在草地上跑"]
+    assert bleu_scores(*pair, language=language) == bleu_scores(*pair, language="zh")
+
+
 def test_korean_has_spaces():
     right, wrong = (
         "검은 고양이가 거실 소파 위에서 조용히 자고 있습니다 .",

@@ -129,6 +129,16 @@ def test_brackets_come_with_their_places():
     assert [end for _, _, end in brackets(tree, list(itertools.repeat(True, 5)))] == [3, 3, 4, 5]
 
 
+def test_a_root_without_a_label_does_not_count():
+    """As in the files of the Penn treebank."""
+    right, predicted = "(S (NP (DT a) (NN dog)) (VP (VBZ barks)))", "(S (DT a) (NP (NN dog)) (VP (VBZ barks)))"
+    scores = [
+        bracket_scores([parse_tree(f"({root} {predicted})")], [parse_tree(f"({root} {right})")]) for root in ("", "TOP")
+    ]
+    assert scores[0] == scores[1]
+    assert scores[0].f1 == pytest.approx(200 / 3)
+
+
 def test_as_many_trees_as_references():
     with pytest.raises(ValueError, match="0 trees predicted, but 1 references"):
         bracket_scores([], [parse_tree("(TOP (NN a))")])

@@ -428,7 +428,7 @@ def test_the_forget_gate_starts_open():
         ({"cell": "rnn"}, 'cell must be "lstm" or "gru", got \'rnn\''),
         ({"variant": "global"}, "variant must be \"fixed\" or .*, got 'global'"),
         ({"score": "cosine"}, "score must be \"general\" or .*, got 'cosine'"),
-        ({"alignment": "local"}, "alignment must be one of global, local-m, local-p, got 'local'"),
+        ({"alignment": "local"}, "alignment must be \"global\" or .*, got 'local'"),
         ({"variant": "bahdanau", "alignment": "local-m"}, 'alignment="local-m" needs variant="luong", got'),
         ({"coverage": 1.0}, 'coverage=1.0 needs an additive score, .* got variant="luong" and score="general"'),
         ({"coverage": 0.0, "variant": "fixed", "score": "concat"}, 'coverage=0.0 needs .* got variant="fixed"'),

@@ -148,6 +148,12 @@ def test_exported_adapters_are_the_model_that_was_trained(base, tuned, tmp_path,
     assert "already contains" in capfd.readouterr().err
     assert main(["convert", f"--model={tmp_path}/adapter", f"--output={tmp_path}/again"]) == 0
     np.testing.assert_allclose(score(hf.load(tmp_path / "again")), want, atol=1e-5 * np.abs(want).max())
+    over = ["convert", f"--workdir={workdir}", f"--output={tmp_path}/merged", "--step=latest", "--overwrite"]
+    for flags in (["--adapter"], []):
+        assert main([*over, *flags]) == 0
+        assert hf.is_adapter(tmp_path / "merged") == bool(flags)
+        assert (tmp_path / "merged" / "adapter_config.json").exists() == bool(flags)
+        np.testing.assert_allclose(score(hf.load(tmp_path / "merged")), want, atol=1e-5 * np.abs(want).max())
     assert "Adapters, merged into their model" in (tmp_path / "again" / "README.md").read_text()
 
 

@@ -31,6 +31,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 # Files that are copied in addition to config.json and the weights.
 _COPIED = (*TOKENIZER_FILES, *TEMPLATE_FILES, "generation_config.json", "preprocessor_config.json")
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf")
+_PARTS = ("model.safetensors.index.json", "model-*-of-*.safetensors")  # which transformers would prefer
 # Fields of config.json that describe the history or storage of the source folder, or that name code.
 _DROPPED = {"dtype", "torch_dtype", "transformers_version", "auto_map", "quantization_config"}
 
@@ -189,6 +190,7 @@ def _write_adapter(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     except ValueError as error:
         raise UserError(f"{arguments.workdir}: {error}") from None
     weights = "adapter_model.safetensors"
+    _remove(output, "config.json", "generation_config.json", "model.safetensors", *_PARTS)  # of an earlier model
     files = ["adapter_config.json", weights, *_copy(epath.Path(arguments.workdir) / "tokenizer", output), NAME]
     description = "Weights: adapters, float32, of the model that adapter_config.json names."
     write_card(output, _card_of_run(arguments, argv, output, description, architecture=""))
@@ -207,7 +209,7 @@ def _save(
         hf.save(model, output, fields=fields, **options)
     except ValueError as error:
         raise UserError(f"{output}: {error}") from None
-    _remove_parts(output)
+    _remove(output, *_PARTS, "adapter_config.json", "adapter_model.safetensors")  # of an earlier model
 
 
 def _check_output(source: pathlib.Path | None, output: pathlib.Path, *, allowed: bool) -> None:
@@ -249,10 +251,10 @@ def _write_special_tokens(output: pathlib.Path, tokenizer: HFTokenizer, kind: st
         write_template(output, tokenizer, first=first, last=last)
 
 
-def _remove_parts(output: pathlib.Path) -> None:
-    """Deletes shards of weights and their index from an earlier model: `transformers` would prefer the index."""
-    for name in ("model.safetensors.index.json", "model-*-of-*.safetensors"):
-        for path in output.glob(name):
+def _remove(output: pathlib.Path, *patterns: str) -> None:
+    """Deletes files of an earlier model."""
+    for pattern in patterns:
+        for path in output.glob(pattern):
             path.unlink()
 
 

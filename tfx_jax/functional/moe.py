@@ -331,7 +331,7 @@ def sequence_balancing_loss(
       num_choices: A, experts of a token.
 
     >>> loss = jax.jit(lambda logits: sequence_balancing_loss(logits, num_choices=1))
-    >>> loss(np.array([[[9.0, -9.0], [9.0, -9.0]]])).round(2).item()  # all tokens choose the first of two experts
+    >>> loss(jnp.array([[[9.0, -9.0], [9.0, -9.0]]])).round(2).item()  # all tokens choose the first of two experts
     2.0
     """
     num_tokens, num_experts = logits.shape[-2:]
@@ -351,7 +351,7 @@ def expert_load(
     """Counts the tokens that choose each expert, dropped ones included.
 
     >>> load = jax.jit(lambda logits: expert_load(top_1_routing(logits, capacity=1), 2))
-    >>> load(np.array([[9.0, 0.0], [9.0, 0.0]])).tolist()
+    >>> load(jnp.array([[9.0, 0.0], [9.0, 0.0]])).tolist()
     [2.0, 0.0]
     """
     is_sent = _mark_sent(routing.expert, mask)[..., None].astype(jnp.float32)

@@ -19,10 +19,11 @@ _SCRIPT = """\
 status=0
 # A process that still saves is not killed when another is done; one that hangs because another died is, later.
 srun --gpu-bind=none --kill-on-bad-exit=0 --wait={grace} {command} || status=$?
-# A line for each time that a process hung or died; SLURM_RESTART_COUNT counts the restarts of saved jobs as well.
+# A line for each time that a process hung or died, which is {lost}, or 128 and the number of the signal that ended it.
+# SLURM_RESTART_COUNT counts the restarts of saved jobs as well.
 losses="slurm-$SLURM_JOB_ID.losses"
-[[ $status != {lost} ]] || echo >> "$losses"
-if [[ {saved} || ($status == {lost} && $(wc -l < "$losses") -le {max_restarts}) ]]; then
+[[ {saved} || ($status != {lost} && $status -le 128) ]] || echo >> "$losses"
+if [[ {saved} || (($status == {lost} || $status -gt 128) && $(wc -l < "$losses") -le {max_restarts}) ]]; then
   echo "status $status: back to the queue, to resume from the last checkpoint"
   scontrol requeue "$SLURM_JOB_ID"
 fi

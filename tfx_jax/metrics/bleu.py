@@ -71,7 +71,7 @@ def bleu_scores(
       references: reference translations in the same order; of a translation with several, a list. Numbers of them may
         differ. An n-gram counts as often as in the reference that has most of it, and the length that counts is that
         of the reference closest in length.
-      language: ISO 639 code of the target language, two or three letters.
+      language: ISO 639 code of the target language, two or three letters; what follows, as in "zh-CN", is ignored.
       is_tokenized: whether both sides already are Moses tokens separated by spaces.
       sacrebleu_tokenizer: name of one of sacreBLEU's tokenizers; None means "zh" for Chinese, "char" for the other
         languages without spaces, "13a" for all others. The signature states it.
@@ -92,6 +92,7 @@ def bleu_scores(
         raise ValueError("no hypotheses to score")
     if not all(several):
         raise ValueError(f"hypothesis {several.index([])} has no reference")
+    language = language.replace("_", "-").partition("-")[0].lower()
     given = _both_sides(lambda line: unicodedata.normalize("NFC", line), (hypotheses, several))
     if is_tokenized:
         tokens, plain = given, _both_sides(lambda line: _detokenize(line, language), given)

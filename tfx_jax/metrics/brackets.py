@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from tfx_jax.data.sources.trees import Tree, is_bracket
 
-_DELETED = frozenset({"TOP", "-NONE-", ",", ":", "``", "''", "."})  # labels and tags that do not count
+# Labels and tags that do not count; "" is the root of a tree in the Penn treebank's files, which EVALB reads as TOP.
+_DELETED = frozenset({"", "TOP", "-NONE-", ",", ":", "``", "''", "."})
 _EQUAL = {"PRT": "ADVP"}  # labels that count as another label
 
 Bracket = tuple[str, int, int]

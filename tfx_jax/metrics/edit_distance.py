@@ -21,7 +21,7 @@ class RecognitionScores(NamedTuple):
 
 
 def recognition_scores(predictions: Sequence[str], references: Sequence[str]) -> RecognitionScores:
-    """Computes error rates over all transcripts.
+    """Computes error rates over all transcripts; white space at their ends does not count.
 
     Raises:
       ValueError: if the numbers of predictions and references differ, or the references have no characters.
@@ -29,6 +29,7 @@ def recognition_scores(predictions: Sequence[str], references: Sequence[str]) ->
     >>> recognition_scores(["abd", "x"], ["abcd", "x"])
     RecognitionScores(cer=20.0, exact_match=50.0, wer=50.0)
     """
+    predictions, references = ([text.strip() for text in texts] for texts in (predictions, references))
     num_characters = sum(map(len, references))
     if len(predictions) != len(references) or not num_characters:
         raise ValueError(

@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -230,24 +231,22 @@ def _decoding_programs(
         constraints = (f"p + n <= {limit}",) if abstract.continues_inputs else (f"p <= {limit}", f"n <= {limit}")
     if not abstract.continues_inputs:
         constraints += "p >= 2", "p * p >= p"  # which decide the shapes of relative positions
-    batch, length, room = jax.export.symbolic_shape("b, p, n", constraints=constraints)
+    scope = jax.export.SymbolicScope(constraints)
+    batch, length, room = jax.export.symbolic_shape("b, p, n", scope=scope)
     specs = _specs(leaves)
     inputs = _spec((batch, length), jnp.int32), _spec((batch, length), bool), _spec((room,), bool)
     exported_prefill = _exported(prefill, specs, *inputs)
-    # Each size of the cache, such as p + n, gets a separate symbol: a program must read each symbol from some axis.
     *cache, _ = exported_prefill.out_avals
+    # A program must read each symbol from some axis. Sizes such as p + n with a symbol that is nowhere alone get their
+    # own symbol.
     sizes = dict.fromkeys(str(size) for array in cache for size in array.shape if not isinstance(size, int))
-    sizes["b"] = None
-    names = ", ".join(f"s{index}" for index in range(len(sizes)))
-    symbols = dict(zip(sizes, jax.export.symbolic_shape(names), strict=True))
-    cache_specs: list[jax.ShapeDtypeStruct] = []
-    for array in cache:
-        shape = tuple(size if isinstance(size, int) else symbols[str(size)] for size in array.shape)
-        cache_specs.append(_spec(shape, array.dtype))
+    own = [size for size in sizes if not {"b"}.union(sizes).issuperset(re.findall(r"\b[bpn]\b", size))]
+    symbols = {size: jax.export.symbolic_shape(f"s{index}", scope=scope)[0] for index, size in enumerate(own)}
+    cache_specs = [_spec(tuple(symbols.get(str(size), size) for size in array.shape), array.dtype) for array in cache]
     programs = {
         "prepare": _exported(prepare, _specs(weights)),
         "prefill": exported_prefill,
-        "step": _exported(step, specs, _spec((symbols["b"],), jnp.int32), cache_specs),
+        "step": _exported(step, specs, _spec((batch,), jnp.int32), cache_specs),
     }
     settings = {"inputs": "tokens", "max_length": limit, "pad_id": abstract.pad_id, "vocab_size": abstract.vocab_size}
     return programs, settings | {"continues_inputs": abstract.continues_inputs}

@@ -106,6 +106,30 @@ def test_what_is_no_sound_is_one_line(tmp_path):
         SoundFiles(tmp_path / "none")
 
 
+@pytest.mark.parametrize("missing", [1, 2, 399, 797])
+def test_a_recording_without_its_end_is_refused(missing):
+    with pytest.raises(UserError, match="it ends before its last sample"):
+        read_wav(wav(np.rint(SOUND * 2**15).astype(np.int16))[:-missing], RATE, name="a.wav")
+
+
+def test_a_recording_that_was_written_to_a_pipe_is_read():
+    content = bytearray(wav(np.rint(SOUND * 2**15).astype(np.int16)))
+    content[4:8] = content[40:44] = b"\xff" * 4
+    assert content[36:40] == b"data"
+    np.testing.assert_array_equal(read_wav(bytes(content), RATE, name="a.wav"), np.rint(SOUND * 2**15))
+
+
+def test_a_damaged_zip_is_one_line(tmp_path):
+    path, content = tmp_path / "a.zip", wav(np.rint(SOUND * 2**15).astype(np.int16))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.wav", content)
+    packed = path.read_bytes()
+    for place in range(35, len(packed) - 100, 7):  # in the compressed samples
+        path.write_bytes(packed[:place] + bytes([packed[place] ^ 0xFF]) + packed[place + 1 :])
+        with pytest.raises(UserError, match=r"a\.wav in .* cannot be read"):
+            SoundFiles(path).read("a.wav")
+
+
 def test_damage_anywhere_is_a_sound_or_one_line():
     whole, rng = wav(np.arange(50, dtype=np.int16)), np.random.default_rng(0)
     for _ in range(300):

@@ -10,7 +10,7 @@ from flax import nnx
 from tests.models.hf.folders import assert_refused
 from tests.nn.programs import draw
 from tfx_jax.errors import UserError
-from tfx_jax.models import GPT, BertConfig, BertMaskedLM, GPTConfig, hf
+from tfx_jax.models import GPT, BertConfig, BertMaskedLM, BertPretraining, GPTConfig, hf
 from tfx_jax.models.hf.folder import write_folder
 
 D, RANK = 6, 2
@@ -123,6 +123,13 @@ def test_a_trained_head_is_not_lost(tmp_path):
     assert_refused(tmp_path, r"the adapter has classifier\.bias, for which the model has no place: load it as the arch")
     safetensors.numpy.save_file(tensors, tmp_path / "adapter_model.safetensors")
     assert isinstance(hf.load(tmp_path), BertMaskedLM)
+    hf.save(draw(lambda: BertPretraining(config, rngs=nnx.Rngs(0))), tmp_path / "base")  # which has a pooler, too
+    safetensors.numpy.save_file(tensors | head, tmp_path / "adapter_model.safetensors")
+    for keep_bfloat16 in (False, True):
+        options = {"architecture": "BertForSequenceClassification", "keep_bfloat16": keep_bfloat16}
+        classifier = hf.load(tmp_path, **options).classifier
+        np.testing.assert_array_equal(classifier.kernel[...], A[:2].T)
+        np.testing.assert_array_equal(classifier.bias[...], A[0, :2])
 
 
 def test_missing_and_damaged_weights_are_refused(adapter):

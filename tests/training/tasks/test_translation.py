@@ -319,6 +319,17 @@ def test_a_long_sentence_is_explained_as_it_is_translated(exported):
     assert maps.source == description["source"]
 
 
+def test_short_translations_of_longer_sentences_are_explained(exported):
+    run, model, _ = exported
+    sentences, translations = [" ".join(SENTENCES[:2]), SENTENCES[0]], [[5, 6, 2], [7] * 17]
+    trained = TrainedModel(nnx.split(model)[0], nnx.to_pure_dict(nnx.split(model)[1]))
+    together = run.task.explain(trained, sentences, translations)
+    for sentence, translation, description in zip(sentences, translations, together, strict=True):
+        assert len(description["source"]) > 8
+        (alone,) = run.task.explain(trained, [sentence], [translation])
+        assert description["score"] == pytest.approx(alone["score"], rel=1e-5)
+
+
 def test_a_model_without_maps_has_a_score_alone():
     class Uniform:
         config = types.SimpleNamespace(pad_id=0)

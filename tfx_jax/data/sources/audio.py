@@ -2,8 +2,10 @@
 
 import io
 import math
+import struct
 import warnings
 import zipfile
+import zlib
 
 import numpy as np
 import scipy.io.wavfile
@@ -53,7 +55,8 @@ class SoundFiles:
             return (self.path / name).read_bytes() if self._zip is None else self._zip.read(name)
         except (FileNotFoundError, KeyError):
             raise UserError(f"there is no file {name} in {self.path}") from None
-        except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # damaged, or with a password
+        except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            # Damaged, or with a password.
             raise UserError(f"{name} in {self.path} cannot be read: {error}") from None
 
     def read_sound(self, name: str, sample_rate: int) -> np.ndarray:
@@ -89,8 +92,10 @@ def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
     Raises:
       UserError: if it is not a WAV file, has no samples or an unsupported rate, or a sample is NaN or infinite.
     """
+    if _is_cut(content):
+        raise UserError(f"{name} cannot be read as a WAV file: it ends before its last sample")
     try:
-        with warnings.catch_warnings():  # about unknown chunks and truncated data
+        with warnings.catch_warnings():  # about unknown chunks
             warnings.simplefilter("ignore", scipy.io.wavfile.WavFileWarning)
             rate, samples = scipy.io.wavfile.read(io.BytesIO(content))
     except Exception as error:  # for damaged files scipy raises many types, and some messages mean nothing to users
@@ -116,3 +121,18 @@ def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
         divisor = math.gcd(rate, sample_rate)
         sound = resample_poly(sound, sample_rate // divisor, rate // divisor)
     return np.clip(np.rint(sound * 32_768), -32_768, 32_767).astype(np.int16)
+
+
+def _is_cut(content: bytes) -> bool:
+    """Returns whether the samples of a WAV file, its chunk "data", are fewer than the chunk says; scipy reads the rest.
+
+    A program that writes to a pipe says 0xFFFFFFFF, which means as many as there are.
+    """
+    order = ">" if content[:4] == b"RIFX" else "<"
+    start = 12  # of a chunk: its name, its size and, padded to an even length, its content
+    while len(content) >= start + 8:
+        name, size = struct.unpack(f"{order}4sI", content[start : start + 8])
+        if name == b"data":
+            return size != 0xFFFFFFFF and start + 8 + size > len(content)
+        start += 8 + size + size % 2
+    return False

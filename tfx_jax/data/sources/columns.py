@@ -11,7 +11,7 @@ from typing import Any
 from etils import epath
 
 from tfx_jax.data.sources.bad_rows import parse_rows
-from tfx_jax.data.sources.lines import is_blank, read_first_lines, read_lines
+from tfx_jax.data.sources.lines import MAX_LINE_BYTES, is_blank, read_first_lines, read_lines
 from tfx_jax.data.sources.parquet import columnar_rows, is_columnar
 from tfx_jax.errors import UserError
 from tfx_jax.files import parse_json
@@ -114,6 +114,7 @@ def csv_rows(path: epath.PathLike) -> Iterator[tuple[int, list[str]]]:
     """
     # `csv.reader` also ends lines at a lone "\r". Without `strict`, a mark that nothing closes takes all rows after it.
     lines = itertools.chain.from_iterable(io.StringIO(line, newline="") for line in read_lines(path, keep_ends=True))
+    csv.field_size_limit(MAX_LINE_BYTES)  # of all readers; it is 128 KiB by default
     reader = csv.reader(lines, strict=True)
     begin = 1  # first line of the next row, which may span several lines
     try:

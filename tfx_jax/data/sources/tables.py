@@ -89,7 +89,7 @@ def _number(cell: str, column: str) -> float:
             f"column {column!r}: {cell[:40]!r} is not a number; exclude the column or encode it as numbers"
         ) from None
     if math.isinf(number):
-        raise UserError(f"column {column!r}: {cell!r} is not finite")
+        raise UserError(f"column {column!r}: {cell[:40]!r} is not finite")
     return number
 
 

@@ -160,7 +160,8 @@ def block_summaries(x: Float[Array, "B T D"], mask: Mask | None = None, *, block
       mask: True for tokens, False for padding, [#B, 1, 1, T].
       block_size: tokens in a block.
 
-    >>> block_summaries(jnp.arange(5.0)[None, :, None], block_size=2).ravel().tolist()
+    >>> summarize = jax.jit(functools.partial(block_summaries, block_size=2))
+    >>> summarize(jnp.arange(5.0)[None, :, None]).ravel().tolist()
     [1.0, 9.0]
     """
     b, t, _ = x.shape

@@ -629,7 +629,7 @@ def _start_of_generation(folder: epath.Path) -> dict[str, int]:
 def _check_depth(config: Any, tensors: Tensors, folder: epath.Path) -> None:
     """Raises UserError if there are more layers than tensors, before a damaged number of layers takes all memory."""
     count = sum(getattr(config, name, None) or 0 for name in ("num_layers", "num_decoder_layers"))
-    if count > len(tensors.shapes):
+    if count > len(tensors.shapes) and not getattr(config, "share_layers", False):
         raise UserError(
             f"{folder / 'config.json'} asks for {count:,} layers, but there are {len(tensors.shapes):,} tensors"
         )

@@ -156,6 +156,15 @@ class AdaptedTensors(Tensors):
         names = [name, name.removeprefix(prefix)]
         return next((candidate for candidate in names if candidate in self.shapes), None)
 
+    def release(self, name: str) -> None:
+        """Removes the pages of a tensor of the folder from memory; those of the adapter are no pages of a file."""
+        if name not in self._replaced:
+            super().release(name)
+
+    def is_bfloat16(self, name: str) -> bool:
+        """Returns whether a tensor is stored as bfloat16; what the adapter replaces is read as float32."""
+        return name not in self._replaced and super().is_bfloat16(name)
+
     def read(self, names: Sequence[str]) -> Iterator[np.ndarray]:
         """Yields the values of tensors, with adapters added, in the order of `names`."""
         stored = (tensor for tensor in super().read([name for name in names if name not in self._replaced]))

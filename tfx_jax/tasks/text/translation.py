@@ -369,7 +369,9 @@ class TranslationTask:
         spec = BatchSpec(
             few_boundaries(longest), max(2_048, longest), pad_values=dict.fromkeys(("source", "target"), pad_id)
         )
-        results = model.predict(_score_and_attend, ExampleList(examples, by="target"), spec) if examples else []
+        rows = ExampleList(examples, by="target")
+        rows.lengths = np.array([max(map(len, example.values())) for example in examples])  # sources may be longer
+        results = model.predict(_score_and_attend, rows, spec) if examples else []
         descriptions: list[dict[str, Any]] = []
         for line, example, (score, attention) in zip(lines, examples, results, strict=True):
             source, target = example["source"].tolist(), example["target"].tolist()
