@@ -39,7 +39,7 @@ last (sacreBLEU 41.44, 18.8 % exactly right), the mean of the last five checkpoi
           dev BLEU      17.64  30.85  34.09  35.93  36.49  38.21  38.66  39.68
 
 More steps do not help En-Ja further: 16,000 (seed 0, 136 minutes of a core, 3,604 target tokens a second) gave
-**39.38** at last (sacreBLEU by characters 43.21), 39.68 the mean of the last five checkpoints, with a lower training loss.
+**39.38** at last (sacreBLEU by characters 43.21), 39.68 the mean of the last five checkpoints; training loss is lower.
 
     step             1,000  3,000  5,000  7,000  9,000 11,000 13,000 14,000 15,000 16,000
     training loss     3.29   2.58   2.43   2.35   2.24   2.19   2.14   2.09   2.07   2.04

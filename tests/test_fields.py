@@ -68,6 +68,7 @@ def test_what_is_declared_may_be_set(name, value):
         ("limit", "", "config.limit must be a whole number or None, got ''"),
         ("free", -(2**31), "config.free must be from -2147483647 to 2147483647, got -2147483648"),
         ("widths", 3, "config.widths must be a list of whole numbers, got 3"),
+        ("widths", [1, 2], "config.widths must be a tuple of whole numbers, got [1, 2]"),
         ("widths", (1, "a"), "config.widths must be a list of whole numbers, got (1, 'a')"),
         ("widths", (1, 2**31), "config.widths must be from -2147483647 to 2147483647, got 2147483648"),
         ("inner", 1, "config.inner must be an instance of Inner, got 1"),

@@ -96,6 +96,8 @@ def _check_type(path: str, value: Any, hint: Any) -> None:
         return
     alternatives = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     names = " or ".join(_type_name(kind) for kind in alternatives)
+    if isinstance(value, list):  # of Python, where a tuple is asked for: a configuration can be hashed
+        names = names.replace("a list of", "a tuple of")
     raise UserError(f"{path} must be {names}, got {_shown(value)}")
 
 
