@@ -1,6 +1,7 @@
 """Transcription and translation of speech with a Whisper."""
 
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,7 +89,10 @@ class Transcriber:
         defaults: dict[str, Any] = {name: hf.token_ids(folder, field) for name, field in fields.items()}
         file = hf.base_folder(folder) / "generation_config.json"
         if file.exists():
-            defaults["is_multilingual"] = bool(read_json(file).get("is_multilingual", True))
+            values = read_json(file)
+            defaults["is_multilingual"] = bool(values.get("is_multilingual", True))
+            if values.get("language") or values.get("task") not in (None, "transcribe"):
+                logging.warning("%s: its language and task are not used: choose them for each recording", file)
         return cls(model, load_folder_tokenizer(folder), **defaults | options)
 
     def __call__(

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -197,6 +198,16 @@ def test_features(num_bands):
     want = transformers.WhisperFeatureExtractor(feature_size=num_bands)(sound, sampling_rate=16_000).input_features
     got = jitted(functools.partial(whisper_features, num_bands=num_bands))(sound[None])
     np.testing.assert_allclose(got, np.swapaxes(want, 1, 2), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "warns"), [({"language": "hindi"}, True), ({"task": "translate"}, True), ({}, False)]
+)
+def test_language_and_task_of_a_folder_are_not_used_without_a_word(folder, tmp_path, caplog, fields, warns):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"task": "transcribe"} | fields))
+    Transcriber.load(tmp_path)
+    assert ("language and task are not used" in caplog.text) == warns
 
 
 @pytest.mark.parity

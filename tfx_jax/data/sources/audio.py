@@ -124,7 +124,7 @@ def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
 
 
 def _is_cut(content: bytes) -> bool:
-    """Returns whether the samples of a WAV file, its chunk "data", are fewer than the chunk says; scipy reads the rest.
+    """Returns whether a WAV file has fewer samples, in its chunk "data", than that says; scipy would read what there is.
 
     A program that writes to a pipe says 0xFFFFFFFF, which means as many as there are.
     """
