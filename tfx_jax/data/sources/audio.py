@@ -124,7 +124,7 @@ def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
 
 
 def _is_cut(content: bytes) -> bool:
-    """Returns whether a WAV file has fewer samples, in its chunk "data", than that says; scipy would read what there is.
+    """Returns whether a WAV file has fewer samples, in its chunk "data", than that says; scipy would read these.
 
     A program that writes to a pipe says 0xFFFFFFFF, which means as many as there are.
     """
