@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 
 import tfx_jax.models as models
-from tfx_jax.models import Conformer, ConformerConfig, Whisper, WhisperConfig
+from tfx_jax.models import GPT, Conformer, ConformerConfig, GPTConfig, Whisper, WhisperConfig
 
 CONFIGS = [getattr(models, name) for name in models.__all__ if name.endswith("Config")]
 
@@ -50,3 +52,11 @@ def test_every_invalid_field_is_refused_by_name(kind):
 def test_fields_that_contradict_each_other_are_refused(make, config):
     with pytest.raises(ValueError, match="d_model=30 is not divisible by num_heads=4"):
         make(config(d_model=30, num_heads=4), rngs=nnx.Rngs(0))
+
+
+def test_64_bits_are_a_dtype_where_jax_has_them():
+    with pytest.raises(ValueError, match='dtype must be "float32" or "bfloat16"'):
+        GPT(GPTConfig(dtype="float64"), rngs=nnx.Rngs(0))
+    with jax.enable_x64(True):
+        config = GPTConfig(vocab_size=8, num_layers=1, d_model=8, num_heads=2, dtype="float64")
+        assert jax.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0))(jnp.zeros((1, 3), int))).dtype == jnp.float64

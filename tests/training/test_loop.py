@@ -17,7 +17,7 @@ import pytest
 
 from tests.tiers import slow_but
 from tests.training.tiny import tiny_config, train, whole_state
-from tfx_jax.data.batching.batches import PrefetchedIterator
+from tfx_jax.data.batching import batches
 from tfx_jax.errors import UserError
 from tfx_jax.tasks.loss import Metric
 from tfx_jax.tasks.task import EvalResult
@@ -341,11 +341,12 @@ def test_a_process_alone_without_tables_ends_the_run_of_several(monkeypatch):
 
 def test_a_run_that_fails_before_its_first_step_stops_reading_ahead(text, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "base_rng", mock.Mock(side_effect=UserError("no memory")))  # when reading has begun
-    whole_close = PrefetchedIterator.close
-    with mock.patch.object(PrefetchedIterator, "close", autospec=True, side_effect=whole_close) as close:
-        with pytest.raises(UserError, match="no memory"):
-            train(tiny_config(text), tmp_path)
-        close.assert_called_once()
+    before = set(batches._open_iterators)
+    with pytest.raises(UserError, match="no memory") as caught:
+        train(tiny_config(text), tmp_path)
+    iterators = set(batches._open_iterators) - before
+    assert iterators, f"{caught.tb} holds it"
+    assert all(iterator._closed for iterator in iterators)
 
 
 @pytest.mark.parametrize(("init_from", "doing"), [("", "reads the checkpoints"), ("owner/name", None)])

@@ -1,10 +1,12 @@
 """Protocols of model configurations, and checks of a configuration against a task."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+import jax
 from flax import nnx
 
 from tfx_jax.errors import UserError
@@ -148,10 +150,13 @@ def check_pattern(model: SelfAttentionConfig) -> None:
 def checked(config: Config) -> Config:
     """Checks each field of a model's configuration and their combinations, and returns it; every model does so first.
 
+    The dtype may also be "float64" where JAX has 64 bits, as with `jax.enable_x64(True)`.
+
     Raises:
       ValueError: the message names the field.
     """
-    check_fields(config, type(config).__name__)
+    is_double = config.dtype == "float64" and jax.config.jax_enable_x64
+    check_fields(dataclasses.replace(config, dtype="float32") if is_double else config, type(config).__name__)
     config.validate()
     return config
 
