@@ -155,7 +155,7 @@ def checked(config: Config) -> Config:
     Raises:
       ValueError: the message names the field.
     """
-    is_double = config.dtype == "float64" and jax.config.jax_enable_x64
+    is_double = config.dtype == "float64" and jax.dtypes.canonicalize_dtype("float64") == "float64"
     check_fields(dataclasses.replace(config, dtype="float32") if is_double else config, type(config).__name__)
     config.validate()
     return config
