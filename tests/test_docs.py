@@ -255,7 +255,7 @@ def test_python_of_the_guide_runs_as_printed(own_tasks, monkeypatch):
             exec(compile(text, page, "exec"), names)
     assert names["out"].shape == (2, 10, 8, 64)
     assert names["maps"]["decoder/0/cross"].shape == (1, 8, 3, 4)
-    assert trained == [2_000]
+    assert trained == [9_000]
     assert names["losses"][-1] < names["losses"][0]
     assert (folder / "runs" / "gpt" / "report.md").exists()
     assert (folder / "mine" / "model.safetensors").exists()
