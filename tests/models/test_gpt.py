@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from tests.nn.programs import count_draws, count_rematerialized, draw, initial, jitted, params_of, started
-from tfx_jax.functional import beam_search, greedy_search
+from tfx_jax.functional import beam_search, dot_product_attention, greedy_search
 from tfx_jax.models import GPT, GPTConfig
 from tfx_jax.nn import AttentionConfig, AttentionOptions
 
@@ -263,6 +263,22 @@ def _step_by_step(model, prompt, token_mask, later):
         cache |= {"beam_ancestry": jnp.repeat(cache["beam_ancestry"], num_beams, axis=0)}  # as a search does
     given = jnp.concatenate([jnp.repeat(start, num_beams)[:, None], later], axis=1)
     return jax.lax.scan(lambda cache, tokens: step_fn(tokens, cache)[::-1], cache, given.T)[1]
+
+
+@pytest.mark.parametrize("options", [{"local_window_size": (1, 0)}, {"logits_soft_cap": 0.2}], ids=str)
+def test_options_bound_to_an_attention_count_in_decoding_too(options):
+    bound = functools.partial(dot_product_attention, **options)
+    config = GPTConfig(vocab_size=30, d_model=16, num_layers=2, num_heads=4, d_ff=16, max_length=16)
+    model = draw(lambda: GPT(config, attention_fn=bound, rngs=nnx.Rngs(0)))
+    tokens = np.array([[3, 4, 5, 6, 7, 8]])
+
+    @jitted
+    def last_logits(model):
+        step_fn, cache, start = started(model.decoder(), tokens, max_length=4)
+        return step_fn(start, cache)[0], model(tokens)[:, -1]
+
+    stepped, want = last_logits(model)
+    np.testing.assert_allclose(stepped, want, atol=1e-5)
 
 
 def test_beams_share_the_keys_and_values_of_the_prompt():

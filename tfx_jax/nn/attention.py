@@ -676,6 +676,8 @@ def decoding_of(attention_fn: AttentionFn) -> CachedDecoding | RecurrentDecoding
     if spec is None or spec.decoding is None:
         return None
     options = options_of(attention_fn)
+    if (_NOT_DECODED & options.keys()) - spec.options.keys():
+        return None
     if any(isinstance(option, (jax.Array, np.ndarray)) for option in options.values()):  # arrays are not hashable
         decoding = spec.decoding(**options)
     else:
@@ -683,6 +685,10 @@ def decoding_of(attention_fn: AttentionFn) -> CachedDecoding | RecurrentDecoding
     if isinstance(decoding, CachedDecoding) and decoding.attention_fn is None:
         return decoding._replace(attention_fn=attention_fn)
     return decoding
+
+
+_NOT_DECODED = {"local_window_size", "logits_soft_cap", "mask_mod", "score_mod", "sinks"}
+"""Options that change the weights and that `AttentionSpec.decoding` ignores if they are bound to an attention."""
 
 
 @functools.lru_cache(maxsize=256)
