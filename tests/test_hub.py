@@ -13,7 +13,9 @@ import subprocess
 import sys
 import threading
 import urllib.parse
+from unittest import mock
 
+import huggingface_hub
 import huggingface_hub.constants
 import numpy as np
 import pytest
@@ -311,6 +313,18 @@ def test_without_a_network_one_line_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"no folder gpt2 here, .* cannot be downloaded"):
         load_folder_tokenizer("gpt2")
+
+
+class ProxyRefusalError(Exception):
+    """Errors of the HTTP library are neither OSError nor ValueError."""
+
+
+def test_errors_of_any_class_are_one_line(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", mock.Mock(side_effect=ProxyRefusalError("403 Forbidden")))
+    with pytest.raises(UserError, match=r"no folder someone/behind_a_proxy here, .*\(403 Forbidden\)"):
+        hf.load("someone/behind_a_proxy")
+    with pytest.raises(UserError, match=r"the data set someone/behind_a_proxy cannot be downloaded \(403 Forbidden\)"):
+        dataset_files("hf://datasets/someone/behind_a_proxy/c.txt")
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ def _write_adapter(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     except ValueError as error:
         raise UserError(f"{arguments.workdir}: {error}") from None
     weights = "adapter_model.safetensors"
-    _remove(output, "config.json", "generation_config.json", "model.safetensors", *_PARTS)  # of an earlier model
+    _remove(output, "config.json", "model.safetensors", *_PARTS)
     files = ["adapter_config.json", weights, *_copy(epath.Path(arguments.workdir) / "tokenizer", output), NAME]
     description = "Weights: adapters, float32, of the model that adapter_config.json names."
     write_card(output, _card_of_run(arguments, argv, output, description, architecture=""))
@@ -209,7 +209,7 @@ def _save(
         hf.save(model, output, fields=fields, **options)
     except ValueError as error:
         raise UserError(f"{output}: {error}") from None
-    _remove(output, *_PARTS, "adapter_config.json", "adapter_model.safetensors")  # of an earlier model
+    _remove(output, *_PARTS, "adapter_config.json", "adapter_model.safetensors")
 
 
 def _check_output(source: pathlib.Path | None, output: pathlib.Path, *, allowed: bool) -> None:

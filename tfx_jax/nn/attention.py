@@ -670,13 +670,15 @@ def decoding_of(attention_fn: AttentionFn) -> CachedDecoding | RecurrentDecoding
     """Returns how an attention decodes one token at a time.
 
     Returns:
-      None if the attention has no decoding or no spec: then the model processes all tokens again for each new token.
+      None if the attention has no decoding or no spec, or an option of `_NOT_DECODED` is bound to it: then the model
+      processes all tokens again for each new token.
     """
     spec = spec_of(attention_fn)
     if spec is None or spec.decoding is None:
         return None
     options = options_of(attention_fn)
-    if (_NOT_DECODED & options.keys()) - spec.options.keys():
+    bound = {name for name, option in options.items() if option is not None}
+    if (_NOT_DECODED & bound) - spec.options.keys():
         return None
     if any(isinstance(option, (jax.Array, np.ndarray)) for option in options.values()):  # arrays are not hashable
         decoding = spec.decoding(**options)
@@ -688,7 +690,7 @@ def decoding_of(attention_fn: AttentionFn) -> CachedDecoding | RecurrentDecoding
 
 
 _NOT_DECODED = {"local_window_size", "logits_soft_cap", "mask_mod", "score_mod", "sinks"}
-"""Options that change the weights and that `AttentionSpec.decoding` ignores if they are bound to an attention."""
+"""Options that change the weights, and that `AttentionSpec.decoding` does not take unless they are the spec's own."""
 
 
 @functools.lru_cache(maxsize=256)

@@ -388,7 +388,10 @@ def fusing_obstacle(layers: Any) -> str | None:
             return f"{name or 'layer'} must be {required}, got {type(part).__name__}"
     for attention in (layers.self_attention, getattr(layers, "cross_attention", None)):
         if attention is not None and decoding_of(attention.attention_fn) is None:
-            return f"{_name_of(attention.attention_fn)} cannot decode from a cache (it has no `AttentionSpec.decoding`)"
+            return (
+                f"{_name_of(attention.attention_fn)} cannot decode from a cache (its `AttentionSpec` has no decoding, "
+                "or none with the options that are bound to it)"
+            )
     if layers.self_attention.rotary is not None and layers.self_attention.rotary.depends_on_length:
         return f"{layers.self_attention.rotary.scaling} rotary positions rotate all keys again as a text grows"
     if isinstance(layers, DecoderLayer) and not _is_plain(layers.cross_attention):

@@ -15,7 +15,9 @@ from tfx_jax.functional import (
     hard_attention,
     stick_breaking_attention,
 )
+from tfx_jax.functional.attention import SPECS
 from tfx_jax.nn import MultiHeadAttention
+from tfx_jax.nn.attention import decoding_of
 
 B, T, N, H = 2, 5, 2, 4
 BOUND = functools.partial(dot_product_attention, is_causal=True, scale=3.0)
@@ -66,3 +68,27 @@ def test_layers_keep_what_is_bound_unless_they_are_told_otherwise():
     np.testing.assert_array_equal(bound, explicit)
     assert not np.triu(bound, k=1).any()
     assert (np.asarray(both_ways) > 0).all()
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("local_window_size", (1, 0)),
+        ("logits_soft_cap", 0.2),
+        ("mask_mod", lambda *places: places[2] > places[3]),
+        ("score_mod", lambda score, *places: score * 2),
+        ("sinks", np.zeros(N, np.float32)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_decoding_would_ignore_is_decoded_without_a_cache(name, option, value):
+    """In every attention that decodes from a cache; what is the attention's own option, its decoding gets."""
+    spec = SPECS[name]
+    function = functools.partial(spec.function, **spec.example(8))
+    if option not in spec.options:
+        assert decoding_of(functools.partial(function, **{option: value})) is None
+
+
+def test_none_is_no_option():
+    assert decoding_of(functools.partial(dot_product_attention, sinks=None)) == decoding_of(dot_product_attention)

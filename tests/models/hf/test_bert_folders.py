@@ -272,3 +272,12 @@ def test_computes_in_bfloat16(tmp_path):
     assert model.config.dtype == "bfloat16"
     assert jax.eval_shape(model, np.ones((1, 4), int)).sequence.dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
+
+
+def test_a_model_with_shared_layers_may_have_more_layers_than_tensors(tmp_path):
+    sizes = {"vocab_size": 11, "max_length": 8, "num_layers": 60, "d_model": 8, "num_heads": 2, "d_ff": 8}
+    config = BertConfig(**sizes, embedding_size=4, share_layers=True)
+    model = draw(lambda: Bert(config, rngs=nnx.Rngs(0)))
+    hf.save(model, tmp_path)
+    assert len(safetensors.numpy.load_file(tmp_path / "model.safetensors")) < config.num_layers
+    assert_same(hf.load(tmp_path), model)

@@ -124,9 +124,9 @@ def read_wav(content: bytes, sample_rate: int, *, name: str) -> np.ndarray:
 
 
 def _is_cut(content: bytes) -> bool:
-    """Returns whether a WAV file has fewer samples, in its chunk "data", than that says; scipy would read these.
+    """Returns whether the end of a WAV file's samples is missing, of which scipy only warns.
 
-    A program that writes to a pipe says 0xFFFFFFFF, which means as many as there are.
+    A program that writes to a pipe gives their size as 0xFFFFFFFF, which means as many as there are.
     """
     order = ">" if content[:4] == b"RIFX" else "<"
     start = 12  # of a chunk: its name, its size and, padded to an even length, its content
